@@ -46,16 +46,7 @@ def _facts(findings: Findings) -> list[tuple[str, str]]:
         ("digest", findings.digest or "none: the dataset cannot be trained on as it is"),
         ("buckets", f"{len(findings.buckets)}: {_escaped(', '.join(findings.buckets))}"),
         ("classes", f"{len(findings.class_names)}: {_escaped(', '.join(findings.class_names))}"),
-        ("width", _spread(findings.widths)),
-        ("height", _spread(findings.heights)),
-        ("modes", ", ".join(f"{mode} {count}" for mode, count in findings.modes.items()) or "none"),
     ]
-
-
-def _spread(values: tuple[int, float, int] | None) -> str:
-    if values is None:
-        return "no image can be decoded"
-    return f"{values[0]} to {values[2]} pixels, median {values[1]:g}"
 
 
 def _bucket_table(findings: Findings) -> Table:

@@ -9,13 +9,16 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import (
     MAX_CLASS_LIST_BYTES,
     MAX_METADATA_BYTES,
+    converted,
     decoded,
     json_value,
 )
@@ -207,13 +210,9 @@ def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
 
 
 def read_json_texts(path: Path, *, root: Path) -> list[str]:
-    """Read a JSON list of texts."""
-    value = _read_json(path, root=root)
-    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-        raise DataError(
-            f'{path_text(path)} holds {shown(value)}; expected a JSON list of texts, as ["1", "2"]'
-        )
-    return value
+    """Read a JSON list of texts, at least one."""
+    texts: list[str] = _read_json(path, Annotated[list[str], Meta(min_length=1)], root=root)
+    return texts
 
 
 def expect_object(value: object, *, what: str) -> dict[str, Any]:
@@ -271,10 +270,10 @@ def resolve_folder(folder: Path, *, root: Path) -> None:
         raise DataError(f"{path_text(folder)} is not a folder; unpack the dataset again")
 
 
-def _read_json(path: Path, *, root: Path) -> Any:
+def _read_json(path: Path, form: Any = Any, *, root: Path) -> Any:
     content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
     try:
-        return json_value(content, MAX_METADATA_BYTES)
+        return converted(json_value(content, MAX_METADATA_BYTES), form)
     except RecordError as error:
         raise DataError(f"{path_text(path)} {error}; unpack the dataset again") from None
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import measured_split
+from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.data.files import check_place, path_text, resolve_folder
 from clear_mlflow.data.problems import Report, reported
 
@@ -149,3 +150,17 @@ def image_sets(stream: BucketStream) -> Iterator[ImageSet]:
     """All sets of images of a stream, each once: training images first, bucket by bucket."""
     yield from (bucket.train for bucket in stream.buckets)
     yield from (bucket.test for bucket in stream.buckets if bucket.test is not bucket.train)
+
+
+def evaluation_set(stream: BucketStream) -> EvaluationSet:
+    """The test images of all buckets; their contents are those that the stream's digest is of."""
+    tested = [bucket.test for bucket in stream.buckets]
+    contents = b"".join(bytes.fromhex(c)[:16] for images in tested for c in images.contents)
+    return EvaluationSet(
+        buckets=tuple(bucket.key for bucket in stream.buckets),
+        class_names=stream.class_names,
+        bucket=np.repeat(np.arange(len(tested)), [len(i) for i in tested]).astype(np.uint16),
+        label=np.concatenate([images.labels for images in tested]).astype(np.uint16),
+        content=np.frombuffer(contents, dtype=np.uint8).reshape(-1, 16).copy(),
+        names=tuple(path.stem for images in tested for path in images.paths),
+    )

@@ -61,8 +61,7 @@ class StreamMetadata:
     warnings: tuple[str, ...] = ()
     features: str | None = None  # name of the stored features trained on; None for the images
     features_digest: str | None = None
-    left_out: tuple[str, ...] = ()  # damaged images, paths below the dataset's root; the first 100
-    num_left_out: int = 0
+    num_left_out: int = 0  # damaged images
     times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
     licence: str = ""  # of the images; empty where it is not known
     evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept

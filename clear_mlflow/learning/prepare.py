@@ -9,7 +9,6 @@ from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.checking.damaged import sound_stream
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
-from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.fetching.download import clear_folder
 from clear_mlflow.data.files import resolve_root
@@ -56,17 +55,15 @@ def prepare(
         return training(stream=stream, features=features)
     cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
     with progress:
-        sound = sound_stream(
+        sound, num_left_out = sound_stream(
             stream,
             cache=cache,
             resize=augmentation(config.augment, config.image_size).resize,
             damaged=config.damaged,
-            root=default_cache_dir() if config.dataset in EMBEDDED else Path(stream.source),
             on_image=progress.images_decoded,
         )
     return training(
-        stream=sound.stream,
+        stream=sound,
         cache=cache,
-        left_out=sound.left_out,
-        num_left_out=sound.num_left_out,
+        num_left_out=num_left_out,
     )

@@ -19,9 +19,8 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
-from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features.stored import StoredFeatures
-from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.data.stream import BucketStream, evaluation_set
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS
 from clear_mlflow.learning.arguments import dataset_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
@@ -113,8 +112,7 @@ class StreamTraining:
     progress: TrainingProgress
     features: StoredFeatures | None = None  # which a linear head is trained on instead of images
     cache: DecodedCache | None = None  # without one, images are decoded into memory
-    left_out: tuple[str, ...] = ()  # paths of damaged images that the stream lacks; the first 100
-    num_left_out: int = 0  # how many they are in all
+    num_left_out: int = 0  # damaged images that the stream lacks
     group: ProcessGroup = ALONE  # of its processes but the first, rows have no files
     saved: Path | None = None  # a state to resume from; of several processes, the first reads it
 
@@ -165,7 +163,6 @@ class StreamTraining:
             warnings=self.stream.warnings,
             features=None if self.features is None else self.features.name,
             features_digest=None if self.features is None else self.features.digest,
-            left_out=self.left_out,
             num_left_out=self.num_left_out,
             times=self.stream.times,
             licence=self.stream.licence,

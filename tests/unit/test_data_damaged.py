@@ -11,7 +11,7 @@ from released_layout import write_released
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.checking.damaged import SoundStream, sound_stream
+from clear_mlflow.data.checking.damaged import sound_stream
 from clear_mlflow.data.decoding.decode import Resize
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import BucketStream
@@ -23,14 +23,9 @@ def read(root: Path, cache: Path) -> BucketStream:
     return load_stream("clear10", str(root), cache_dir=cache)
 
 
-def sound(stream: BucketStream, root: Path, cache: Path, damaged: str, **options) -> SoundStream:
+def sound(stream: BucketStream, cache: Path, damaged: str, **options) -> tuple[BucketStream, int]:
     return sound_stream(
-        stream,
-        cache=DecodedCache(cache),
-        resize=Resize(10),
-        damaged=damaged,
-        root=root,
-        **options,
+        stream, cache=DecodedCache(cache), resize=Resize(10), damaged=damaged, **options
     )
 
 
@@ -48,9 +43,9 @@ def test_a_sound_stream_is_left_as_it_is(tmp_path, damaged):
     """The stream itself comes back, its images are in the cache, and progress ends at all."""
     root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     stream, told = read(root, cache), []
-    checked = sound(stream, root, cache, damaged, on_image=lambda *counts: told.append(counts))
-    assert checked.stream is stream
-    assert (checked.left_out, checked.num_left_out) == ((), 0)
+    checked, left_out = sound(stream, cache, damaged, on_image=lambda *counts: told.append(counts))
+    assert checked is stream
+    assert left_out == 0
     total = sum(len(b.train) + len(b.test) for b in stream.buckets)
     assert told[-1] == (total, total)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -65,7 +60,7 @@ def test_damaged_images_stop_the_run_unless_they_may_be_left_out(tmp_path):
     messages = []
     for _ in range(2):
         with pytest.raises(DataError) as caught:
-            sound(stream, root, cache, "stop")
+            sound(stream, cache, "stop")
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert len(messages[0].splitlines()) == 1
@@ -78,24 +73,22 @@ def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(tmp_p
     root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     broken = break_images(read(root, cache))
     stream = read(root, cache)
-    checked = sound(stream, root, cache, "leave_out")
-    assert checked.num_left_out == 3
-    assert checked.left_out == tuple(str(path.relative_to(root)) for path in broken)
-    left_warnings = checked.stream.warnings[len(stream.warnings) :]
+    checked, left_out = sound(stream, cache, "leave_out")
+    assert left_out == 3
+    left_warnings = checked.warnings[len(stream.warnings) :]
     for path, warning in zip(broken, left_warnings, strict=True):
         assert warning.startswith(f"{path} is left out: ")
         assert len(warning.splitlines()) == 1
-    assert checked.stream.digest not in (stream.digest, "")
-    for before, after in zip(stream.buckets, checked.stream.buckets, strict=True):
+    assert checked.digest not in (stream.digest, "")
+    for before, after in zip(stream.buckets, checked.buckets, strict=True):
         for images, left in ((before.train, after.train), (before.test, after.test)):
             kept = [i for i, path in enumerate(images.paths) if path not in broken]
             assert left.paths == tuple(images.paths[i] for i in kept)
             assert left.contents == tuple(images.contents[i] for i in kept)
             assert np.array_equal(left.labels, images.labels[kept])
     # What is left can be decoded, and a second start gives the same stream.
-    again = sound(checked.stream, root, cache, "stop")
-    assert again.stream is checked.stream
-    assert sound(stream, root, cache, "leave_out").stream.digest == checked.stream.digest
+    assert sound(checked, cache, "stop") == (checked, 0)
+    assert sound(stream, cache, "leave_out")[0].digest == checked.digest
 
 
 def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(tmp_path):
@@ -103,11 +96,11 @@ def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(tmp_path):
     root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     break_images(read(root, cache))
     stream, told = read(root, cache), []
-    checked = sound(stream, root, cache, "leave_out", on_image=lambda *counts: told.append(counts))
-    left = sum(len(b.train) + len(b.test) for b in checked.stream.buckets)
+    checked, _ = sound(stream, cache, "leave_out", on_image=lambda *counts: told.append(counts))
+    left = sum(len(b.train) + len(b.test) for b in checked.buckets)
     assert told[-1] == (left, left)
     before = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
-    again = sound(stream, root, cache, "leave_out").stream
+    again, _ = sound(stream, cache, "leave_out")
     assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == before
     shutil.rmtree(root)
     for bucket in again.buckets:
@@ -122,16 +115,16 @@ def test_a_set_that_is_trained_and_tested_on_stays_one(tmp_path):
     break_images(read(root, cache))
     streaming = load_stream("clear10", str(root), cache_dir=cache, protocol="streaming")
     told = []
-    checked = sound(
-        streaming, root, cache, "leave_out", on_image=lambda *counts: told.append(counts)
+    checked, left_out = sound(
+        streaming, cache, "leave_out", on_image=lambda *counts: told.append(counts)
     )
-    assert checked.num_left_out == 2
+    assert left_out == 2
     assert (27, 27) in told
     assert told[-1] == (25, 25)
     assert [done for done, total in told if total == 27] == sorted(
         done for done, total in told if total == 27
     )
-    assert all(bucket.test is bucket.train for bucket in checked.stream.buckets)
+    assert all(bucket.test is bucket.train for bucket in checked.buckets)
 
 
 def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path):
@@ -141,11 +134,10 @@ def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path):
     for n, path in enumerate(train[::3]):
         path.write_bytes(HTML + bytes(str(n), "ascii"))
     stream = read(root, cache)
-    checked = sound(stream, root, cache, "leave_out")
-    assert checked.num_left_out == 150
-    assert len(checked.left_out) == 100
-    assert len(checked.stream.warnings) == len(stream.warnings) + 101
-    assert checked.stream.warnings[-1].startswith("50 more images")
+    checked, left_out = sound(stream, cache, "leave_out")
+    assert left_out == 150
+    assert len(checked.warnings) == len(stream.warnings) + 101
+    assert checked.warnings[-1].startswith("50 more images")
 
 
 def test_a_bucket_of_which_nothing_is_left_is_an_error(tmp_path):
@@ -154,7 +146,7 @@ def test_a_bucket_of_which_nothing_is_left_is_an_error(tmp_path):
     for n, path in enumerate(read(root, cache).buckets[1].test.paths):
         path.write_bytes(HTML + bytes([n]))
     with pytest.raises(DataError, match="none of bucket 2's test images can be decoded"):
-        sound(read(root, cache), root, cache, "leave_out")
+        sound(read(root, cache), cache, "leave_out")
 
 
 def test_a_file_that_went_away_is_not_a_damaged_one(tmp_path):
@@ -164,4 +156,4 @@ def test_a_file_that_went_away_is_not_a_damaged_one(tmp_path):
     gone = stream.buckets[0].train.paths[0]
     gone.unlink()
     with pytest.raises(DataError, match="cannot be read"):
-        sound(stream, root, cache, "leave_out")
+        sound(stream, cache, "leave_out")

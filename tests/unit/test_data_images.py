@@ -212,7 +212,7 @@ import hashlib, resource, sys
 from pathlib import Path
 import numpy as np
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.checking import look
+from clear_mlflow.data.checking import findings
 from clear_mlflow.data.decoding.decode import Resize
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
@@ -224,7 +224,7 @@ images = ImageSet((path,), np.zeros(1, np.int64), contents)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 if what == "check":
-    print(look._look(path, path.parent).wrong)
+    print(findings._looked(path, path.parent)[1])
 else:
     try:
         DecodedCache(path.parent / "cache").images(images, Resize(224))

@@ -9,8 +9,12 @@ from PIL import Image
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.extracted import Extraction
-from clear_mlflow.data.features.pixels import PIXELS, pixel_features
-from clear_mlflow.data.features.stored import load_features, refuse_taken_name
+from clear_mlflow.data.features.stored import (
+    PIXELS,
+    load_features,
+    pixel_features,
+    refuse_taken_name,
+)
 from clear_mlflow.data.stream import ImageSet
 
 

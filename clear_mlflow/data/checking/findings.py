@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, sha256_of
 from clear_mlflow.data import own_listing
 from clear_mlflow.data.checking.content import Image, doubles, stream_of
-from clear_mlflow.data.checking.look import OnImages, look_at
-from clear_mlflow.data.files import path_text
+from clear_mlflow.data.decoding.decode import Resize, decode
+from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.layouts import find_layout, list_layout
 from clear_mlflow.data.problems import KINDS, Problem, reported
 from clear_mlflow.data.sources import stream_name
@@ -30,6 +34,9 @@ from clear_mlflow.data.stream import ImageSet
 SCHEMA = 1
 
 _NAMES = ("clear10", "clear100")  # what archives unpack to
+_FILES_IN_A_TASK = 16
+
+OnImages = Callable[[str, int, "int | None"], None]
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,6 @@ class Findings:
     buckets: tuple[str, ...]
     class_names: tuple[str, ...]
     counts: tuple[Count, ...]
-    widths: tuple[int, float, int] | None  # least, median, greatest, in pixels; None without images
-    heights: tuple[int, float, int] | None
-    modes: dict[str, int]
     problems: tuple[Problem, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -72,9 +76,6 @@ class Findings:
                 for c in self.counts
             ],
             "images": sum(c.images for c in self.counts),
-            "width": _spread(self.widths),
-            "height": _spread(self.heights),
-            "modes": self.modes,
             "problems": [
                 {
                     "kind": p.kind,
@@ -85,10 +86,6 @@ class Findings:
                 for p in self.problems
             ],
         }
-
-
-def _spread(values: tuple[int, float, int] | None) -> dict[str, float] | None:
-    return None if values is None else dict(zip(("min", "median", "max"), values, strict=True))
 
 
 class _Survey:
@@ -131,12 +128,11 @@ class _Survey:
 
     def findings(self, name: str, on_progress: OnImages) -> Findings:
         """Decode the images, compare them, and see whether the loader takes the dataset."""
-        seen = look_at(self.images, self.root, on_progress)
+        seen = _looked_at(self.images, self.root, on_progress)
         gone = {image.path for image in self.images if not os.path.lexists(image.path)}
-        for image, look in zip(self.images, seen, strict=True):
-            if look.wrong:
-                kind = "missing" if image.path in gone else "unreadable"
-                self.add(kind, image.path, look.wrong)
+        for image, (_, wrong) in zip(self.images, seen, strict=True):
+            if wrong:
+                self.add("missing" if image.path in gone else "unreadable", image.path, wrong)
         digest = None
         parts = {image.path: image.split for image in self.images}
         refusal = None
@@ -152,9 +148,9 @@ class _Survey:
                     parts |= dict.fromkeys(bucket.train.paths, "train")
                     parts |= dict.fromkeys(bucket.test.paths, TEST)
         sound = (
-            image._replace(split=parts[image.path], content=look.content)
-            for image, look in zip(self.images, seen, strict=True)
-            if not look.wrong
+            image._replace(split=parts[image.path], content=content)
+            for image, (content, wrong) in zip(self.images, seen, strict=True)
+            if not wrong
         )
         for kind, (first, *others) in doubles(sound):
             detail = f"{len(others) + 1} copies of one image"
@@ -165,7 +161,6 @@ class _Survey:
         number = Counter(
             (i.split, i.bucket, i.class_name) for i in self.images if i.path not in gone
         )
-        good = [look for look in seen if not look.wrong]
         order = list(KINDS)
         return Findings(
             root=self.root,
@@ -178,17 +173,34 @@ class _Survey:
                 for split, key in self.buckets
                 for name in self.class_names
             ),
-            widths=_least_median_greatest([look.size[0] for look in good]),
-            heights=_least_median_greatest([look.size[1] for look in good]),
-            modes=dict(sorted(Counter(look.mode for look in good).items())),
             problems=tuple(
                 sorted(self.problems, key=lambda problem: (order.index(problem.kind), problem.path))
             ),
         )
 
 
-def _least_median_greatest(values: list[int]) -> tuple[int, float, int] | None:
-    return (min(values), statistics.median(values), max(values)) if values else None
+def _looked_at(images: Sequence[Image], root: Path, on_progress: OnImages) -> list[tuple[str, str]]:
+    """The content of each image and why it cannot be decoded, in several threads; one is empty."""
+    blocks = [images[i : i + _FILES_IN_A_TASK] for i in range(0, len(images), _FILES_IN_A_TASK)]
+    seen: list[tuple[str, str]] = []
+    on_progress("looking at images", 0, len(images))
+    with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
+        for block in pool.map(lambda block: [_looked(i.path, root) for i in block], blocks):
+            seen += block
+            on_progress("looking at images", len(seen), len(images))
+    return seen
+
+
+def _looked(path: Path, root: Path) -> tuple[str, str]:
+    try:
+        num_bytes = regular_file(path, root=root).st_size
+        if num_bytes > MAX_IMAGE_BYTES:
+            return "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most"
+        # What training does: so that what passes here is what it can decode.
+        decode(ImageSet(paths=(path,), labels=np.zeros(1, dtype=np.int64)), Resize(8))
+        return sha256_of(path), ""
+    except (DataError, OSError) as error:
+        return "", reason(error).removeprefix(f"{path_text(path)} ")
 
 
 def check(root: Path, *, on_progress: OnImages = lambda what, done, total: None) -> Findings:

@@ -168,25 +168,15 @@ def _older(
             "labels: unpack it again"
         )
     features = _checked(pair[0], dims=2, what=f"{path_text(file)}, features,")
-    labels = _labels(pair[1])
-    if len(labels) != len(features):
+    if len(features) != len(listed) or _labels(pair[1]) != [label for _, label in listed]:
         raise DataError(
-            f"{path_text(file)} has features of {len(features)} images and no such list of whole "
-            "numbers as labels; unpack it again"
+            f"{path_text(file)} has features of {len(features)} images, and {path_text(lists)} "
+            f"lists {len(listed)}; expected the same images with the same labels in the same "
+            "order: unpack both again"
         )
-    if len(listed) != len(features):
-        raise DataError(
-            f"{path_text(file)} has features of {len(features)} images, {path_text(lists)} lists "
-            f"{len(listed)}; expected as many: unpack both again"
-        )
-    places: dict[tuple[str, int], int] = {}
-    for row, ((path, label), own_label) in enumerate(zip(listed, labels, strict=True)):
-        if own_label != label:
-            raise DataError(
-                f"{path_text(file)} has label {own_label} for image {row}, {path_text(lists)} has "
-                f"{label}; expected the same images in the same order: unpack both again"
-            )
-        places[path.relative_to(root).as_posix(), label] = row
+    places = {
+        (path.relative_to(root).as_posix(), label): row for row, (path, label) in enumerate(listed)
+    }
     rows = {}
     for i in chosen:
         split = _split(images.paths[i])
@@ -229,17 +219,13 @@ def _labels(value: Any) -> list[int]:
     """Labels out of a torch file, a tensor of whole numbers or a list of them; none if neither."""
     import torch
 
-    if isinstance(value, torch.Tensor):
+    def plain(one: Any) -> Any:
         # The layout and dimensions first: a nested tensor has no shape to be asked for.
-        whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-        is_list = is_plain(value) and value.dim() == 1 and value.dtype in whole and holds_all(value)
-        return value.tolist() if is_list else []
-    if not isinstance(value, (list, tuple)):
-        return []
-    labels: list[Any] = [
-        one.item() if isinstance(one, torch.Tensor) and is_plain(one) and one.dim() == 0 else one
-        for one in value
-    ]
+        is_tensor = isinstance(one, torch.Tensor) and is_plain(one) and one.dim() < 2
+        return one.tolist() if is_tensor and holds_all(one) else one
+
+    value = plain(value)
+    labels = [plain(one) for one in value] if isinstance(value, (list, tuple)) else []
     return labels if all(type(label) is int for label in labels) else []
 
 

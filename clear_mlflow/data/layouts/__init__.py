@@ -37,9 +37,8 @@ def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
     """Find the one dataset at *root*, and say which layout it has; nothing in it is read."""
     found = _names_in(root)
     modules = _modules()
-    named = [root / name for name in names]
-    released = [root / n for n in found if any(_is_release(n, name) for name in names)]
-    for folders in ([root], named, released):
+    below = [root / n for n in found if any(_is_release(n, name) for name in names)]
+    for folders in ([root], below):
         fitting = [(f, layout) for f in folders for layout, m in modules.items() if m.is_below(f)]
         if len({folder for folder, _ in fitting}) > 1:
             raise DataError(
@@ -69,7 +68,7 @@ def _modules() -> dict[str, Any]:
 
 
 def _is_release(folder_name: str, name: str) -> bool:
-    return folder_name.lower().startswith((f"{name}_", f"{name}-"))
+    return folder_name == name or folder_name.lower().startswith((f"{name}_", f"{name}-"))
 
 
 def _names_in(root: Path) -> list[str]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from clear_mlflow.data.embedded import EMBEDDED
@@ -48,7 +49,10 @@ def source_of(dataset: str) -> Any:
         from clear_mlflow.data.sources._function import FunctionSource
 
         return FunctionSource(dataset)
-    return import_module(f"{__name__}.{dataset}") if dataset in SOURCES else _OfClear
+    if dataset in SOURCES:
+        return import_module(f"{__name__}.{dataset}")
+    # CLEAR and the embedded datasets: there is one way to read them.
+    return SimpleNamespace(Arguments=make_dataclass("Arguments", []))
 
 
 def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -> str:
@@ -67,14 +71,3 @@ def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -
     if is_own_function(dataset):
         return dataset.partition(":")[2]
     return Path(data_root).absolute().name or dataset
-
-
-@dataclass(frozen=True)
-class _NoArguments:
-    pass
-
-
-class _OfClear:
-    """CLEAR and the embedded datasets: there is one way to read them."""
-
-    Arguments = _NoArguments
