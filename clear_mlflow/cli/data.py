@@ -42,8 +42,7 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
 
     Without DIR it goes below CLEAR_MLFLOW_DATA, where training looks for it, and which is "data" in
     the cache folder unless it is set. After an interruption, the same command resumes the download.
-    HF_ENDPOINT names a mirror, HF_TOKEN a token. Archives that are already in DIR are unpacked
-    without network.
+    HF_ENDPOINT names a mirror, HF_TOKEN a token.
     """
     from clear_mlflow.data.fetching.download import RELEASES
     from clear_mlflow.data.fetching.download import download as fetch

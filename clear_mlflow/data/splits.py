@@ -64,19 +64,13 @@ class Listing:
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """What a protocol trains and tests on."""
+def choose(
+    listing: Listing, *, protocol: str, split: str
+) -> tuple[tuple[Bucket, ...], str, tuple[str, ...]]:
+    """Divide each bucket's images as a protocol asks: the buckets, the split, and warnings.
 
-    buckets: tuple[Bucket, ...]
-    # "released", a split's number, either of them for validation ("validation", "validation:0"), or
-    # "none": nothing is held out.
-    split: str
-    warnings: tuple[str, ...] = ()
-
-
-def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
-    """Divide each bucket's images as a protocol asks.
+    The split is "released", its number, either of them for validation ("validation",
+    "validation:0"), or "none": nothing is held out.
 
     Under ``iid`` a split's number is that 70/30 split of each bucket, as the dataset stores it or
     else as :func:`seeded_split` makes it; ``auto`` is the released test set where the layout has
@@ -86,17 +80,14 @@ def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
     """
     check_protocol(protocol, split)
     if protocol == STREAMING:
-        both = [Bucket(key=key, train=all_, test=all_) for key, all_ in listing.images.items()]
-        return Chosen(tuple(both), "none")
+        return tuple(Bucket(key, all_, all_) for key, all_ in listing.images.items()), "none", ()
     validates, of_split = measured_split(split) == VALIDATION, validated_split(split)
     if of_split == AUTO and listing.released_test is not None:
         if validates:
-            return Chosen(_validated(listing.images, listing.root), VALIDATION)
+            return _validated(listing.images, listing.root), VALIDATION, ()
         tests = listing.released_test()
-        released = [
-            Bucket(key=key, train=train, test=tests[key]) for key, train in listing.images.items()
-        ]
-        return Chosen(tuple(released), "released")
+        released = (Bucket(key, train, tests[key]) for key, train in listing.images.items())
+        return tuple(released), "released", ()
     number = 0 if of_split == AUTO else int(of_split)
     stored = listing.stored_split(number) if listing.stored_split is not None else None
     buckets = []
@@ -117,9 +108,8 @@ def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
         )
     if validates:
         trained = {bucket.key: bucket.train for bucket in buckets}
-        validated = _validated(trained, listing.root)
-        return Chosen(validated, f"{VALIDATION}:{number}", tuple(warnings))
-    return Chosen(tuple(buckets), str(number), tuple(warnings))
+        return _validated(trained, listing.root), f"{VALIDATION}:{number}", tuple(warnings)
+    return tuple(buckets), str(number), tuple(warnings)
 
 
 def check_protocol(protocol: str, split: str) -> None:

@@ -118,7 +118,7 @@ class BucketStream:
     warnings: tuple[str, ...] = ()  # what is odd but does not stop a run; one line each
     layout: str = ""  # how the files lie, for people
     protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
-    split: str = "released"  # see splits.Chosen
+    split: str = "released"  # see splits.choose
     source: str = ""  # where it was read from, for people; never opened again
     times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
     licence: str = ""  # of the images, as whoever published them says; empty where not known

@@ -161,7 +161,7 @@ def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, t
 def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
     release, hub, tmp_path, mood, message
 ):
-    """The line names both files, their checksums and the folder; no split is there."""
+    """The line names the folder and what to run; no split is there."""
     hub.moods = [mood]
     began = time.monotonic()
     with pytest.raises(DataError, match=message) as error:
@@ -169,36 +169,11 @@ def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
     assert time.monotonic() - began < 20
     line = str(error.value)
     assert "\n" not in line
-    for archive in release.archives:
-        assert f"{archive.file} (MD5 {archive.md5})" in line
     assert (
         f"clear-mlflow data download small DIR' where there is one and copy DIR to {tmp_path}"
         in line
     )
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
-
-
-def test_archives_fetched_by_hand_are_unpacked_without_a_network(release, files, tree, tmp_path):
-    """They stay where they were put."""
-    with pytest.raises(DataError, match="run the command again, which unpacks them"):
-        download(release, tmp_path, endpoint="http://127.0.0.1:9", patience=HURRIED)
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    done = download(release, tmp_path, endpoint="http://127.0.0.1:9", patience=HURRIED)
-    assert done == ("train_image_only", "test")
-    for name, content in files.items():
-        assert (tmp_path / name).read_bytes() == content
-        (tmp_path / name).unlink()
-    assert same_as(tree, tmp_path)
-
-
-def test_a_wrong_archive_put_there_by_hand_is_not_unpacked(release, files, hub, tmp_path):
-    """Nor replaced: it is the user's."""
-    (tmp_path / TRAIN).write_bytes(files[TEST])
-    with pytest.raises(DataError, match=f"has MD5 .* expected {release.archives[0].md5}"):
-        fetch(release, tmp_path, hub)
-    assert (tmp_path / TRAIN).read_bytes() == files[TEST]
-    assert not (tmp_path / "train_image_only").exists()
 
 
 def test_a_part_of_something_else_does_no_harm(release, hub, tree, files, tmp_path):
@@ -354,7 +329,7 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
 
 
 def test_offline_mode_is_told_at_once(tmp_path):
-    """The command line's one line, with CLEAR-10's own files, checksums and the folder."""
+    """The command line's one line, with CLEAR-10's own file and the folder."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "clear_mlflow", "data", "download", "clear10", str(tmp_path)],
@@ -367,6 +342,6 @@ def test_offline_mode_is_told_at_once(tmp_path):
     assert done.stdout == ""
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert "HF_HUB_OFFLINE" in line
-    assert "clear10-test.zip (MD5 bf9a85bfb78fe742c7ed32648c9a3275)" in line
+    assert "clear10-train-image-only.zip cannot be downloaded" in line
     assert str(tmp_path) in line
     assert "Traceback" not in done.stderr

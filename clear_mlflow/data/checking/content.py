@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import chain, combinations
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.checking.hashes import RememberedHashes
 from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
-from clear_mlflow.data.stream import Bucket, BucketStream
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 
 _FILES_IN_A_TASK = 32
 
@@ -57,9 +57,9 @@ def stream_of(
     score of that stream would mean anything: that is an error. Copies within one bucket, split and
     class are harmless and are not reported.
     """
-    chosen = choose(listing, protocol=protocol, split=split)
-    buckets = _hashed(chosen.buckets, listing.root, hashes_in)
-    tested_on = measured_split(chosen.split)
+    unhashed, chosen_split, warnings = choose(listing, protocol=protocol, split=split)
+    buckets = _hashed(unhashed, listing.root, hashes_in)
+    tested_on = measured_split(chosen_split)
     images = _images(buckets, listing.class_names, tested_on)
     # Where a bucket is tested on its training images, that is no finding.
     compared = [i for i in images if protocol != STREAMING or i.split == "train"]
@@ -68,10 +68,10 @@ def stream_of(
         class_names=listing.class_names,
         buckets=buckets,
         digest=_digest(images),
-        warnings=(*listing.warnings, *chosen.warnings, *_shared_images(compared, tested_on)),
+        warnings=(*listing.warnings, *warnings, *_shared_images(compared, tested_on)),
         layout=listing.layout,
         protocol=protocol,
-        split=chosen.split,
+        split=chosen_split,
         times=tuple(listing.times[bucket.key] for bucket in buckets) if listing.times else (),
     )
 
@@ -94,19 +94,18 @@ def _images(buckets: Sequence[Bucket], class_names: Sequence[str], tested_on: st
 
 def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tuple[Bucket, ...]:
     """The buckets with the contents of all images; one image set stays one, and is hashed once."""
-    unhashed = {
-        id(images): images
-        for bucket in buckets
-        for images in (bucket.train, bucket.test)
-        if not images.contents
-    }
-    paths = [path for images in unhashed.values() for path in images.paths]
-    with RememberedHashes(hashes_in, root) as hashes:
-        contents = iter(_contents(paths, root, hashes))
-    done = {
-        number: replace(images, contents=tuple(islice(contents, len(images))))
-        for number, images in unhashed.items()
-    }
+    done: dict[int, ImageSet] = {}
+    # More threads than cores: on a network file system most of the time is waiting for a reply.
+    with (
+        RememberedHashes(hashes_in, root) as hashes,
+        ThreadPoolExecutor(max_workers=4 * usable_cores()) as pool,
+    ):
+        for images in (images for bucket in buckets for images in (bucket.train, bucket.test)):
+            if not images.contents and id(images) not in done:
+                paths, size = images.paths, _FILES_IN_A_TASK
+                blocks = [paths[i : i + size] for i in range(0, len(paths), size)]
+                found = pool.map(lambda block: [_content(p, root, hashes) for p in block], blocks)
+                done[id(images)] = replace(images, contents=tuple(chain.from_iterable(found)))
     return tuple(
         replace(
             bucket,
@@ -115,15 +114,6 @@ def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tu
         )
         for bucket in buckets
     )
-
-
-def _contents(paths: Sequence[Path], root: Path, hashes: RememberedHashes) -> list[str]:
-    """The hash of each file's content: the remembered one if the file is as it was."""
-    blocks = [paths[i : i + _FILES_IN_A_TASK] for i in range(0, len(paths), _FILES_IN_A_TASK)]
-    # More threads than cores: on a network file system most of the time is waiting for a reply.
-    with ThreadPoolExecutor(max_workers=4 * usable_cores()) as pool:
-        found = pool.map(lambda block: [_content(path, root, hashes) for path in block], blocks)
-        return [content for block in found for content in block]
 
 
 def _content(path: Path, root: Path, hashes: RememberedHashes) -> str:

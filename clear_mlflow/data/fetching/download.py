@@ -112,53 +112,21 @@ def download(
     patience: Patience = Patience(),
     on_progress: OnProgress = tell_nobody,
 ) -> tuple[str, ...]:
-    """Make *root* hold the dataset; continue where an earlier call stopped.
-
-    An archive that lies in *root* under its own name, fetched by hand, is taken instead of the
-    network's, and stays there; archives fetched here are removed once they are unpacked.
-    """
+    """Make *root* hold the dataset; continue where an earlier call stopped."""
     if not _missing(release, root):
         return ()
     with _locked(root, on_progress) as work:
-        hub = _Hub(release.repository, revision, endpoint, work, patience, on_progress)
+        hub = _Hub(release, root, revision, endpoint, work, patience, on_progress)
         missing = _missing(release, root)  # another process may have finished while this one waited
-        _expect_room(hub, missing, release, root)
+        _expect_room(hub, missing)
         for archive in missing:
-            by_hand = root / archive.file
-            if by_hand.is_file():
-                found, source = _md5(by_hand, archive, on_progress), by_hand
-                if found != archive.md5:
-                    raise DataError(
-                        f"{path_text(by_hand)} has MD5 {found}; expected {archive.md5}: delete it "
-                        "and run the command again, or fetch it again by hand"
-                    )
-            else:
-                try:
-                    source = hub.fetch(archive)
-                except _Unreachable as error:
-                    raise DataError(_by_hand(str(error), missing, release, root)) from None
-            _unpack_split(source, archive, root=root, work=work, on_progress=on_progress)
-            # What was fetched here is of no more use, even where an archive came by hand since.
-            for suffix in ("", ".part"):
-                (work / f"{archive.file}{suffix}").unlink(missing_ok=True)
+            whole = hub.fetch(archive)
+            _unpack_split(whole, archive, root=root, work=work, on_progress=on_progress)
+            whole.unlink()
     (work / "lock").unlink(missing_ok=True)
     with suppress(OSError):  # parts of another release's archives stay
         work.rmdir()
     return tuple(archive.folder for archive in missing)
-
-
-class _Unreachable(Exception):  # noqa: N818 (a state of the network; never seen outside)
-    """The hub does not give an archive, for the reason in the message."""
-
-
-def _by_hand(why: str, missing: list[Archive], release: Release, root: Path) -> str:
-    files = " and ".join(f"{archive.file} (MD5 {archive.md5})" for archive in missing)
-    return (
-        f"{why}; run the command again to go on; without a network here, run 'clear-mlflow data "
-        f"download {release.name} DIR' where there is one and copy DIR to {path_text(root)}, or "
-        f"put {files} of dataset {release.repository} on the Hugging Face hub there and run the "
-        "command again, which unpacks them"
-    )
 
 
 def clear_folder(name: str, on_progress: OnProgress = tell_nobody) -> Path:
@@ -225,7 +193,8 @@ def _locked(root: Path, on_progress: OnProgress) -> Iterator[Path]:
 class _Hub:
     """Where archives are fetched from, and how; what is unfinished lies in *work*."""
 
-    repository: str
+    release: Release
+    root: Path
     revision: str
     endpoint: str | None
     work: Path
@@ -247,9 +216,16 @@ class _Hub:
                 part.replace(whole)
                 return whole
             part.unlink()
-        raise _Unreachable(
-            f"{archive.file} arrived twice with a wrong content, the second time with MD5 {found}; "
-            f"expected {archive.md5}"
+        raise self._unreachable(
+            f"{archive.file} arrived twice with a wrong content, the second time with MD5 {found}, "
+            f"and not {archive.md5}"
+        )
+
+    def _unreachable(self, why: str) -> DataError:
+        return DataError(
+            f"{why}; run the command again to go on; without a network here, run 'clear-mlflow "
+            f"data download {self.release.name} DIR' where there is one and copy DIR to "
+            f"{path_text(self.root)}"
         )
 
     def size(self, archive: Archive) -> int | None:
@@ -267,7 +243,7 @@ class _Hub:
         from huggingface_hub import hf_hub_url
 
         return hf_hub_url(
-            self.repository,
+            self.release.repository,
             archive.file,
             repo_type="dataset",
             revision=self.revision,
@@ -294,18 +270,18 @@ class _Hub:
                 if status == 416:  # the part is longer than the file: it is of something else
                     part.unlink(missing_ok=True)
                 elif status not in _TRANSIENT:
-                    raise _Unreachable(self._refused(status, archive)) from None
+                    raise self._unreachable(self._refused(status, archive)) from None
                 asked_to_wait = _number(error.response, "Retry-After") or 0
                 why = f"the server answers {status}"
             except OfflineModeIsEnabled:
-                raise _Unreachable(
+                raise self._unreachable(
                     f"{archive.file} cannot be downloaded: HF_HUB_OFFLINE forbids it"
                 ) from None
             except network_errors as error:
                 why = one_line(str(error) or type(error).__name__, 200)
             failed = 1 if _size(part) - start >= patience.min_bytes else failed + 1
             if failed >= patience.attempts:
-                raise _Unreachable(
+                raise self._unreachable(
                     f"{archive.file} cannot be downloaded: {why} ({failed} attempts in a row)"
                 )
             wait = min(max(patience.wait * 2 ** (failed - 1), asked_to_wait), patience.max_wait)
@@ -346,7 +322,8 @@ class _Hub:
                     raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
     def _refused(self, status: int, archive: Archive) -> str:
-        no_file = f"it has no such file in dataset {self.repository} at revision {self.revision!r}"
+        where = f"dataset {self.release.repository} at revision {self.revision!r}"
+        no_file = f"it has no such file in {where}"
         token = "it wants another token than the one in HF_TOKEN, if any"  # noqa: S105
         why = {401: f", so {token}", 403: f", so {token}", 404: f", so {no_file}"}.get(status, "")
         return f"{archive.file} cannot be downloaded: the server answers {status}{why}"
@@ -377,7 +354,7 @@ def _writing(part: Path) -> Iterator[None]:
         raise
 
 
-def _expect_room(hub: _Hub, missing: list[Archive], release: Release, root: Path) -> None:
+def _expect_room(hub: _Hub, missing: list[Archive]) -> None:
     """Say how much is fetched and how much room it takes, before the first byte of it.
 
     An archive lies beside what it unpacks to, photographs that no packing makes smaller, until the
@@ -385,20 +362,17 @@ def _expect_room(hub: _Hub, missing: list[Archive], release: Release, root: Path
     """
     to_fetch = unpacked = needed = 0
     for archive in missing:
-        size: int | None = _size(root / archive.file)  # fetched by hand
-        more = 0
-        if not size:
-            if (size := hub.size(archive)) is None:
-                return
-            there = (hub.work / archive.file, hub.work / f"{archive.file}.part")
-            more = max(size - sum(map(_size, there)), 0)
+        if (size := hub.size(archive)) is None:
+            return
+        there = (hub.work / archive.file, hub.work / f"{archive.file}.part")
+        more = max(size - sum(map(_size, there)), 0)
         to_fetch += more
         needed = max(needed, unpacked + more + size)
         unpacked += size
-    free = shutil.disk_usage(root).free
+    free = shutil.disk_usage(hub.root).free
     say = (
-        f"{release.name} to {path_text(root)}: {_gb(to_fetch)} to download, {_gb(needed)} of disk "
-        f"needed, {_gb(free)} free"
+        f"{hub.release.name} to {path_text(hub.root)}: {_gb(to_fetch)} to download, {_gb(needed)} "
+        f"of disk needed, {_gb(free)} free"
     )
     if needed > free:
         raise DataError(

@@ -110,13 +110,14 @@ def listing_of_columns(
         return f"{named_in} row {row + first_row}"
 
     labels = columns[arguments.label]
-    _check_labels(labels, place)
+    _refuse(labels, lambda text: not text, place, "no label; expected a class name")
+    measured = "label {}; expected class names or whole numbers: regression is not done here"
+    _refuse(labels, _is_measurement, place, measured)
     is_test = _tests(columns.get(arguments.split), len(paths), place, arguments.split)
     times = None
     if arguments.buckets == NONE:
         buckets = columns[arguments.bucket]
-        if (row := _first(buckets, lambda text: not text)) is not None:
-            raise DataError(f"{place(row)} has no bucket; expected a name")
+        _refuse(buckets, lambda text: not text, place, "no bucket; expected a name")
         keys, of_rows = list(buckets.categories), buckets.codes
     elif arguments.buckets in _PERIODS:
         keys, of_rows = _by_period(columns[arguments.time], arguments.buckets, place)
@@ -141,28 +142,19 @@ def listing_of_columns(
     )
 
 
-def _first(column: Categorical, is_wrong: Callable[[str], bool]) -> int | None:
-    """The first row, from 0, whose text is wrong."""
+def _refuse(column: Categorical, is_wrong: Callable[[str], bool], place: _Place, told: str) -> None:
+    """Refuse a column where a text of it is wrong, of which ``{}`` in *told* is the first."""
     wrong = np.array([is_wrong(text) for text in column.categories], dtype=bool)
     rows = np.flatnonzero(wrong[column.codes])
-    return int(rows[0]) if len(rows) else None
+    if len(rows):
+        row = int(rows[0])
+        raise DataError(f"{place(row)} has {told.format(shown(column[row]))}")
 
 
 def names_of(columns: Sequence[str]) -> str:
     """The names of columns for a message."""
     more = f" and {len(columns) - 12} more" if len(columns) > 12 else ""
     return ", ".join(shown(name) for name in columns[:12]) + more
-
-
-def _check_labels(labels: Categorical, place: _Place) -> None:
-    """Refuse what is no class: nothing, or a measurement."""
-    if (row := _first(labels, lambda text: not text)) is not None:
-        raise DataError(f"{place(row)} has no label; expected a class name")
-    if (row := _first(labels, _is_measurement)) is not None:
-        raise DataError(
-            f"{place(row)} has label {shown(labels[row])}; expected class names or whole numbers: "
-            "regression is not done here"
-        )
 
 
 def _is_measurement(text: str) -> bool:
@@ -176,22 +168,22 @@ def _tests(split: Categorical | None, num_rows: int, place: _Place, name: str) -
     """Which rows are for testing."""
     if split is None:
         return np.zeros(num_rows, dtype=bool)
-    if (row := _first(split, lambda text: text not in (TRAIN, TEST))) is not None:
-        raise DataError(
-            f"{place(row)} has {shown(split[row])} as {shown(name)}; expected {TRAIN} or {TEST} "
-            "(validation images are held out of the training images: split=validation)"
-        )
+    told = (
+        f"{{}} as {shown(name)}; expected {TRAIN} or {TEST} (validation images are held out of the "
+        "training images: split=validation)"
+    )
+    _refuse(split, lambda text: text not in (TRAIN, TEST), place, told)
     tests: NDArray[np.bool_] = np.array([text == TEST for text in split.categories], dtype=bool)
     return tests[np.asarray(split.codes, dtype=np.int64)]
 
 
 def _parsed(times: Categorical, place: _Place) -> list[Time]:
     """The time that each distinct text is."""
-    if (row := _first(times, lambda text: parse_time(text) is None)) is not None:
-        raise DataError(
-            f"{place(row)} has time {shown(times[row])}; expected a year, a date or a moment as "
-            "2004, 2004-05, 2004-05-17 or 2004-05-17T08:30:00Z"
-        )
+    told = (
+        "time {}; expected a year, a date or a moment as 2004, 2004-05, 2004-05-17 or "
+        "2004-05-17T08:30:00Z"
+    )
+    _refuse(times, lambda text: parse_time(text) is None, place, told)
     return [time for text in times.categories if (time := parse_time(text)) is not None]
 
 

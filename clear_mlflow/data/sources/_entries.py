@@ -19,6 +19,7 @@ from clear_mlflow.core.untrusted import (
     MAX_TEXT_CHARACTERS,
 )
 from clear_mlflow.data.files import (
+    in_stream_order,
     is_class_name,
     path_text,
     resolve_folder,
@@ -217,25 +218,23 @@ def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -
         if len(set(order)) < len(order):
             raise DataError(f"order={':'.join(order)} names a bucket twice; expected each once")
         return list(order)
-    are_numbers = all(key.isascii() and key.isdecimal() and len(key) <= 9 for key in found)
-    places: dict[str, Any] = {}
+    if all(key.isascii() and key.isdecimal() and len(key) <= 9 for key in found):
+        return in_stream_order(found, named_in=Path(named_in))
+    places = {}
     for key in sorted(found):
-        if are_numbers:
-            places[key] = int(key)
-        elif (time := parse_time(key)) is not None:
-            places[key] = time.begin
-        else:
+        if (time := parse_time(key)) is None:
             raise DataError(
                 f"{named_in} has a bucket {shown(key)}; expected whole numbers or dates (2004, "
                 "2004-Q2, 2004-05, 2004-05-17), whose order is the stream's, or say it: "
                 "dataset_args=order=FIRST:SECOND:..."
             )
+        places[key] = time.begin
     seen: dict[Any, str] = {}
     for key, place in places.items():
         if (twin := seen.setdefault(place, key)) != key:
             raise DataError(
-                f"{named_in} has buckets {shown(twin)} and {shown(key)}, which are one number or "
-                "begin on one day; expected each bucket once"
+                f"{named_in} has buckets {shown(twin)} and {shown(key)}, which begin on one day; "
+                "expected each bucket once"
             )
     return sorted(found, key=lambda key: places[key])
 
