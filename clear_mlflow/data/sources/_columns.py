@@ -148,7 +148,7 @@ def _refuse(column: Categorical, is_wrong: Callable[[str], bool], place: _Place,
     rows = np.flatnonzero(wrong[column.codes])
     if len(rows):
         row = int(rows[0])
-        raise DataError(f"{place(row)} has {told.format(shown(column[row]))}")
+        raise DataError(f"{place(row)} has {told.replace('{}', shown(column[row]), 1)}")
 
 
 def names_of(columns: Sequence[str]) -> str:
