@@ -142,13 +142,15 @@ def listing_of_columns(
     )
 
 
-def _refuse(column: Categorical, is_wrong: Callable[[str], bool], place: _Place, told: str) -> None:
-    """Refuse a column where a text of it is wrong, of which ``{}`` in *told* is the first."""
+def _refuse(
+    column: Categorical, is_wrong: Callable[[str], bool], place: _Place, message: str
+) -> None:
+    """Refuse a column where a text of it is wrong, of which ``{}`` in *message* is the first."""
     wrong = np.array([is_wrong(text) for text in column.categories], dtype=bool)
     rows = np.flatnonzero(wrong[column.codes])
     if len(rows):
         row = int(rows[0])
-        raise DataError(f"{place(row)} has {told.replace('{}', shown(column[row]), 1)}")
+        raise DataError(f"{place(row)} has {message.replace('{}', shown(column[row]), 1)}")
 
 
 def names_of(columns: Sequence[str]) -> str:
@@ -168,22 +170,22 @@ def _tests(split: Categorical | None, num_rows: int, place: _Place, name: str) -
     """Which rows are for testing."""
     if split is None:
         return np.zeros(num_rows, dtype=bool)
-    told = (
+    message = (
         f"{{}} as {shown(name)}; expected {TRAIN} or {TEST} (validation images are held out of the "
         "training images: split=validation)"
     )
-    _refuse(split, lambda text: text not in (TRAIN, TEST), place, told)
+    _refuse(split, lambda text: text not in (TRAIN, TEST), place, message)
     tests: NDArray[np.bool_] = np.array([text == TEST for text in split.categories], dtype=bool)
     return tests[np.asarray(split.codes, dtype=np.int64)]
 
 
 def _parsed(times: Categorical, place: _Place) -> list[Time]:
     """The time that each distinct text is."""
-    told = (
+    message = (
         "time {}; expected a year, a date or a moment as 2004, 2004-05, 2004-05-17 or "
         "2004-05-17T08:30:00Z"
     )
-    _refuse(times, lambda text: parse_time(text) is None, place, told)
+    _refuse(times, lambda text: parse_time(text) is None, place, message)
     return [time for text in times.categories if (time := parse_time(text)) is not None]
 
 
