@@ -206,10 +206,11 @@ def _import(
     for run in runs:
         title = " ".join(filter(None, (name or str(Path(label).with_suffix("")), run.label)))
         done = importer.take(run, file=path.name, kind=found.name if found else "", run_name=title)
+        rows = f"{run.matrix.num_rows} of {run.matrix.num_buckets} rows"
         verdict, detail = (
-            ("imported", f"{done.num_rows} of {done.num_buckets} rows, {done.num_metrics} metrics")
-            if done.is_new
-            else ("there already", "its content was imported before (--again imports it once more)")
+            ("there already", "its content was imported before (--again imports it once more)")
+            if done.num_metrics is None
+            else ("imported", f"{rows}, {done.num_metrics} metrics")
         )
         yield label, done.run_id, done.run_name, verdict, detail
 

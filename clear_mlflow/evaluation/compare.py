@@ -7,12 +7,11 @@ import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
@@ -309,64 +308,55 @@ def write_comparison(
     grids: Mapping[str, str] | None = None,
 ) -> Run:
     """Store a comparison in a run of its own, or in one that is there, which is left open."""
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+    name, opened = comparison_name(comparison), run_id
+    now, asked = get_current_time_millis(), params or {}
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="clear_mlflow_"))
         # Before any run is opened: what cannot be drawn leaves nothing half done.
         addresses = run_addresses(client.tracking_uri)
-        write_files(comparison, left_out, Path(scratch), grids or {}, addresses)
-        with mlflow_errors("store the comparison"):
-            return _store(client, comparison, scratch, experiment_id, run_id, params or {})
+        _write_files(comparison, left_out, Path(scratch), name, grids or {}, addresses)
+        stack.enter_context(mlflow_errors("store the comparison"))
+        if opened is None:
+            kind = {names.KIND_TAG: names.KIND_COMPARE}
+            opened = create_run(client, experiment_id, name, kind)
+        status = "FAILED"
+        try:
+            run = client.get_run(opened)
+            tags = _tags(comparison, artifact_link(run, names.COMPARISON_PAGE))
+            if run_id is not None and is_generated(run.info.run_name):
+                tags[MLFLOW_RUN_NAME] = name
+            missing = [Param(k, text) for k, text in asked.items() if k not in run.data.params]
+            client.log_batch(
+                opened,
+                metrics=[
+                    # Under names that no run's own have: a list of runs shows both.
+                    MlflowMetric(f"{names.LEADER_METRICS}{metric}", value, now, 0)
+                    for metric, value in leader_numbers(comparison).items()
+                ],
+                params=missing,
+                tags=[RunTag(key, text) for key, text in tags.items()],
+            )
+            client.log_artifacts(opened, scratch)
+            status = "FINISHED"
+        finally:
+            if run_id is None:
+                end(client, opened, status)
+        return client.get_run(opened)
 
 
-def _store(
-    client: MlflowClient,
-    comparison: Comparison,
-    folder: str,
-    experiment_id: str,
-    run_id: str | None,
-    params: Mapping[str, str],
-) -> Run:
-    name = comparison_name(comparison)
-    opened = run_id
-    if opened is None:
-        kind = {names.KIND_TAG: names.KIND_COMPARE}
-        opened = create_run(client, experiment_id, name, kind)
-    status = "FAILED"
-    try:
-        run = client.get_run(opened)
-        tags = _tags(comparison, artifact_link(run, names.COMPARISON_PAGE))
-        if run_id is not None and is_generated(run.info.run_name):
-            tags[MLFLOW_RUN_NAME] = name
-        missing = [Param(key, text) for key, text in params.items() if key not in run.data.params]
-        client.log_batch(
-            opened,
-            metrics=[
-                # Under names that no run's own have: a list of runs shows both.
-                MlflowMetric(f"{names.LEADER_METRICS}{name}", value, get_current_time_millis(), 0)
-                for name, value in leader_numbers(comparison).items()
-            ],
-            params=missing,
-            tags=[RunTag(key, text) for key, text in tags.items()],
-        )
-        client.log_artifacts(opened, folder)
-        status = "FINISHED"
-    finally:
-        if run_id is None:
-            end(client, opened, status)
-    return client.get_run(opened)
-
-
-def write_files(
+def _write_files(
     comparison: Comparison,
     left_out: Sequence[LeftOut],
     folder: Path,
-    grids: Mapping[str, str] = MappingProxyType({}),
-    run_address: Callable[[str], str] | None = None,
+    title: str,
+    grids: Mapping[str, str],
+    run_address: Callable[[str], str] | None,
 ) -> None:
     """Write all artifacts of a comparison run into a folder."""
     now = datetime.now(timezone.utc).isoformat(timespec="minutes").replace("+00:00", " UTC")
     page = comparison_page(
         comparison,
-        title=comparison_name(comparison),
+        title=title,
         footer=f"clear_mlflow {__version__}, {now.replace('T', ' ')}",
         more_seeds=names.MORE_SEEDS if names.MORE_SEEDS in grids else None,
         chosen=names.CHOSEN if names.CHOSEN in grids else None,
@@ -401,8 +391,6 @@ def comparison_name(comparison: Comparison) -> str:
 
 
 def _tags(comparison: Comparison, page: str) -> dict[str, str]:
-    ids = [subject.run_id for subject in comparison.subjects]
-    listed = [*ids[:_MOST_LISTED], *(["..."] if ids[_MOST_LISTED:] else [])]
     table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
     leader = (
         {names.LEADER_TAG: cut(comparison.groups[0].name)} if leader_numbers(comparison) else {}
@@ -410,12 +398,17 @@ def _tags(comparison: Comparison, page: str) -> dict[str, str]:
     return {
         **leader,
         names.KIND_TAG: names.KIND_COMPARE,
-        names.COMPARED_TAG: ",".join(listed),
+        names.COMPARED_TAG: listed([subject.run_id for subject in comparison.subjects]),
         names.COMPARED_COUNT_TAG: str(len(comparison.subjects)),
         names.VERSION_TAG: __version__,
         MLFLOW_RUN_NOTE: comparison_note(comparison, page=page),
         MLFLOW_LOGGED_ARTIFACTS: json.dumps([table]),
     }
+
+
+def listed(ids: Sequence[str]) -> str:
+    """As many ids as a tag holds."""
+    return ",".join([*ids[:_MOST_LISTED], *(["..."] if ids[_MOST_LISTED:] else [])])
 
 
 def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:

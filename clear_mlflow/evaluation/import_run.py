@@ -49,10 +49,7 @@ class ImportedRun:
 
     run_id: str
     run_name: str
-    is_new: bool  # False: the experiment holds a run of the same content already
-    num_rows: int
-    num_buckets: int
-    num_metrics: int
+    num_metrics: int | None  # None: the experiment held a run of the same content already
 
 
 class Importer:
@@ -70,8 +67,7 @@ class Importer:
     def take(self, imported: Imported, *, file: str, kind: str, run_name: str) -> ImportedRun:
         """Store one run of a *file* of a *kind*, score it from what was stored, and close it."""
         if (there := self._there.get(imported.digest)) is not None:
-            matrix = imported.matrix
-            return ImportedRun(*there, False, matrix.num_rows, matrix.num_buckets, 0)
+            return ImportedRun(*there, None)
         of_score(ALL_METRICS, imported.matrix.score)  # before a run is opened: is its name free
         facts = self._facts_of(imported)
         # Each row says where it is from.
@@ -97,8 +93,8 @@ class Importer:
                 self.client.log_batch(run_id, params=params)
                 run = self.client.get_run(run_id)
             for record in records:
-                name = row_file_name(record.row.row)
-                put_row(self.client, run, name, record.to_json().encode())
+                content = record.to_json().encode()
+                put_row(self.client, run, row_file_name(record.row.row), content)
             scores = score(self.client, run_id)
             # Last of all: a run that has this tag is whole.
             with mlflow_errors(f"close run {run_id}"):
@@ -111,14 +107,7 @@ class Importer:
                 end(self.client, run_id, status)
         if not self._again:
             self._there[imported.digest] = run_id, name
-        return ImportedRun(
-            run_id,
-            name,
-            True,
-            imported.matrix.num_rows,
-            imported.matrix.num_buckets,
-            len(scores.summary),
-        )
+        return ImportedRun(run_id, name, len(scores.summary))
 
     def _facts_of(self, imported: Imported) -> dict[str, str]:
         """Tags and parameters by which runs are grouped; what is not known is not there."""

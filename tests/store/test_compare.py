@@ -15,6 +15,7 @@ from html_pages import Page
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.cli import main
+from clear_mlflow.evaluation.compare import listed
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
@@ -299,3 +300,11 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     told = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
     assert sizes == {"random_crop_flip": 2, "random_crop": 1}
+
+
+def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():
+    """At once, however many there are."""
+    ids = [f"{number:032x}" for number in range(200_000)]
+    assert listed(ids[:200]) == ",".join(ids[:200])
+    assert len(listed(ids)) <= 8_000
+    assert listed(ids).endswith(f"{ids[199]},...")
