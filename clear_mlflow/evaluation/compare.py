@@ -86,13 +86,10 @@ def read_comparison(
     read_files: bool | None = None,
     over_images: bool = True,
 ) -> tuple[Comparison, list[LeftOut], str]:
-    """Read the runs and compare them; nothing is written.
+    """Read the runs and compare them; gives, too, those left out, and the first one's experiment.
 
-    *margin* is in percentage points of accuracies, else in the score's own unit; *named* runs were
-    asked for one by one, so one without rows is named; *read_files* as
-    :func:`~clear_mlflow.store.matrices.stored_rows_of` has it. *over_images* tests single runs over
-    their test images, which reads megabytes of predictions a run. The runs that are left out, and
-    the experiment of the first that is not, come with it.
+    *margin* is in points of accuracy, else the score's unit; *named* runs were asked for one by
+    one. *over_images* tests single runs over their test images, by megabytes of predictions.
     """
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []

@@ -1,8 +1,6 @@
 """What was measured, on its way to the store: on local disk first, then sent from one thread.
 
-While the store is well, whoever measured waits until the store has it. When the store is away,
-training continues: all that is measured waits on the disk, and is sent in order when the store is
-back.
+While the store is away, training continues, and what it measures waits on the disk.
 """
 
 from __future__ import annotations

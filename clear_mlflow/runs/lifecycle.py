@@ -1,8 +1,6 @@
-"""The life of an MLflow run of ours: how it is opened, how it came out, and how it is ended.
+"""The life of an MLflow run of ours: how it is opened, how it came out, how it is ended.
 
-Every run goes through here: that of a training, an ensemble, your own loop, an import, a
-comparison or a sweep, and one that ``evaluate`` or ``sync`` closes because its process is gone. No
-other module asks MLflow to start, create or end a run.
+No other module asks MLflow to start, create or end a run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The weights that a run stored, as models that MLflow loads, serves, ranks and registers.
-
-Training stores the weights with the row that they gave, through all that a store can do to it. Here
-each file of weights becomes one of MLflow's models, linked to the run and to its accuracies; asked
-for again, what is there stays as it is.
-"""
+"""The weights that a run stored, as models that MLflow loads, serves, ranks and registers."""
 
 from __future__ import annotations
 

@@ -131,12 +131,7 @@ def _unless_logged(
 def read_predictions(
     client: MlflowClient, run: Run, record: Record, *, largest: int | None = None
 ) -> Predictions | None:
-    """Read a run's stored predictions, of the rows that its record has; None: it stored none.
-
-    Files are called what the format calls them, never what a store or another file says. A
-    RecordError where one is damaged, missing, contradicts the rows, or where all have more than
-    *largest* bytes together.
-    """
+    """A run's stored predictions, of the rows of its record; None: none. RecordError: damaged."""
     run_id = run.info.run_id
     stored = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with mlflow_errors(f"list the predictions of run {run_id}"):

@@ -1,8 +1,6 @@
-"""What a store lacks of a run's scores, and writing it: nothing, where it holds all of it already.
+"""What a store lacks of a run's scores, and writing it: nothing, where it holds all already.
 
-Tags of the run say what it was scored from: digests of its rows, predictions and tests inside
-buckets, and the version of each metric's definition. Where one of them differs, what follows from
-it is written again; points whose value is in force already are left out.
+Tags of the run say what it was scored from; where one differs, what follows is written again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Score one run: read its stored rows, compute what they define, write what its store lacks.
-
-The post-run hook and ``evaluate`` are both this. Nothing here trusts what a training process
-remembers: the row artifacts are the record.
-"""
+"""Score one run from its row artifacts: after a training, and by ``evaluate``."""
 
 from __future__ import annotations
 

@@ -22,11 +22,7 @@ Series = Mapping[str, Mapping[int, float]]
 
 
 class Point(NamedTuple):
-    """One value of one series, as a store holds it.
-
-    It carries the time at which its row was written, not the time at which it is logged: a point
-    that is written twice is then the same entry of the store, and never doubled.
-    """
+    """One value of one series, at the time of its row: written twice, it is the same entry."""
 
     name: str
     value: float

@@ -1,9 +1,7 @@
 """Which process trains into a run, whether it still lives, and whether it still holds the run.
 
-A run carries a heartbeat. On the same machine the process itself is looked for; from elsewhere the
-heartbeat's age decides, and then whether it is seen not to change: no clock that is set makes a
-living process count as dead. Of two processes, the one whose token is in the run's tag holds it;
-each looks for its own before it stores anything, also when it was only suspended.
+On the same machine the process itself is looked for; from elsewhere the heartbeat's age decides,
+and then whether it changes. Of two processes, the one whose token is in the run's tag holds it.
 """
 
 from __future__ import annotations

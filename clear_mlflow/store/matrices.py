@@ -46,11 +46,10 @@ def read_matrices(
 
 
 def stored_rows_of(client: MlflowClient, run: Run, *, read_files: bool | None = None) -> StoredRows:
-    """The rows of a run, from its artifacts or from its tag; a RecordError where one is damaged.
+    """The rows of a run, from its artifacts or, where all rows are in it, from its tag.
 
-    A tag counts only where no row can have come since: all rows are in it. It has to be whole and
-    this run's own. *read_files*: True, read the artifacts in any case; False, only where there is
-    no such tag; None, also where they are on this machine's disk.
+    *read_files*: True, from the artifacts; False, only where there is no such tag; None, also
+    where they are on this machine's disk.
     """
     run_id = run.info.run_id
     tag = run.data.tags.get(names.MATRIX_TAG)

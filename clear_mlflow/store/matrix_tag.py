@@ -1,8 +1,6 @@
 """The accuracy matrix in a tag of its run, so that a listing of runs brings the matrices.
 
-The row artifacts are the truth; the tag is a copy of what they said when the run was scored. It
-holds every field of every row, and the names, sizes and content digest of the files it was made of.
-It is bound to its run, so one that was copied into another run is no tag of that run.
+The row artifacts are the truth; the tag is a copy, bound to its run, with their digest.
 """
 
 from __future__ import annotations

@@ -54,15 +54,9 @@ _WITH_ROWS = f"tags.`{names.ROWS_TAG}` != 'none'"
 _MOST_READ = 20  # newest runs whose score is looked at
 
 
-def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
-    """Lines that say how to see a run, and all runs of its experiment."""
-    return experiment_links(client, run.info.experiment_id, run.info.run_id)
-
-
-def experiment_links(
-    client: MlflowClient, experiment_id: str, run_id: str | None = None
-) -> list[str]:
-    """Lines that say how to see an experiment, and one run of it."""
+def run_links(client: MlflowClient, run: Run, *, alone: bool = True) -> list[str]:
+    """Lines that say how to see a run, unless it is one of several, and its experiment."""
+    experiment_id, run_id = run.info.experiment_id, run.info.run_id if alone else None
     uri = client.tracking_uri
     if not is_server(uri):
         told = MLFLOW_TRACKING_URI.get() == uri or masked(uri) != uri  # credentials are not shown
@@ -112,7 +106,7 @@ def server_address(uri: str) -> str:
 
 def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that say how to see a comparison, and where its page is if it is on this machine."""
-    run_id, lines = run.info.run_id, list(run_links(client, run))
+    run_id, lines = run.info.run_id, run_links(client, run)
     folder = ArtifactFolder(client, run).local
     if folder is not None:
         lines.append(f"page     {folder / COMPARISON_PAGE}")
@@ -128,11 +122,7 @@ def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
 
 
 def prepared_view(score: Score) -> str:
-    """Our runs with rows, six columns, the best first; charts of the same, and the matrices.
-
-    In the shape that MLflow's page gives a view that a user shares. Charts without sections, or
-    sections that are not said to be in an order, it replaces by its own.
-    """
+    """Our runs with rows, as MLflow's page gives a view that a user shares: sections and all."""
     ranked_by, *beside = _columns(score)
     ranked = {"type": "BAR", "metricKey": ranked_by}
     curves = [{"type": "LINE", "metricKey": metric} for metric in beside]

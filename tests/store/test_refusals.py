@@ -23,13 +23,13 @@ def test_tags_of_the_environment_that_are_no_json_are_one_line(store, monkeypatc
 
 def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
     """MLflow takes it for an experiment, and fails at the first artifact."""
-    made = store.create_experiment("elsewhere", artifact_location="http://127.0.0.1:9/x")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", made)
+    store.create_experiment("elsewhere", artifact_location="http://127.0.0.1:9/x")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
     with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9/x, which is no artifact store"):
         preflight()
 
 
-@pytest.mark.parametrize("command", [["evaluate", "--only", "unscored"], ["import", "a.csv"]])
+@pytest.mark.parametrize("command", [["evaluate", "--only", "unscored"], ["import", __file__]])
 def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
     """In the first call to it."""
 
