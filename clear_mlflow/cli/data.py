@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
     from clear_mlflow.data.checking.findings import Findings
 
@@ -120,47 +120,41 @@ class Steps:
     """One step of work after another on standard error: bars on a terminal, else a line each."""
 
     def __init__(self, *, of_bytes: bool = False) -> None:
-        self._bars = _bars(of_bytes) if can_show_bars(sys.stderr) else None
+        from rich import progress
+        from rich.console import Console
+        from rich.table import Column
+
+        self._is_seen = can_show_bars(sys.stderr)
         self._what = ""
         self._tasks: dict[str, TaskID] = {}
+        whole = Column(no_wrap=True)
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=None),
+            progress.DownloadColumn(binary_units=True, table_column=whole)
+            if of_bytes
+            else progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(table_column=whole),
+            console=Console(file=sys.stderr, force_terminal=self._is_seen),
+            redirect_stdout=False,
+            expand=True,
+            disable=not self._is_seen,
+        )
 
     def __enter__(self) -> Steps:
-        if self._bars is not None:
-            self._bars.start()
+        self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        self._bars.stop()
 
     def tell(self, what: str, done: int, total: int | None) -> None:
         """So much of *what* is done; of 0 where it is mere news."""
-        if self._bars is None:
+        if not self._is_seen or total == 0:
             if what != self._what:
-                click.echo(what, err=True)
-        elif total == 0:
-            self._bars.console.print(what, markup=False, highlight=False)
+                self._bars.console.print(what, markup=False, highlight=False, soft_wrap=True)
         else:
             if what not in self._tasks:
                 self._tasks[what] = self._bars.add_task(what, total=total)
             self._bars.update(self._tasks[what], completed=done, total=total)
         self._what = what
-
-
-def _bars(of_bytes: bool) -> Progress:
-    from rich import progress
-    from rich.console import Console
-    from rich.table import Column
-
-    whole = Column(no_wrap=True)
-    return progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=None),
-        progress.DownloadColumn(binary_units=True, table_column=whole)
-        if of_bytes
-        else progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(table_column=whole),
-        console=Console(file=sys.stderr, force_terminal=True),
-        redirect_stdout=False,
-        expand=True,
-    )

@@ -9,7 +9,7 @@ from functools import partial
 import click
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.interrupt import scratch_folder, stoppable
+from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import (
     METRICS,
     SELECTION,
@@ -186,7 +186,7 @@ def evaluate(
         tested = reevaluate_each(client, select(client, selection), data_root=data_root)
         sys.exit(show_reevaluated(client, tested))
     summary = Summary()
-    with stoppable() as received, scratch_folder():
+    with stoppable() as received:
         client = preflight(opens_run=False)
         if joint_run:
             evaluation = replace(evaluation, joint=joint_record(client, joint_run))

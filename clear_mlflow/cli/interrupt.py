@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,19 +33,3 @@ def stoppable() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def scratch_folder() -> Iterator[None]:
-    """One folder for all temporary files of this process, gone when it ends.
-
-    Downloads that a Ctrl-C leaves behind in other threads would not clean up after themselves.
-    """
-    before = tempfile.tempdir
-    folder = tempfile.mkdtemp(prefix="clear_mlflow_")
-    tempfile.tempdir = folder
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
-        shutil.rmtree(folder, ignore_errors=True)

@@ -47,12 +47,10 @@ class Axis:
 
     def ticks(self, *, large: bool) -> list[tuple[float, str]]:
         """Values and their texts: of accuracies in percent, from end to end."""
+        steps = 5 if large else 3
         if not self.score.is_accuracy:
-            return round_ticks(self.low, self.high, 5 if large else 3)
-        # Steps of a round number, whatever quarter the axis begins at.
-        parts = {0.0: 4 if large else 2, 0.25: 3, 0.5: 5 if large else 2, 0.75: 5}[self.low]
-        values = [self.low + (1 - self.low) * i / parts for i in range(parts + 1)]
-        return [(value, f"{100 * value:g}") for value in values]
+            return round_ticks(self.low, self.high, steps)
+        return [(v / 100, text) for v, text in round_ticks(100 * self.low, 100, steps)]
 
     @property
     def about(self) -> str:
