@@ -10,13 +10,14 @@ import sys
 import time
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 
 from clear_mlflow.cli.help import Command
+from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import option
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
 
@@ -56,7 +57,7 @@ def open_ui(target: str | None, port: int | None, browser: str) -> None:
     if is_server(store):
         _show(f"{server_address(store)}/{page}", browser == "yes")
         return
-    with _server(store, port or _free_port()) as base:
+    with suppress(KeyboardInterrupt), stoppable(), _server(store, _free_port(port or 0)) as base:
         _show(f"{base}/{page}", browser == "yes")
         click.echo("the server runs until Ctrl-C")
         signal.pause()
@@ -79,11 +80,6 @@ def _server(store: str, port: int) -> Iterator[str]:
     server = subprocess.Popen(  # noqa: S603
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-
-    def stop(number: int, _: object) -> None:
-        raise SystemExit(0)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(base):
@@ -95,8 +91,6 @@ def _server(store: str, port: int) -> Iterator[str]:
             time.sleep(_BETWEEN_LOOKS)
         yield base
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGTERM)
             server.wait()
@@ -111,7 +105,12 @@ def _answers(base: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def _free_port(wanted: int) -> int:
+    """The port that is wanted, or any for 0; a ConfigError where another program has it."""
     with socket.socket() as probe:
-        probe.bind((_HOST, 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, wanted))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"port is {wanted}: {error}; pass another one, or auto") from error
         return int(probe.getsockname()[1])

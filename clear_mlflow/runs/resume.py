@@ -29,6 +29,7 @@ from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.lifecycle import open_again, refuse_second
+from clear_mlflow.runs.loop_run import LOOP_JSON
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
@@ -340,7 +341,13 @@ def stored_config(client: MlflowClient, run: Run) -> dict[str, str]:
     """The parameters of a run as its config.json has them; RecordError where it is damaged."""
     folder = ArtifactFolder(client, run)
     with mlflow_errors(f"read {names.CONFIG_JSON} of run {run.info.run_id}"):
-        if names.CONFIG_JSON not in folder.sizes():
+        files = folder.sizes()
+        if LOOP_JSON in files:
+            raise _refused(
+                run.info.run_id,
+                "a loop of your own trained it; start that with MLFLOW_RUN_ID set to the run's id",
+            )
+        if names.CONFIG_JSON not in files:
             row_sizes(client, run)  # where its rows are gone, too, the store is not all there
             raise TrackingError(
                 f"run {run.info.run_id} lacks {names.CONFIG_JSON}, which has its parameters; start "

@@ -294,7 +294,7 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
         params = {"dataset": "clear10", "image_size": "auto", "used/image_size": "224"}
         for key, value in (params | {"augment": "auto", "used/augment": augment}).items():
             store.log_param(run.info.run_id, key, value)
-    result = invoke("--experiment", "test", "--group-by", "strategy")
+    result = invoke("--experiment", "test", "--group-by", "auto")
     assert result.exit_code == 0, result.output
     _, folder = comparison_of(store, experiment_id)
     told = json.loads((folder / "compared_runs.json").read_text())

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -159,8 +160,33 @@ def test_import_and_a_loop_of_ones_own_end_with_the_links(store, experiment_id, 
         assert (f"clear-mlflow open {experiment_id}\n" in answer.output) == (target == "test")
 
 
-def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id):
-    """The printed address answers; Ctrl-C ends server and command."""
+def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, monkeypatch):
+    """MLflow lists 1,000 experiments at a time; here one."""
+    run = stored_run(store, experiment_id)
+    store.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
+    search = store.search_experiments
+    for name in ("a newer one", "another"):
+        store.create_experiment(name)
+    monkeypatch.setattr(
+        store, "search_experiments", lambda max_results, **o: search(max_results=1, **o)
+    )
+    assert page_of_target(store, None).startswith(f"#/experiments/{experiment_id}/runs?")
+
+
+def test_a_port_of_another_program_is_refused_at_once(store, experiment_id):
+    """Whether that answers or is mute, as here: it is not opened, and not waited for."""
+    stored_run(store, experiment_id)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        answer = CliRunner().invoke(main, ["open", "test", "--port", port, "--browser", "no"])
+    assert answer.exit_code == 2
+    assert f"port is {port}" in answer.output
+    assert "http" not in answer.output
+
+
+@pytest.mark.parametrize("stopped_by", [signal.SIGINT, signal.SIGHUP])
+def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id, stopped_by):
+    """The printed address answers; Ctrl-C, or a closed terminal, ends server and command."""
     run = stored_run(store, experiment_id)
     score(store, run.info.run_id)
     command = [sys.executable, "-m", "clear_mlflow", "open", run.info.run_id, "--browser", "no"]
@@ -172,7 +198,7 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment
         asked = f"{base}/get-artifact?path=report.html&run_uuid={run.info.run_id}"
         with urllib.request.urlopen(asked) as answer:
             assert b"<h1>" in answer.read()
-        opened.send_signal(signal.SIGINT)
+        opened.send_signal(stopped_by)
         assert opened.wait(60) == 0
         with pytest.raises(OSError, match="refused"):
             urllib.request.urlopen(base)

@@ -175,6 +175,8 @@ def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
     """A job that was killed goes on in its run; rows of another loop are not mixed with it."""
     with mlflow.start_run() as active, clear_mlflow.track(**LOOP, seed=1) as run:
         log_all(run, range(3))
+    refused = CliRunner().invoke(main, ["train", "--resume", active.info.run_id])
+    assert "a loop of your own trained it; start that with MLFLOW_RUN_ID" in refused.output
     monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
     with clear_mlflow.track(**LOOP, seed=1) as run:
         assert run.matrix.num_rows == 2

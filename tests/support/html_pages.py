@@ -19,7 +19,7 @@ HOSTILE = [
 class Page(HTMLParser):
     """What a browser finds: tags with attributes, and the texts of cells."""
 
-    VOID = ("meta", "br", "img", "link", "input")
+    VOID = ("meta", "br", "img", "link", "input", "wbr")
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)

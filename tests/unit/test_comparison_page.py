@@ -110,6 +110,16 @@ def test_sentences_and_warnings_are_on_the_page():
     assert "adjusted by Holm's method" in told
 
 
+def test_what_is_there_for_the_ear_alone_widens_no_page():
+    """Hidden texts are placed within what scrolls, not within the page: 941 pixels on a phone."""
+    _, text = page_of(three_groups())
+    (hidden,) = re.findall(r"\.hidden {(.*?)}", text)
+    assert "position: absolute" in hidden
+    (scrolls,) = re.findall(r"\.scroll {(.*?)}", text)
+    assert "position: relative" in scrolls
+    assert "challenge_<wbr>score" in text  # copied, it is the metric's name
+
+
 def test_one_run_and_two_settings_make_a_page():
     """Nothing to subtract: no differences; two test sets: each with its curves."""
     assert 'id="differences"' not in page_of(seeds_of("replay", 180, [0]))[1]

@@ -36,7 +36,7 @@ def leaderboard(comparison: Comparison) -> dict[str, Any]:
         "name sorts.",
         "columns": [
             {
-                "name": metric.split("/", 1)[-1].replace("_", " "),
+                "name": metric.split("/", 1)[-1],
                 "full": metric,
                 "first": "descending" if comparison.is_higher_better(metric) else "ascending",
                 "ranks": metric == comparison.ranked_by,

@@ -22,10 +22,8 @@ def whole(*, least: int) -> Callable[[str], int]:
     """A parser of whole numbers of at least ``least``, below 2**63."""
 
     def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
+        plain = re.fullmatch("-?(0|[1-9][0-9]{0,18})", text)  # as int() gives it back
+        value = int(text) if plain else least - 1
         if not least <= value <= _LARGEST_WHOLE:
             raise ValueError(f"expected a whole number of at least {least}, below 2**63")
         return value

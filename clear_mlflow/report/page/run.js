@@ -57,12 +57,12 @@
     there.forEach(([taken, truth, right, total]) => {
       const share = (100 * right) / total;
       const wrong = [...taken].filter(([label]) => label !== truth).sort((a, b) => b[1] - a[1]);
-      const most = wrong.slice(0, 3).map(([label, count]) => `${answers.classes[label]}\u00a0×${count}`);
-      const row = line("td", ["", share.toFixed(1), `${right} of ${total}`, most.join(", ")]);
+      const row = line("td", ["", share.toFixed(1), `${right} of ${total}`, ""]);
       const [bar, , , text] = row.cells;
       const fill = element("i", undefined, `v${Math.round(share)}`);
       fill.style.width = `${share}%`;
       bar.append(fill);
+      text.append(...wrong.slice(0, 3).map(([label, count]) => element("span", `${answers.classes[label]} ×${count}`)));
       [bar.className, text.className] = ["bar", "text"];
       const name = element("th", answers.classes[truth]);
       name.scope = "row";
@@ -134,12 +134,12 @@
       parts.push(element("p", "The predictions of this row are not on the page.", "about"));
     } else if (answers && measured) {
       const pairs = await confusion(row, buckets);
-      parts.push(element("h4", "Each class, the weakest first"), region("bars", "Each class", bars(pairs)));
+      parts.push(element("h4", "Each class, the weakest first"), region("bars scroll", "Each class", bars(pairs)));
       if (pairs.length <= 150) {
         parts.push(element("h4", "Which class is taken for which"),
           element("p", "Row: true class; column: predicted. Colours by the square root of the share, "
             + "so that rare mistakes are seen.", "about"),
-          region("confusion", "Confusion", heat(pairs)));
+          region("confusion scroll", "Confusion", heat(pairs)));
       }
     }
     if (cell === current) place.replaceChildren(...parts); // else another was chosen meanwhile
