@@ -101,20 +101,6 @@ def test_everything_that_is_told_stands_in_the_run(store, experiment_id):
     assert run.reasons == {}
 
 
-def test_an_active_run_is_joined_and_left_open(store):
-    """Its name, its parameters and its tags stay the caller's."""
-    with mlflow.start_run(run_name="mine", tags={"strategy": "secret"}) as active:
-        mlflow.log_param("seed", "a word")
-        with clear_mlflow.track(**LOOP, seed=3, strategy="naive") as run:
-            log_all(run)
-        assert mlflow.active_run().info.run_id == run.run_id == active.info.run_id
-    found = store.get_run(active.info.run_id)
-    assert found.info.run_name == "mine"
-    assert found.data.params["seed"] == "a word"
-    assert found.data.tags["strategy"] == "secret"
-    assert found.data.metrics["clear/accuracy"] == summarize(EXPECTED)["clear/accuracy"]
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [(RuntimeError("broke"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(0), None)],

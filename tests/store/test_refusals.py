@@ -1,5 +1,7 @@
 """What a store or an environment does that no command can go on with: one line, and exit code."""
 
+import os
+import signal
 import sqlite3
 from contextlib import closing
 
@@ -34,7 +36,7 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
     """In the first call to it."""
 
     def hang(**options):
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(connecting, "preflight", hang)
     done = CliRunner().invoke(main, command)

@@ -156,11 +156,6 @@ def test_a_pool_keeps_the_order_and_takes_items_as_there_is_room(jobs):
     assert [next(results) for _ in range(20)] == list(range(20))
     assert len(taken) <= 20 + 4 * jobs
     results.close()
-
-
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_a_pool_raises_an_error_in_its_place(jobs):
-    """What came before it is given first."""
     results = mapped(lambda i: 6 // i, [3, 2, 0, 1], jobs)
     assert [next(results), next(results)] == [2, 3]
     with pytest.raises(ZeroDivisionError):

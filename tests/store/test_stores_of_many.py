@@ -17,7 +17,7 @@ from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names, search, states
 from clear_mlflow.store.artifacts import log_durably
-from clear_mlflow.store.client import bound_retries, mlflow_errors
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import (
     _started,
     heartbeat,
@@ -243,24 +243,6 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
         list(select(store, Selection(experiment="none")))
     with pytest.raises(TrackingError, match="cannot list the runs"):
         list(select(store, Selection(filter="nonsense")))
-
-
-def test_a_dead_server_is_given_up_within_seconds(monkeypatch):
-    """Unless the environment says else; nobody waits an hour because a server asks for it."""
-    settings = {
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
-        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-        "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
-    }
-    for name in settings:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
-    bound_retries()
-    found = {name: os.environ[name] for name in settings}
-    for name in settings:
-        monkeypatch.delenv(name, raising=False)
-    assert found == {**settings, "MLFLOW_HTTP_REQUEST_TIMEOUT": "7"}
 
 
 def test_what_mlflow_refuses_is_one_line_without_a_password():

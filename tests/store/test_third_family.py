@@ -25,13 +25,6 @@ from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics._base import cells_where, need_trained
 
 
-def late_learning(matrix):
-    """Accuracy on the last bucket trained on, less that on the first, each when it was new."""
-    need_trained(matrix, 2, "a second trained bucket")
-    new = cells_where(matrix, np.eye(*matrix.values.shape, dtype=np.bool_))
-    return float(new[-1] - new[0])
-
-
 def spread(matrix):
     """Range of the accuracies on the buckets trained on."""
     need_trained(matrix, 1, "a trained bucket")
@@ -39,10 +32,7 @@ def spread(matrix):
     return float(learned.max() - learned.min())
 
 
-METRICS = (
-    Metric(name="evenness/late_learning", function=late_learning),
-    Metric(name="evenness/spread", function=spread, higher_is_better=False),
-)
+METRICS = (Metric(name="evenness/spread", function=spread, higher_is_better=False),)
 '''
 WIDTH = 4
 
@@ -66,10 +56,7 @@ def invoke(*arguments):
 def by_loops(matrix, k):
     """The family of the run cut off after *k* buckets, cell by cell."""
     learned = [matrix.values[i, j] for i in range(k) for j in range(i + 1)]
-    found = {"evenness/spread": max(learned) - min(learned)}
-    if k > 1:
-        found["evenness/late_learning"] = matrix.values[k - 1, k - 1] - matrix.values[0, 0]
-    return found
+    return {"evenness/spread": max(learned) - min(learned)}
 
 
 def record_of(correct):
@@ -102,8 +89,8 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
         assert of_family(run) == pytest.approx(by_loops(matrix, WIDTH))
         for name in of_family(run):
             steps = {m.step: m.value for m in store.get_metric_history(run_id, name)}
-            expected = {k: by_loops(matrix, k).get(name) for k in range(1, WIDTH + 1)}
-            assert steps == pytest.approx({k: v for k, v in expected.items() if v is not None})
+            expected = {k: by_loops(matrix, k)[name] for k in range(1, WIDTH + 1)}
+            assert steps == pytest.approx(expected)
         (line,) = [
             line
             for line in run.data.tags["mlflow.note.content"].splitlines()
@@ -123,7 +110,7 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
     told = json.loads((folder / names.COMPARED_JSON).read_text())
     assert {test["metric"] for test in told["verdicts"]} == {"evenness/spread"}
     page = (folder / names.COMPARISON_PAGE).read_text()
-    assert "evenness/late_learning" in page
+    assert "evenness/spread" in page
 
 
 def test_what_fails_is_left_out_of_a_comparison_and_told(store, experiment_id, family):

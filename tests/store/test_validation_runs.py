@@ -8,7 +8,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from click.testing import CliRunner
-from comparisons import counts, log_run
+from comparisons import counts, log_training
 from released_layout import write_released
 from trainings import FOUR_BUCKETS, NUM_TEST
 
@@ -17,7 +17,6 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import RowRecord, assemble
 from clear_mlflow.evaluation.reevaluate_models import reevaluate
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.matrix_tag import read_matrix_tag
@@ -48,23 +47,7 @@ def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest,
     """Rows of known counts, and the parameters as a training logs them."""
     asked = {"strategy": strategy, "split": split, **asked, "seed": str(seed)}
     measured = "validation" if split.startswith("validation") else "test"
-    run = log_run(
-        store,
-        experiment_id,
-        f"{strategy} {seed}",
-        counts(level, seed),
-        strategy=strategy,
-        seed=seed,
-        dataset="digits",
-        digest=digest,
-        split=measured,
-    )
-    for name, text in asked.items():
-        store.log_param(run.info.run_id, name, text)
-    for name, text in TrainConfig.resolve(asked).as_text().items():
-        if parameter_defaults()[name] == "auto":
-            store.log_param(run.info.run_id, f"used/{name}", text)
-    store.log_param(run.info.run_id, "used/arithmetic", "float32")
+    log_training(store, experiment_id, counts(level, seed), asked, digest=digest, split=measured)
 
 
 def log_grid(store, experiment_id, split, digest):

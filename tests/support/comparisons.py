@@ -8,6 +8,7 @@ from clear_mlflow.comparison import Subject
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.metrics import summarize
 
 DIGEST = "sha256:" + "ab" * 32
@@ -79,6 +80,17 @@ def log_run(client, experiment_id, name, correct, *, strategy, tags=None, **row_
         client.log_text(run.info.run_id, row.to_json(), path)
     client.set_terminated(run.info.run_id)
     return client.get_run(run.info.run_id)
+
+
+def log_training(client, experiment_id, correct, asked, **row_options):
+    """Such a run, and the parameters as a training logs them that was asked for these."""
+    strategy, seed = asked["strategy"], int(asked["seed"])
+    options = {"strategy": strategy, "seed": seed, "dataset": "digits", **row_options}
+    run = log_run(client, experiment_id, f"{strategy} {seed}", correct, **options)
+    config = TrainConfig.resolve(asked).as_text().items()
+    used = {f"used/{n}": text for n, text in config if parameter_defaults()[n] == "auto"}
+    for name, text in {**asked, **used, "used/arithmetic": "float32"}.items():
+        client.log_param(run.info.run_id, name, text)
 
 
 def log_predictions(client, run, correct, tmp_path, *, offset: int = 0, shuffle: int = 0):
