@@ -36,7 +36,7 @@ from clear_mlflow.metrics import (
     summarize,
 )
 from clear_mlflow.runs.lifecycle import close, end, join, open_run, result_of
-from clear_mlflow.runs.run_writer import RunMetadata, RunWriter, now
+from clear_mlflow.runs.run_writer import RunWriter, now
 from clear_mlflow.scoring.beside import read_tests
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import families_tag
@@ -189,7 +189,7 @@ class LoopRun:
             return
         path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(found.row)}"
         files = {} if predictions is None else {path: predictions.to_bytes()}
-        writer.write_row(writer.record_of(found, now()), files=files)
+        writer.write_row(writer.record_of(row=found, written_at=now()), files=files)
         self._rows[found.row] = found
         if predictions is None:
             return
@@ -333,10 +333,11 @@ class LoopRun:
             profile["num_test"] = dict(zip(loop.buckets, loop.num_instances, strict=True))
         if loop.class_names:
             profile["num_classes"] = len(loop.class_names)
-        metadata = RunMetadata(
-            dataset=loop.dataset, protocol=loop.protocol, split=loop.split, seed=loop.seed
+        writer.log_dataset(
+            source="own loop",
+            profile=profile,
+            **{name: getattr(loop, name) for name in ("dataset", "protocol", "split", "seed")},
         )
-        writer.log_dataset(metadata, source="own loop", profile=profile)
         if loop.evaluation_set is not None and self._predictions is None:
             path = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
             writer.write_file(path, loop.evaluation_set.to_bytes())

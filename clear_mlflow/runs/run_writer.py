@@ -6,8 +6,9 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
@@ -15,8 +16,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
-from clear_mlflow.core.untrusted import JSON
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.journal import Entry
@@ -40,17 +40,6 @@ _ROWS_OF_ALL_METRICS = 2  # of the matrix, until each summary metric has a value
 _LOADING_SECONDS = 10.0  # on a machine with much else to do; loading takes one or two
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunMetadata:
-    """What the record of every row says of its run."""
-
-    dataset: DatasetIdentity
-    protocol: str
-    split: str  # what rows are measured on: "test" or "validation"
-    seed: int | None
-    extra: Mapping[str, JSON] = field(default_factory=dict)
-
-
 class RunWriter:
     """Writes into one run: to local disk first, then to the store, by the sender of *above*."""
 
@@ -66,7 +55,7 @@ class RunWriter:
         self.run_id = run_id
         self.families = tuple(families)
         self.rows: list[AccuracyRow] = []  # that the matrix so far is of
-        self.metadata: RunMetadata | None = None
+        self.record_of: Callable[..., RowRecord] = RowRecord  # row=, written_at=: a row's record
         self.steps_there: StoredSteps = {}  # of the curve, where a run is resumed
         self.sender: Sender = above.sender if above else Sender(client)
         self._above = above
@@ -114,37 +103,25 @@ class RunWriter:
         if unsent:
             raise unsent from error
 
-    def log_dataset(
-        self, metadata: RunMetadata, *, source: str, profile: Mapping[str, object]
-    ) -> None:
-        """Log the dataset as an MLflow input; from then on rows can be written."""
-        self.metadata = metadata
+    def log_dataset(self, *, source: str, profile: Mapping[str, object], **of_rows: Any) -> None:
+        """Log the dataset as an MLflow input, from then on rows can be written: by *of_rows*."""
+        self.describe_rows(**of_rows)
+        identity, split = of_rows["dataset"], of_rows["split"]
         dataset = Dataset(
-            name=metadata.dataset.name,
-            digest=names.dataset_digest(metadata.dataset.digest),
+            name=identity.name,
+            digest=names.dataset_digest(identity.digest),
             source_type="local",
             source=json.dumps({"uri": source}),
             profile=json.dumps(profile),
         )
-        context = "training" if metadata.split == TEST else metadata.split
+        context = "training" if split == TEST else split
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
         with mlflow_errors(f"log the dataset of run {self.run_id}"):
             retry_on_conflict(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
 
-    def record_of(self, row: AccuracyRow, written_at: str) -> RowRecord:
-        """The record of a row of this run."""
-        if self.metadata is None:
-            raise RuntimeError("the dataset is logged before the first row")
-        return RowRecord(
-            row=row,
-            protocol=self.metadata.protocol,
-            split=self.metadata.split,
-            dataset=self.metadata.dataset,
-            seed=self.metadata.seed,
-            package_version=__version__,
-            written_at=written_at,
-            extra=dict(self.metadata.extra),
-        )
+    def describe_rows(self, **of_rows: Any) -> None:
+        """What the record of every row says beside its numbers, as RowRecord has it."""
+        self.record_of = partial(RowRecord, package_version=__version__, **of_rows)
 
     def write_row(
         self,

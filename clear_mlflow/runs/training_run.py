@@ -34,7 +34,7 @@ from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.metrics import family_names
 from clear_mlflow.runs.lifecycle import open_run
 from clear_mlflow.runs.resume import ResumePoint, data_of
-from clear_mlflow.runs.run_writer import RunMetadata, RunWriter, now
+from clear_mlflow.runs.run_writer import RunWriter, now
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
@@ -100,15 +100,15 @@ class TrainingRun:
     def log_facts(self, facts: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
         self._facts = facts
-        metadata = RunMetadata(
-            dataset=DatasetIdentity(facts.name, facts.digest),
-            protocol=facts.protocol,
-            split=measured_split(facts.split),
-            seed=self.config.seed,
-            extra=_extra_of(facts),
-        )
+        of_rows = {
+            "dataset": DatasetIdentity(facts.name, facts.digest),
+            "protocol": facts.protocol,
+            "split": measured_split(facts.split),
+            "seed": self.config.seed,
+            "extra": _extra_of(facts),
+        }
         if self._resumed is not None and self._resumed.is_described(facts):
-            self.writer.metadata = metadata
+            self.writer.describe_rows(**of_rows)
             return
         for warning in facts.warnings:
             warn(f"dataset {facts.name}: {warning}")
@@ -121,9 +121,9 @@ class TrainingRun:
             "split": facts.split,
             "warnings": facts.warnings,
             **({"licence": facts.licence} if facts.licence else {}),
-            **metadata.extra,
+            **_extra_of(facts),
         }
-        self.writer.log_dataset(metadata, source=facts.source, profile=profile)
+        self.writer.log_dataset(source=facts.source, profile=profile, **of_rows)
         tags = {"dataset_digest": facts.digest}
         if facts.features is not None and facts.features_digest is not None:
             tags |= {"features": facts.features, "features_digest": facts.features_digest}
@@ -145,7 +145,7 @@ class TrainingRun:
         else:
             # Of a row whose state was stored and that itself was not: the time that it carries.
             written_at = (None if resumed is None else resumed.time_of(row)) or now()
-            record = self.writer.record_of(row, written_at)
+            record = self.writer.record_of(row=row, written_at=written_at)
             self.writer.write_row(
                 record,
                 files=_files_of(measured),
@@ -225,7 +225,7 @@ class TrainingRun:
     ) -> None:
         """Send what a stored row lacks; it stays, another is kept beside it."""
         row = measured.row
-        again = self.writer.record_of(row, now())
+        again = self.writer.record_of(row=row, written_at=now())
         files = {
             path: content
             for path, content in _files_of(measured).items()
