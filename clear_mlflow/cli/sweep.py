@@ -28,7 +28,6 @@ from clear_mlflow.engines.local import LocalEngine, Process, start_program
 from clear_mlflow.engines.ray_cluster import RayEngine
 from clear_mlflow.learning.parameters.values import number, whole
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.sweep import read_grid
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,6 +111,8 @@ def sweep(
     apply_run_options(experiment, run_name, tag)
     of_ray = {"cpus": cpus} if cpus != 1 else {}
     check_engine(engine, address, **of_ray, **({"gpus": gpus} if gpus else {}))
+    from clear_mlflow.sweep import read_grid
+
     planned = read_grid(grid)
 
     # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
