@@ -56,7 +56,9 @@ def option(
     another name.
     """
     if isinstance(values, str):
-        more = {"type": Maybe(parse), "default": default or NONE, "metavar": values, **more}
+        if "required" not in more:
+            more["default"] = default or NONE
+        more = {"type": Maybe(parse), "metavar": values, **more}
     else:
         more = {"type": click.Choice(values), "default": default or values[0], **more}
     return click.option(name, *([to] if to else []), cls=Option, group=under, help=text, **more)

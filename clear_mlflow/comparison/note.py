@@ -51,7 +51,7 @@ def _leaders(comparison: Comparison) -> list[str]:
         if ranked in group.metrics
     ]
     more = ", …" if len(comparison.groups) > 4 else ""
-    return [f"`{ranked}`: {', '.join(leaders)}{more}", ""]
+    return [f"`{ranked}`, mean ± standard deviation: {', '.join(leaders)}{more}", ""]
 
 
 def _filled(lines: list[str], more: Sequence[str], limit: int, rest: str) -> list[str]:

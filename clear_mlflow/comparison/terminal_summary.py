@@ -49,7 +49,8 @@ def _leaderboard(comparison: Comparison) -> Table:
     table.add_column("seeds", justify="right", no_wrap=True)
     for metric in metrics:
         family, _, name = metric.partition("/")
-        table.add_column(f"{family}/\n{name.replace('_', ' ')}", justify="right")
+        table.add_column(f"{family}/\n{name}".replace("_", "_\n"), justify="right")
+    table.caption = "mean over seeds ± standard deviation"
     # A digit less than elsewhere: five columns fit into 80.
     number = "{:.3f}".format if score.is_accuracy else score.cell
     for group in comparison.groups[:_MOST_ROWS]:

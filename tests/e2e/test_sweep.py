@@ -314,7 +314,7 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
     )
     assert members == Counter({(s, seed): 1 for s in ("naive", "ncm") for seed in ("0", "1")})
     assert comparison.data.tags[names.COMPARED_COUNT_TAG] == "4"
-    assert "next domain accuracy" in first.output  # the leaderboard
+    assert "± standard deviation" in first.output  # the leaderboard
     assert f"compared in run {comparison.info.run_id}" in first.output
     page = Path(comparison.info.artifact_uri.removeprefix("file://"), names.COMPARISON_PAGE)
     assert f"page     {page}" in first.output

@@ -54,6 +54,12 @@ def test_every_command_is_under_a_heading():
     assert all(f"  {name} " in listed for name in names)
 
 
+def test_what_has_to_be_given_is_asked_for():
+    answer = CliRunner().invoke(main, ["data", "features", "somewhere"])
+    assert answer.exit_code == 2
+    assert "Missing option '--backbone'" in answer.output
+
+
 @pytest.mark.parametrize(
     ("words", "example"),
     [(words, line) for words, command in ALL.items() for line in getattr(command, "examples", ())],

@@ -34,7 +34,7 @@ def rendered(page: str, *, over: str | None = None, colours: str = "", **content
     css = "".join([":root{", of_groups, "}", *styles, SCALE.css("v", "scale"), colours])
     js = "".join(_optional_text(f"{name}.js") for name in pages)
     template = _environment().get_template(f"{pages[-1]}.html")
-    text = template.render(below=f"{page}.html", css=own_style(css), js=_Own(js), **content)
+    text = template.render(below=f"{page}.html", css=Own(css), js=Own(js), **content)
     return text.strip() + "\n"
 
 
@@ -68,18 +68,13 @@ def _optional_text(name: str) -> str:
     return own_text(name) if files(package).joinpath(file).is_file() else ""
 
 
-class _Own(str):
-    """A text of this package's own, which the page takes as it is."""
+class Own(str):
+    """A text of this package's own, with nothing from outside in it, which a page takes as it is."""
 
     __slots__ = ()
 
     def __html__(self) -> str:
         return str(self)
-
-
-def own_style(css: str) -> str:
-    """A style of this package's own, with nothing from outside in it, for templates to take."""
-    return _Own(css)
 
 
 @lru_cache(maxsize=1)
@@ -99,4 +94,4 @@ def _environment() -> Environment:
 def _hash_for_policy(own: str) -> str:
     """How a content security policy names the one style, or script, that may be in the page."""
     digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
-    return _Own(f"'sha256-{digest}'")
+    return Own(f"'sha256-{digest}'")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clear_mlflow.report.colours import GROUPS
-from clear_mlflow.report.page import own_style, rendered_part
+from clear_mlflow.report.page import Own, rendered_part
 
 _TITLE, _LINE = 30, 18  # pixels above a panel, and of a line of the legend
 
@@ -25,7 +25,7 @@ def svg_picture(
     text = rendered_part(
         "clear_mlflow.report.page/picture",
         kind=kind,
-        css=own_style(_style()),
+        css=Own(_style()),
         panels=[
             {"of": chart, "x": width * (i % columns), "y": height * (i // columns)}
             for i, chart in enumerate(charts)
