@@ -69,7 +69,7 @@ def _optional_text(name: str) -> str:
 
 
 class Own(str):
-    """A text of this package's own, with nothing from outside in it, which a page takes as it is."""
+    """A text of this package, with nothing from outside in it: a page takes it as it is."""
 
     __slots__ = ()
 
