@@ -255,36 +255,37 @@ class TrainingRun:
         if measured.no_state is not None and not self._warned_of_no_state:
             self._warned_of_no_state = True
             warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
-        if measured.state is None or self._facts is None or self.writer.sender.is_away:
+        row, state, facts = measured.row.row, measured.state, self._facts
+        # No state is kept on local disk: a large model would fill it.
+        if state is None or facts is None or self.writer.sender.is_away:
             return None
-        return functools.partial(
-            self._store_state, measured.row.row, record.written_at, self._facts, measured.state
-        )
 
-    def _store_state(self, row: int, written_at: str, facts: StreamMetadata, state: bytes) -> None:
-        manifest = Manifest(
-            row=row,
-            written_at=written_at,
-            size=len(state),
-            sha256=hashlib.sha256(state).hexdigest(),
-            config=self.config.as_text(),
-            data=data_of(facts),
-            package_version=__version__,
-            torch_version=version("torch"),
-        )
-        try:
-            self.writer.sender.hold.check(self.run_id)
-            store_state(self.client, self.run_id, manifest, state)
-        except LostRunError:  # the row, which is sent next, reports it
-            return
-        except (TrackingError, OSError) as error:
-            if not self._warned_of_no_state:
-                warn(f"{error}; a resume will start from an earlier row")
-            self._warned_of_no_state = True
-            return
-        self._holds_states = True
-        self._warned_of_no_state = False
-        self._newest_state = row
+        def store() -> None:
+            manifest = Manifest(
+                row=row,
+                written_at=record.written_at,
+                size=len(state),
+                sha256=hashlib.sha256(state).hexdigest(),
+                config=self.config.as_text(),
+                data=data_of(facts),
+                package_version=__version__,
+                torch_version=version("torch"),
+            )
+            try:
+                self.writer.sender.hold.check(self.run_id)
+                store_state(self.client, self.run_id, manifest, state)
+            except LostRunError:  # the row, which is sent next, reports it
+                return
+            except (TrackingError, OSError) as error:  # the one before stays
+                if not self._warned_of_no_state:
+                    warn(f"{error}; a resume will start from an earlier row")
+                self._warned_of_no_state = True
+                return
+            self._holds_states = True
+            self._warned_of_no_state = False
+            self._newest_state = row
+
+        return store
 
     def _remove_states(self, *, before: int | None) -> None:
         """Remove the states that a newer one replaces or, of a run that has all its rows, all."""

@@ -55,14 +55,14 @@ class Plan:
 
     def __str__(self) -> str:
         """What would be written, in one line."""
-        parts = [
-            f"{len(self.points)} metric values" if self.points else "",
-            "the reports" if self.reports else "",
-            "the tables of predictions" if self.tables else "",
-            "the page" if self.page is not None else "",
-            f"the tags {', '.join(sorted(self.tags))}" if self.tags else "",
-        ]
-        return ", ".join(filter(None, parts)) or "nothing"
+        parts = {
+            f"{len(self.points)} metric values": self.points,
+            "the reports": self.reports,
+            "the tables of predictions": self.tables,
+            "the page": self.page,
+            f"the tags {', '.join(sorted(self.tags))}": self.tags,
+        }
+        return ", ".join(part for part, wanted in parts.items() if wanted) or "nothing"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

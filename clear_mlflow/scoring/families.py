@@ -52,15 +52,14 @@ def against_joint(metrics: Sequence[Metric], record: Record, joint: Record) -> t
 def _difference(record: Record, joint: Record) -> str | None:
     """What forbids to compare two runs cell by cell; None: nothing."""
     ours, theirs = record.matrix, joint.matrix
-    if ours.buckets != theirs.buckets:
-        return "buckets"
-    if record.dataset.digest != joint.dataset.digest:
-        return "data (its digest is another)"
-    if ours.score != theirs.score:
-        return "score"
-    if record.split != joint.split:
-        return "split"
-    return None if record.protocol == joint.protocol else "protocol"
+    both: dict[str, tuple[object, object]] = {
+        "buckets": (ours.buckets, theirs.buckets),
+        "data (its digest is another)": (record.dataset.digest, joint.dataset.digest),
+        "score": (ours.score, theirs.score),
+        "split": (record.split, joint.split),
+        "protocol": (record.protocol, joint.protocol),
+    }
+    return next((what for what, (one, other) in both.items() if one != other), None)
 
 
 def _incomparable(reason: str, matrix: AccuracyMatrix) -> float:
