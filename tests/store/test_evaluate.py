@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from stored_runs import histories, rows_folder, stored_run
+from stored_runs import histories, stored_run
 from trainings import FOUR_BUCKETS
 
 from clear_mlflow.evaluation.rescore import Evaluation
@@ -84,20 +84,6 @@ def test_dry_run_writes_nothing(store, experiment_id):
     assert "4 of 4 rows; would write" in verdict.detail
     assert "the reports, the page, the tags" in verdict.detail
     assert everything(store, run.info.run_id) == before
-
-
-def test_missing_row_is_named_and_what_is_defined_is_logged(store, experiment_id):
-    """Metrics of the last row stand; a mean over cells that include the gap does not."""
-    run = stored_run(store, experiment_id)
-    (rows_folder(run) / "row_002.json").unlink()
-    (verdict,) = run_evaluate(store, run.info.run_id)
-    assert verdict.is_problem
-    assert "missing row 2" in verdict.detail
-    metrics = store.get_run(run.info.run_id).data.metrics
-    assert metrics["renate/average_accuracy"] == pytest.approx((0.70 + 0.81 + 0.90 + 0.95) / 4)
-    history = store.get_metric_history(run.info.run_id, "clear/in_domain_accuracy")
-    assert [m.step for m in history] == [1]
-    assert store.get_run(run.info.run_id).data.tags[names.ROWS_TAG] == "partial"
 
 
 @pytest.mark.parametrize("alive", [True, False])

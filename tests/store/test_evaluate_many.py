@@ -7,15 +7,11 @@ import time
 
 import pytest
 from forked import Forked
-from mlflow import MlflowClient
 from stored_runs import change, histories, rows_folder, stored_run
-from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
 from clear_mlflow.store.search import Selection, select
 
@@ -131,37 +127,6 @@ def test_two_evaluations_at_once_lose_and_double_nothing(store, many):
         assert histories(store, run.info.run_id) == expected
     search(store, metrics=(*METRICS, OWN))
     assert {v.action for v in search(store, metrics=(*METRICS, OWN))} == {"unchanged"}
-
-
-class Watched(KnownTraining):
-    """A training during which somebody evaluates the experiment, after every row."""
-
-    store: MlflowClient
-    seen: list[list[str]]
-
-    def rows(self, on_curve=ignore, on_test=ignore):
-        for row in super().rows(on_curve, on_test):
-            yield row
-            self.seen.append([v.action for v in search(self.store)])
-
-
-def test_an_evaluation_during_a_training_leaves_it_alone(store, experiment_id):
-    """It is passed over, and ends with the numbers that it has without."""
-    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
-    (alone,) = store.search_runs([experiment_id])
-    training = Watched(FOUR_BUCKETS)
-    training.store, training.seen = store, []
-    train_in_process(store, training, {})
-    assert training.seen == [["skipped", "unchanged"]] * 5
-    watched, _ = store.search_runs([experiment_id])
-    values, expected = (
-        {
-            name: [(step, value) for step, _, value in points]
-            for name, points in histories(store, run.info.run_id).items()
-        }
-        for run in (watched, alone)
-    )
-    assert values == expected
 
 
 def evaluate_command(*options):

@@ -22,19 +22,13 @@ import pytest
 import result_files as files
 import torch
 from anytime_courses import inside_bucket
-from comparisons import counts, subject
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlflow.entities import Metric
-from rich.console import Console
 from safetensors.torch import save
 from stored_runs import row_texts
 from strategy_runs import feature_stream, on_features, trained
 
-from clear_mlflow.comparison import arrange, compare
-from clear_mlflow.comparison.note import comparison_note
-from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.predictions import (
@@ -537,39 +531,3 @@ def test_tags(data):
         data=SimpleNamespace(tags={names.PROCESS_TAG: changed(json.loads(liveness.heartbeat()))}),
     )
     assert liveness.seems_abandoned(run) in (True, False)
-
-
-# --- comparisons
-
-
-@fuzz(20)
-@given(ANY)
-def test_comparisons(data):
-    """Runs of any lengths, settings and labels: a page, a note and a table, with their means."""
-
-    def one_of(*values):
-        return data.draw(st.sampled_from(values))
-
-    runs = []
-    for number in range(data.draw(st.integers(1, 8))):
-        rows = counts(one_of(100, 150, 180), one_of(0, 1, 2, 3), one_of(4, 1, 2, 3))
-        runs.append(
-            subject(
-                one_of("a", "b", "<b>\x1b", "x" * 300, ""),
-                rows[: data.draw(st.integers(1, len(rows)))],
-                run_id=f"{number:032x}",
-                seed=one_of(None, 0, 1, 2, 3),
-                protocol=one_of("iid", "iid", "streaming"),
-                digest="sha256:" + one_of("ab", "cd") * 32,
-            )
-        )
-    found = compare(arrange(runs, one_of(["strategy"], ["strategy", "dataset"], [])))
-    assert comparison_page(found, title="t", footer="f").endswith("</html>\n")
-    assert len(comparison_note(found, page="p").encode()) < 8_000
-    out = Console(width=100, quiet=True)
-    for part in comparison_text(found):
-        out.print(part)
-    for group in found.groups:
-        for metric, summary in group.metrics.items():
-            values = [m.summary[metric] for m in group.counted if metric in m.summary]
-            assert summary.mean == pytest.approx(math.fsum(values) / len(values), abs=1e-12)

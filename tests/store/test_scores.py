@@ -3,9 +3,8 @@
 import json
 from dataclasses import replace
 
-from mlflow.entities import Metric as StoredMetric
 from stored_runs import histories, row_texts, rows_folder, stored_run
-from trainings import FOUR_BUCKETS, NUM_TEST
+from trainings import NUM_TEST
 
 from clear_mlflow import AccuracyMatrix, series
 from clear_mlflow.core.errors import UndefinedMetricError
@@ -76,19 +75,6 @@ def test_rows_that_come_later_are_scored_though_nothing_changes(store, experimen
         assert found[name].keys() == steps.keys()
 
 
-def test_a_wrong_value_is_set_right_at_its_step(store, experiment_id):
-    """MLflow shows the later of two values at one step: the right one has to be it."""
-    run = stored_run(store, experiment_id)
-    run_id = run.info.run_id
-    score(store, run_id)
-    right = store.get_run(run_id).data.metrics["clear/accuracy"]
-    times = [time for step, time, _ in histories(store, run_id)["clear/accuracy"] if step == 4]
-    store.log_batch(run_id, metrics=[StoredMetric("clear/accuracy", 0.125, times[0] + 5_000, 4)])
-    assert store.get_run(run_id).data.metrics["clear/accuracy"] == 0.125
-    score(store, run_id)
-    assert store.get_run(run_id).data.metrics["clear/accuracy"] == right
-
-
 def lowest(matrix):
     """The lowest accuracy of the first bucket."""
     if matrix.num_rows < 1:
@@ -121,21 +107,6 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
     assert scored(store, run_id, highest).plan.changed == ("lab/first",)
     assert store.get_run(run_id).data.metrics["lab/first"] == 0.6
     assert scored(store, run_id, highest).plan.is_empty
-
-
-def test_a_description_is_kept_where_a_person_wrote_it(store, experiment_id):
-    """Ours is kept up to date; theirs is theirs."""
-    run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
-    run_id = run.info.run_id
-    score(store, run_id)
-    ours = store.get_run(run_id).data.tags[names.MLFLOW_NOTE]
-    add_rows(run, FOUR_BUCKETS[:4])
-    score(store, run_id)
-    assert store.get_run(run_id).data.tags[names.MLFLOW_NOTE] != ours
-    store.set_tag(run_id, names.MLFLOW_NOTE, "mine")
-    add_rows(run, FOUR_BUCKETS)
-    score(store, run_id)
-    assert store.get_run(run_id).data.tags[names.MLFLOW_NOTE] == "mine"
 
 
 def test_a_step_has_the_time_of_its_row_or_of_the_last_before(store, experiment_id):

@@ -42,16 +42,6 @@ def test_tag_gives_back_the_rows():
     assert len(text) < sum(map(len, ROWS.values())) / 2
 
 
-def test_ten_rows_of_ten_buckets_fit_into_a_tag():
-    """CLEAR-100's eleven rows of eleven buckets do; a hundred of a hundred do not."""
-    for size, fits in ((11, True), (100, False)):
-        texts = row_texts([[(7 * i + j) % 101 for j in range(size)] for i in range(size + 1)])
-        records = {name: RowRecord.from_json(text, source=name) for name, text in texts.items()}
-        text = matrix_tag("run", {name: t.encode() for name, t in texts.items()}, records)
-        assert (text is not None) is fits
-        assert text is None or len(text) < 8_000
-
-
 def test_a_tag_is_as_long_as_mlflow_keeps_one():
     """8,000 characters; one more, and MLflow would cut it off without a word."""
 

@@ -154,18 +154,6 @@ def test_what_a_run_is_judged_by_comes_first(finished, store, experiment_id):
         assert sum(of_buckets) == 4
 
 
-def test_interrupted_training_is_scored_and_partial(store, experiment_id):
-    """Rows before an exception stay, and so does what they define."""
-    training = KnownTraining(FOUR_BUCKETS[:3], ends_with=RuntimeError("the model broke"))
-    with pytest.raises(RuntimeError, match="the model broke"):
-        train_in_process(store, training, ASKED)
-    run = the_run(store, experiment_id)
-    assert run.info.status == "FAILED"
-    assert run.data.tags[names.ROWS_TAG] == "partial"
-    cut = EXPECTED.after(2)
-    assert {n: v for n, v in run.data.metrics.items() if "bucket" not in n} == summarize(cut)
-
-
 def test_active_run_is_joined_and_left_open(store):
     """Nothing of theirs is renamed, replaced or closed; our word of an earlier failure goes."""
     tags = {"model": "mine", names.ERROR_TAG: "of an earlier try"}
