@@ -11,9 +11,10 @@ from urllib.parse import unquote, unquote_plus
 
 MASK = "***"
 
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s]*)")
-# What has the form of user:password@ without a scheme before it.
-_BARE = re.compile(r"[^\s:/@'\"=(]+:(?!//)[^\s@]*@(?=[^\s@])")
+# Whoever writes the text decides how long this takes: nothing here looks at a character twice.
+_ADDRESS = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)://(\S*)")
+# What has the form of user:password, of which an @ follows.
+_BARE = re.compile(r"(?<![^\s:/@'\"=(])[^\s:/@'\"=(]+:(?!//)")
 # Schemes of files, in whose paths an @ is a character like any other.
 _OF_FILES = ("sqlite", "file")
 _SHORTEST = 4  # characters of a secret that is looked for in a text: fewer would be in any word
@@ -30,7 +31,12 @@ def masked(text: str, *addresses: str) -> str:
     for secret in sorted({s for a in addresses for s in _secrets(a)}, key=len, reverse=True):
         text = text.replace(secret, MASK)
     text = _ADDRESS.sub(lambda found: f"{found[1]}://{_without_secrets(found[1], found[2])}", text)
-    return _BARE.sub(f"{MASK}@", text)
+    parts = text.split("@")
+    for i, part in enumerate(parts[:-1]):
+        word = "" if part[-1:].isspace() or not part else part.rsplit(maxsplit=1)[-1]
+        if (found := _BARE.search(word)) and parts[i + 1][:1].strip():
+            parts[i] = f"{part[: len(part) - len(word)]}{word[: found.start()]}{MASK}"
+    return "@".join(parts)
 
 
 def has_credentials(address: str) -> bool:

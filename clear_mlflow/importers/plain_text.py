@@ -11,7 +11,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RESULTS_BYTES
 from clear_mlflow.importers._base import NAN, Format, Parsed, Source
 
-_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
+_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
 _MOST_CELLS = 4 * MAX_BUCKETS + 1  # in a line: some programs set several metrics side by side
 _INITIAL = ("initial", "init")  # labels of the untrained model's row
 # What stands above a column of labels; any other text there is a bucket's name.

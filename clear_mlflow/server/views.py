@@ -33,6 +33,8 @@ from clear_mlflow.store.client import mlflow_errors
 # A page, or what a page asks for.
 _View = Callable[[], str | dict[str, object]]
 
+_LONGEST_QUERY = 16_384  # three hundred runs' ids
+
 _logger = logging.getLogger(__name__)
 
 
@@ -99,6 +101,8 @@ def _answering(view: _View) -> Callable[[], Response]:
     def answer() -> Response:
         if request.method != "GET":  # HEAD, which flask adds, and MLflow's accounts do not know
             return _problem(405, "only GET is answered")
+        if len(request.query_string) > _LONGEST_QUERY:
+            return _problem(414, f"the address asks in more than {_LONGEST_QUERY} bytes")
         try:
             # In a context of its own: the next request of this thread may be for another workspace.
             found = copy_context().run(_in_workspace, view)

@@ -2,13 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
-from comparisons import counts, seeds_of, subject
+from comparisons import counts, row_records, seeds_of, subject
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
+from rich.console import Console
 
 from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.core.record import assemble, row_file_name
 
 BY = ("strategy", "dataset")
 
@@ -138,3 +142,17 @@ def test_fifty_runs_fit():
     _, text = page_of(runs, by=())
     assert len(text.encode()) < 2_000_000
     Page(text)
+
+
+def test_runs_without_any_evidence_make_a_page():
+    """Under streaming the last row scores training images alone: no curve, no metric, no crash."""
+    runs = []
+    for run in seeds_of("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):
+        last = row_records(counts(180, 1), protocol="streaming")[4]
+        record = assemble({row_file_name(4): last})
+        runs.append(replace(run, record=record, summary={}))
+    comparison, text = page_of(runs, title="[/x]")
+    assert comparison.ranked_by is None
+    Page(text)
+    for part in comparison_text(comparison):
+        Console(quiet=True).print(part)

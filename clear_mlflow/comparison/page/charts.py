@@ -120,6 +120,8 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         buckets = [
             (f"Bucket {k}", lines(partial(_cell, j))) for j, k in enumerate(description.buckets)
         ]
+        if not any(found for _, found in buckets):  # no cell is evidence under the protocol
+            continue
         axis = axis_over([line for _, of_bucket in buckets for line in of_bucket], score)
         times = shown[0][1].members[0].record.times
         chart = partial(line_chart, last=len(description.buckets), times=times)
