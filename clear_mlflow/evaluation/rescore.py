@@ -16,7 +16,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import Record
 from clear_mlflow.learning.parameters.logged import is_of_a_training
-from clear_mlflow.metrics import ALL_METRICS, anytime, of_score
+from clear_mlflow.metrics import FAMILIES, anytime
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import close_abandoned
 from clear_mlflow.runs.logged_models import log_models
@@ -37,7 +37,8 @@ from clear_mlflow.store.search import MissingRun
 # than threads take turns.
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
-_BUILT_IN = {m.name for m in predicted.METRICS} | {m.name for m in anytime.METRICS}
+_OF_MORE = {m.name for m in predicted.METRICS} | {m.name for m in anytime.METRICS}
+_OURS = {*FAMILIES, *(name.split("/")[0] for name in _OF_MORE)}
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,7 @@ def _describe(scores: Scores, gaps: Sequence[int], dry_run: bool) -> Iterator[st
 
 
 def _own_without_value(scores: Scores) -> list[str]:
-    if scores.record is None:
-        return []
-    built_in = {m.name for m in of_score(ALL_METRICS, scores.record.matrix.score)}
-    own = scores.versions.keys() - built_in - _BUILT_IN
-    return [name for name in scores.reasons if name in own]
+    return [name for name in scores.reasons if name.split("/")[0] not in _OURS]
 
 
 def _try_to_close(client: MlflowClient, run: Run) -> str:
