@@ -46,11 +46,16 @@ class HeldError(TrackingError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing to send: a file for the run's artifacts, or (``artifact`` is None) metrics."""
+    """One thing to send: a file for the run's artifacts, or points of metrics."""
 
     run_id: str
     file: Path
-    artifact: str | None
+
+    @property
+    def artifact(self) -> str | None:
+        """Its path among the run's artifacts; None of metrics."""
+        path = self.file.name[9:].replace("+", "/")
+        return None if path == _METRICS_JSON else path
 
     def metrics(self) -> list[Metric]:
         """The points that it holds; TrackingError where it holds something else."""
@@ -124,7 +129,7 @@ class Journal:
         file = self.folder / f"{self._next:08d}-{artifact.replace('/', '+')}"
         write_durably(file, content)
         self._next += 1
-        return Entry(self.run_id, file, artifact if artifact != _METRICS_JSON else None)
+        return Entry(self.run_id, file)
 
     def append_metrics(self, metrics: Sequence[Metric]) -> Entry:
         """Write points of metrics; as :meth:`append`."""
@@ -133,14 +138,7 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """What waits, in order."""
-        return [
-            Entry(
-                self.run_id,
-                self.folder / name,
-                None if (path := name[9:].replace("+", "/")) == _METRICS_JSON else path,
-            )
-            for _, name in sorted(self._numbered())
-        ]
+        return [Entry(self.run_id, self.folder / name) for _, name in sorted(self._numbered())]
 
     def write_end(self, end: End) -> None:
         """Write how the training ended; OSError where the disk does not take it."""
@@ -225,9 +223,6 @@ def _locked(folder: Path) -> int:
     except BlockingIOError:
         os.close(lock)
         raise HeldError(f"a process that lives writes to {folder}; it sends it by itself") from None
-    except BaseException:
-        os.close(lock)
-        raise
     return lock
 
 
