@@ -37,8 +37,8 @@ table says so: `bf16` if it has instructions for it, else `off`. `split=auto` is
 
 Sources: the recipe of CLEAR's images is that of the CLEAR authors' example in Avalanche, the
 challenge's starter kit and Renate's benchmark; that of features is the linear protocol of the
-[CLEAR paper](https://arxiv.org/abs/2201.06289), with the weight decay and the step of the
-authors' linear example. Those of the embedded datasets are ours.
+[CLEAR paper](https://arxiv.org/abs/2201.06289), with the epochs, weight decay and step of the
+authors' `clear100_feature_*.yaml`. Those of the embedded datasets are ours.
 
 ## All parameters
 """

@@ -16,7 +16,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix, measured_split
 from clear_mlflow.core.text import NOT_MEASURED, shortened, shown
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
-NOT_SAID = "(none)"
+NOT_SAID = "not logged"  # of a run without the parameter; one that is none says "none"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

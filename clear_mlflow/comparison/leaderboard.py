@@ -35,7 +35,8 @@ def leaderboard_rows(comparison: Comparison) -> Iterator[list[_Cell]]:
             if found is None:
                 cells += [None, None, None, None, 0]
             else:
-                cells += [found.mean, found.std, *(found.interval or (None, None)), found.n]
+                values = (found.mean, found.std, *(found.interval or (None, None)))
+                cells += [None if v is None else _digits(v) for v in values] + [found.n]
         cells += [_text(group.labels[name]) for name in comparison.group_by]
         cells += [_text(setting.dataset), setting.protocol, setting.split]
         yield [*cells, " ".join(member.run_id for member in group.members)]
@@ -47,7 +48,7 @@ def leader_numbers(comparison: Comparison) -> dict[str, float]:
     if len(comparison.settings) > 1 or ranked not in leader.metrics:
         return {}
     names = comparison.headline_metrics
-    return {name: leader.metrics[name].mean for name in names if name in leader.metrics}
+    return {name: _digits(leader.metrics[name].mean) for name in names if name in leader.metrics}
 
 
 def leaderboard_table(comparison: Comparison) -> str:
@@ -57,7 +58,7 @@ def leaderboard_table(comparison: Comparison) -> str:
 
 
 def leaderboard_csv(comparison: Comparison) -> str:
-    """The leaderboard for spreadsheets: full precision, an empty cell where nothing is defined.
+    """The leaderboard for spreadsheets: 12 digits, an empty cell where nothing is defined.
 
     A text that a spreadsheet would take for a formula has an apostrophe put before it.
     """
@@ -74,6 +75,11 @@ def _csv_cell(value: _Cell) -> str:
     if value is None:
         return ""
     return inert(value) if isinstance(value, str) else repr(value)
+
+
+def _digits(value: float) -> float:
+    """A number without the last digits, which are rounding: .918 and not .9179999999999999."""
+    return float(f"{value:.12g}")
 
 
 def _text(text: str) -> str:

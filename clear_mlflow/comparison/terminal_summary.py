@@ -50,7 +50,8 @@ def _leaderboard(comparison: Comparison) -> Table:
     for metric in metrics:
         family, _, name = metric.partition("/")
         table.add_column(f"{family}/\n{name}".replace("_", "_\n"), justify="right")
-    table.caption = "mean over seeds ± standard deviation"
+    what = ", accuracies as fractions" if score.is_accuracy else ""
+    table.caption = f"mean over seeds ± standard deviation{what}"
     # A digit less than elsewhere: five columns fit into 80.
     number = "{:.3f}".format if score.is_accuracy else score.cell
     for group in comparison.groups[:_MOST_ROWS]:
