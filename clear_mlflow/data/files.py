@@ -35,8 +35,11 @@ CLASS_LIST = "class_names.txt"
 METADATA = "labeled_metadata.json"
 METADATA_FOLDER = "labeled_metadata"
 TRAINING_FOLDER = "training_folder"  # of the older layout
+FILE_LISTS = "filelists"  # in it: lists of images for each bucket, the first of all of them
+ALL_IMAGES = "all.txt"
 
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
+_LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
 
 def path_text(path: Path) -> str:
@@ -169,6 +172,19 @@ def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> li
     if lines == [""]:
         raise DataError(f"{path_text(path)} is empty; unpack the dataset again")
     return lines
+
+
+def list_entry(
+    line: str, number: int, *, base: Path, num_classes: int, named_in: Path
+) -> tuple[Path, int]:
+    """Path, joined to *base*, and label of a line (from 1) as ``labeled_images/1/bus/1.jpg 2``."""
+    stored, _, label = line.rpartition(" ")  # a path may hold spaces, a label does not
+    if not _LABEL.fullmatch(label) or int(label) >= num_classes:
+        raise DataError(
+            f"{path_text(named_in)} line {number} is {shown(line)}; expected a path, a space, and "
+            f"a label from 0 to {num_classes - 1}"
+        )
+    return stored_path(stored, base=base, below=IMAGE_FOLDER, named_in=named_in), int(label)
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ Source:
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,18 +18,20 @@ import numpy as np
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
+    ALL_IMAGES,
     CLASS_LIST,
+    FILE_LISTS,
     IMAGE_FOLDER,
     METADATA,
     TRAINING_FOLDER,
     in_stream_order,
     is_folder,
+    list_entry,
     path_text,
     read_class_names,
     read_json_texts,
     read_lines,
     resolve_root,
-    stored_path,
 )
 from clear_mlflow.data.problems import Report, reported, stop
 from clear_mlflow.data.splits import Listing, Split
@@ -39,8 +40,6 @@ from clear_mlflow.data.stream import ImageSet, placed_images
 EXPECTED = "class_names.txt and the folders training_folder and labeled_images"
 
 _BUCKETS = "bucket_indices.json"
-_LISTS = "filelists"  # of images for each bucket
-_ALL = "all.txt"
 _SPLITS = "testset_ratio_0.3"
 
 
@@ -66,7 +65,7 @@ def listing(root: Path, report: Report = stop) -> Listing:
     )
     images: dict[str, ImageSet] = {}
     for key in keys:
-        file = training / _LISTS / key / _ALL
+        file = training / FILE_LISTS / key / ALL_IMAGES
         images[key] = _read_list(file, key, class_names, root=real_root, report=report)
         for label in sorted(set(range(len(class_names))) - set(images[key].labels.tolist())):
             error = DataError(
@@ -94,7 +93,7 @@ def _read_list(
             lines = read_lines(file, root=root)
         for number, line in enumerate(lines, start=1):
             with reported(report, "metadata", file):
-                path, label = _entry(
+                path, label = list_entry(
                     line, number, base=root, num_classes=len(class_names), named_in=file
                 )
                 yield path, label, file
@@ -102,19 +101,6 @@ def _read_list(
     return placed_images(
         named(), base=root, key=key, class_names=class_names, root=root, report=report
     )
-
-
-def _entry(
-    line: str, number: int, *, base: Path, num_classes: int, named_in: Path
-) -> tuple[Path, int]:
-    """Path, joined to *base*, and label of a line (from 1) as ``labeled_images/1/bus/1.jpg 2``."""
-    stored, _, label = line.rpartition(" ")  # a path may hold spaces, a label does not
-    if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= num_classes:
-        raise DataError(
-            f"{path_text(named_in)} line {number} is {shown(line)}; expected a path, a space, and "
-            f"a label from 0 to {num_classes - 1}"
-        )
-    return stored_path(stored, base=base, below=IMAGE_FOLDER, named_in=named_in), int(label)
 
 
 def _read_split(
@@ -133,7 +119,7 @@ def _read_split(
 def _read_bucket_split(
     folder: Path, key: str, images: ImageSet, class_names: tuple[str, ...], *, root: Path
 ) -> Split:
-    listed = root / TRAINING_FOLDER / _LISTS / key / _ALL
+    listed = root / TRAINING_FOLDER / FILE_LISTS / key / ALL_IMAGES
     index = {path: i for i, path in enumerate(images.paths)}
     parts: list[set[int]] = []
     for name in ("train.txt", "test.txt"):

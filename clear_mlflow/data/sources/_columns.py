@@ -70,25 +70,36 @@ class ColumnArguments(OrderedArguments):
             )
 
 
-def wanted_columns(arguments: ColumnArguments, known: Sequence[str], named_in: str) -> list[str]:
-    """The columns that are to be read, of those that there are; the images' own not among them."""
-    of_buckets = arguments.buckets == NONE
-    when = arguments.bucket if of_buckets else arguments.time
-    needed = [
-        (when, "bucket", " of buckets", ", or time=COLUMN with buckets=year")
-        if of_buckets
-        else (when, "time", "", ""),
-        (arguments.label, "label", "", ""),
-    ]
-    if arguments.split != ColumnArguments.split:
+def wanted_columns(
+    arguments: ColumnArguments, known: Sequence[str], named_in: str, *, path: str | None = None
+) -> dict[str, str]:
+    """The columns that are to be read, of those that there are, and what each is.
+
+    That is a label, a bucket or a time, a split where there is one, and a path where *path* names
+    its column.
+    """
+    needed = [] if path is None else [(path, "path", "", "")]
+    needed.append((arguments.label, "label", "", ""))
+    if arguments.buckets == NONE:
+        advice = ", or time=COLUMN with buckets=year"
+        needed.append((arguments.bucket, "bucket", " of buckets", advice))
+    else:
+        needed.append((arguments.time, "time", "", ""))
+    if arguments.split in known or arguments.split != ColumnArguments.split:
         needed.append((arguments.split, "split", "", ", or leave it out"))
-    for name, argument, of_what, advice in needed:
+    for name, role, of_what, advice in needed:
         if name not in known:
             raise DataError(
                 f"{named_in} has no column {shown(name)}{of_what}; its columns are "
-                f"{names_of(known)}: pass dataset_args={argument}=COLUMN{advice}"
+                f"{names_of(known)}: pass dataset_args={role}=COLUMN{advice}"
             )
-    return [arguments.label, when, *([arguments.split] if arguments.split in known else [])]
+    roles = {name: role for name, role, *_ in needed}
+    if len(roles) < len(needed):
+        raise DataError(
+            f"{named_in}: dataset_args name one column for two things, of {names_of(list(roles))}; "
+            "expected a column for each"
+        )
+    return roles
 
 
 def listing_of_columns(

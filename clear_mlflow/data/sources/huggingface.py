@@ -198,10 +198,9 @@ def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Catego
             f"{names_of(list(features))}: pass dataset_args=image=COLUMN"
         )
     wanted = wanted_columns(arguments, list(features), named_in)
-    when = "bucket" if arguments.buckets == NONE else "time"
-    table = rows.select_columns(wanted).with_format("arrow")[:]
+    table = rows.select_columns(list(wanted)).with_format("arrow")[:]
     found = {}
-    for name, role in zip(wanted, ("label", when, "split"), strict=False):
+    for name, role in wanted.items():
         column = table[name]
         if isinstance(features[name], datasets.ClassLabel):
             names = pa.array([*features[name].names, None])  # -1 says that a row has no label

@@ -13,12 +13,11 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_COLUMNS, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
+    expect_file,
     is_folder,
     names_in,
     path_text,
     reason,
-    regular_file,
-    resolve_folder,
     resolve_root,
     stored_path,
 )
@@ -26,10 +25,9 @@ from clear_mlflow.data.sources._arrow import check_type, text_column
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     listing_of_columns,
-    names_of,
     wanted_columns,
 )
-from clear_mlflow.data.sources._entries import AUTO, NONE
+from clear_mlflow.data.sources._entries import AUTO
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
@@ -95,13 +93,7 @@ def _find(root: Path, table: str) -> Path:
             f"{path_text(file)} is no table by its name; expected one that ends in "
             f"{' or '.join(_ENDINGS)}"
         )
-    resolve_folder(file.parent, root=root)
-    size = regular_file(file, root=root).st_size
-    if size > MAX_TABLE_BYTES:
-        raise DataError(
-            f"{path_text(file)} has {size} bytes; expected {MAX_TABLE_BYTES} at most: leave out "
-            "columns that nothing needs"
-        )
+    expect_file(file, root=root, limit=MAX_TABLE_BYTES)
     return file
 
 
@@ -119,10 +111,11 @@ def _read(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], int
 
 
 def _check_rows(number: int, file: Path) -> None:
-    if not number:
-        raise DataError(f"{path_text(file)} has no rows; expected one for each image")
     if not 0 < number <= MAX_TABLE_ROWS:
-        raise DataError(f"{path_text(file)} has {number} rows; expected at most {MAX_TABLE_ROWS}")
+        raise DataError(
+            f"{path_text(file)} has {number or 'no'} rows; expected one for each image, at most "
+            f"{MAX_TABLE_ROWS}"
+        )
 
 
 def _read_csv(file: Path, arguments: Arguments) -> dict[str, Categorical]:
@@ -180,23 +173,11 @@ def _read_parquet(file: Path, arguments: Arguments) -> dict[str, Categorical]:
 
 
 def _roles(known: Sequence[str], arguments: Arguments, file: Path) -> dict[str, str]:
-    """The columns to read, and what each is: path, label, time or bucket, and split if any."""
+    """The columns to read, and what each is."""
     named_in = path_text(file)
     if len(known) > MAX_TABLE_COLUMNS or len(set(known)) < len(known):
         raise DataError(
             f"{named_in} has {len(known)} columns, {len(set(known))} of different names; expected "
             f"at most {MAX_TABLE_COLUMNS}, each of a name of its own"
         )
-    if arguments.path not in known:
-        raise DataError(
-            f"{named_in} has no column {shown(arguments.path)}; its columns are "
-            f"{names_of(known)}: pass dataset_args=path=COLUMN"
-        )
-    wanted = [arguments.path, *wanted_columns(arguments, known, named_in)]
-    if len(set(wanted)) < len(wanted):
-        raise DataError(
-            f"{named_in}: dataset_args name one column for two things, of {names_of(wanted)}; "
-            "expected a column for each"
-        )
-    when = "bucket" if arguments.buckets == NONE else "time"
-    return dict(zip(wanted, ("path", "label", when, "split"), strict=False))
+    return wanted_columns(arguments, known, named_in, path=arguments.path)
