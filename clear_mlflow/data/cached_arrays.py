@@ -1,9 +1,7 @@
 """Arrays of the cache that results rest on: ``NAME.npy`` and, beside it, ``NAME.json``.
 
-The JSON says what the array is of, and has one SHA-256 of that and of the array's file. So an array
-that was changed since, by a failing disk or by a program, or that is of something else, is seen.
-Another user could make a hash that fits other content: a file counts only if it belongs to the user
-or to root, and nobody else may write to it.
+The JSON says what the array is of, and has one SHA-256 of that and of the array's file. A file
+counts only if it is the user's or root's, and nobody else may write to it.
 """
 
 from __future__ import annotations
@@ -64,10 +62,7 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 class CachedArrays:
-    """The arrays that one process reads: each is verified when it is opened, unless it was before.
-
-    One that was written to since is verified again.
-    """
+    """The arrays that one process reads, each verified when it is opened and was changed."""
 
     def __init__(self) -> None:
         self._verified: set[tuple[object, ...]] = set()

@@ -62,10 +62,7 @@ def is_folder(path: Path) -> bool:
 
 
 def regular_file(path: Path, *, root: Path) -> os.stat_result:
-    """What the disk says of a plain file whose folder is known to lie below *root*, resolved.
-
-    Links are followed as long as they stay there.
-    """
+    """What the disk says of a plain file in a folder below *root*; links are followed inside it."""
     try:
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
@@ -142,12 +139,7 @@ def check_place(
     class_names: frozenset[str] | None = None,
     named_in: Path,
 ) -> None:
-    """Make sure that images' folder does not contradict the bucket and class they are listed under.
-
-    Images lie at ``labeled_images/<bucket>/<class>/<id>.jpg``. Without this check, a list that
-    was mixed up would put them into a wrong bucket silently. Given *class_names*, folders that are
-    called like neither a bucket nor a class are ignored.
-    """
+    """Make sure that images' folder contradicts neither the bucket nor the class of their list."""
     _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
     is_key = _BUCKET_KEY.fullmatch(bucket_folder)
     if int(bucket_folder) != int(key) if is_key else class_names is None:
@@ -225,12 +217,7 @@ def expect_object(value: object, *, what: str) -> dict[str, Any]:
 
 
 def stored_path(stored: object, *, base: Path, below: str | None, named_in: Path) -> Path:
-    """A path that a file names, joined to *base*, if by its text it stays in ``base/below``.
-
-    Where *below* is None it stays in *base*.
-
-    Links are another matter: see :func:`resolve_folder` and :func:`regular_file`.
-    """
+    """A path that a file names, joined to *base*, if by its text it stays in ``base/below``."""
     if isinstance(stored, str) and stored.isprintable() and "\\" not in stored:
         # A folder is looked at once, not for each of its images: of those there are 100,000.
         folder, _, name = stored.rpartition("/")

@@ -71,12 +71,6 @@ def choose(
 
     The split is "released", its number, either of them for validation ("validation",
     "validation:0"), or "none": nothing is held out.
-
-    Under ``iid`` a split's number is that 70/30 split of each bucket, as the dataset stores it or
-    else as :func:`seeded_split` makes it; ``auto`` is the released test set where the layout has
-    one, else split 0; ``validation`` or ``validation:N`` is what ``auto`` or split N trains on,
-    divided by :func:`validation_split`, and their test images are not looked at. Under
-    ``streaming`` a bucket's test set is its training set, the same object.
     """
     check_protocol(protocol, split)
     if protocol == STREAMING:
@@ -144,12 +138,9 @@ def seeded_split(num_images: int, seed: int) -> Split:
 
 
 def validation_split(images: ImageSet) -> Split:
-    """Hold out a tenth of each class of a bucket: to choose by, where tests are for reports.
+    """Hold out a tenth of each class of a bucket, at least one of two, by their ids.
 
-    Which images these are follows from their labels and ids (a file's name is its image's id), and
-    not from a run's seed: all seeds of all methods are measured on the same images. Of n > 1 images
-    of a class n / 10 are held out, rounded, and at least one; of a single one, none. Indices that
-    are trained on come first; each ascending.
+    So all seeds of all methods are measured on the same images. Those trained on come first.
     """
     out = np.zeros(len(images), dtype=np.bool_)
     for label in np.unique(images.labels).tolist():

@@ -41,11 +41,7 @@ class ImageSet:
 
 
 def image_set(entries: Iterable[tuple[int, Path]]) -> ImageSet:
-    """The images of one bucket and split, given as (label, path) in any order.
-
-    Their order follows from labels and file names alone (the name is the image's id), so that it is
-    the same in every layout.
-    """
+    """The images of one bucket, given as (label, path), in the order of label and file name."""
     ordered = sorted((label, path.stem, path.suffix, path) for label, path in entries)
     labels = np.array([label for label, *_ in ordered], dtype=np.int64)
     labels.setflags(write=False)
@@ -62,10 +58,9 @@ def placed_images(
     root: Path,
     report: Report,
 ) -> ImageSet:
-    """The images of one bucket, given as (path below *base*, label, the list that names it).
+    """The images of one bucket, each once, given as (path below *base*, label, list that names it).
 
-    Each once, and in a folder that lies below *root* and contradicts neither bucket nor class; with
-    *others_allowed*, folders may be called like none of either.
+    With *others_allowed*, folders may be called like neither a bucket nor a class.
     """
     allowed = frozenset(class_names) if others_allowed else None
     labels: dict[Path, int] = {}
@@ -97,10 +92,7 @@ def placed_images(
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """One step of the stream: what is trained on, and the images that it is tested on.
-
-    These are validation images where the stream's split says so.
-    """
+    """One step of the stream: what is trained on, and the test or validation images."""
 
     key: str
     train: ImageSet
@@ -132,10 +124,7 @@ class BucketStream:
 def counted(
     sets: Sequence[ImageSet], on_image: Callable[[int, int], None]
 ) -> Iterator[tuple[ImageSet, Callable[[int], None]]]:
-    """Each set of images, and what to call with the number of its images that are ready.
-
-    *on_image* gets the numbers of images that are ready and that there are, in all sets.
-    """
+    """Each set of images, and what to call with the number of its images that are ready."""
     total, so_far = sum(map(len, sets)), 0
     for images in sets:
 

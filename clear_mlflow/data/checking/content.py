@@ -51,11 +51,8 @@ def stream_of(
 ) -> BucketStream:
     """Hash what is trained and tested on, prove it disjoint, and compute the stream's digest.
 
-    One photo in two buckets, or in a training and a test set, is a leak. Real collections have a
-    few (the same picture uploaded twice), so a few are named in ``warnings``. Where more than half
-    of a bucket's images are also in another one, the metadata lists the same images twice, and no
-    score of that stream would mean anything: that is an error. Copies within one bucket, split and
-    class are harmless and are not reported.
+    Collections have a few photos in two places: warnings. More than half of a bucket in another is
+    an error: the metadata lists the same images twice.
     """
     unhashed, chosen_split, warnings = choose(listing, protocol=protocol, split=split)
     buckets = _hashed(unhashed, listing.root, hashes_in)
@@ -130,11 +127,7 @@ def _content(path: Path, root: Path, hashes: RememberedHashes) -> str:
 
 
 def _digest(images: Sequence[Image]) -> str:
-    """``sha256:`` and the hash of all (split, bucket, class, content), sorted.
-
-    Nothing in it depends on file names, folders or the order on disk. NUL separates the fields,
-    for no class name can hold it.
-    """
+    """``sha256:`` and the hash of all (split, bucket, class, content), sorted."""
     lines = sorted(
         "\0".join((image.split, image.bucket, image.class_name, image.content)) for image in images
     )

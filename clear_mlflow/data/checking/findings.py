@@ -220,11 +220,7 @@ def check_own(
     cache_dir: Path,
     on_progress: OnImages,
 ) -> Findings:
-    """Look over a stream of one's own; every problem is in the findings, once.
-
-    What its folder, table or function says is read as a training reads it: where that cannot be
-    read, there are no images to look at.
-    """
+    """Look over a stream of one's own; every problem is in the findings, once."""
     listing = own_listing(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
     survey = _Survey(listing.root, listing.layout)
     with reported(survey.report, "structure", survey.root):

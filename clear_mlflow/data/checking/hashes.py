@@ -25,11 +25,7 @@ _SECONDS_TO_WAIT = 10.0  # for another process that writes
 
 
 class RememberedHashes:
-    """The hashes of the files below *root*, resolved; a context that keeps new ones when left.
-
-    Safe for several processes at once. Where the file that remembers is damaged, is another user's
-    or cannot be written, or *folder* is None, nothing is remembered, and every file is hashed.
-    """
+    """Hashes of files below *root*; where they cannot be kept in *folder*, all are hashed."""
 
     def __init__(self, folder: Path | None, root: Path) -> None:
         self._file = None if folder is None else folder / FILE_NAME

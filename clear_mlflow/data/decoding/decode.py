@@ -155,11 +155,7 @@ def decode_blocks(
     *,
     on_image: Callable[[int], None] | None = None,
 ) -> Iterator[DecodedBlock]:
-    """Every image decoded once, in several threads: blocks in order, with what is damaged in each.
-
-    Where contents are known, a file that has changed since is refused: pixels are of what was
-    hashed. *on_image* is called with the number of images that were taken so far.
-    """
+    """Every image decoded once, in threads: blocks in order, with what is damaged in each."""
     if resize.side**2 > _MAX_PIXELS:
         # Pillow takes what memory there is, block by block, until the system ends the process.
         raise DataError(

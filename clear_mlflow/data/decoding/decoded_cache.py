@@ -1,12 +1,8 @@
 """Decode once: pixels in files that are mapped into memory, one per image set.
 
-A file is named by its key: the hash of what its pixels depend on, which is the content of each
-image in order, the geometry, and the decoder's version. So a file is never out of date; one that is
-no longer needed is no longer asked for, and the folder may be deleted at any time.
-
-``KEY.npy`` holds the pixels end to end, ``KEY.json`` the images' sizes; where some images cannot be
-decoded, which and why, and there are no pixels. What is not as it was written is decoded anew, with
-a warning.
+A file is named by the hash of what its pixels depend on: the content of each image in order, the
+geometry, and the decoder's version. ``KEY.npy`` holds the pixels end to end, ``KEY.json`` the
+sizes; where some images cannot be decoded, which and why, and there are no pixels.
 """
 
 from __future__ import annotations
@@ -55,11 +51,7 @@ def to_standard_error(message: str) -> None:
 
 
 class DecodedCache:
-    """Decoded images that stay from run to run.
-
-    Where the folder cannot be written, the disk is full, or a file is another user's, the cache
-    warns once and decodes images into memory instead: the same images, but slower at each start.
-    """
+    """Decoded images that stay from run to run; where they cannot, a warning, once."""
 
     def __init__(self, folder: Path, *, warn: Callable[[str], None] = to_standard_error) -> None:
         self.folder = folder
@@ -74,11 +66,7 @@ class DecodedCache:
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> DecodedImages:
-        """The decoded images, built when they are first asked for; mapped copy-on-write.
-
-        Those of unknown content are decoded and not kept. *on_image* is called with the number of
-        images that are ready so far.
-        """
+        """The decoded images, built when they are first asked for; mapped copy-on-write."""
         found = self._ready(images, resize, on_image)
         if isinstance(found, tuple):
             raise refusal(found)

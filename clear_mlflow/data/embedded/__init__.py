@@ -29,11 +29,7 @@ EMBEDDED = tuple(
 
 
 def embedded_root(dataset: str, cache_dir: Path) -> Path:
-    """The folder of an embedded dataset, ``SPLIT/BUCKET/CLASS/*.bmp``, written on first use.
-
-    Written to a temporary folder beside it and renamed when whole: two processes may do so at
-    once, and one that dies leaves nothing that is read later.
-    """
+    """The folder of an embedded dataset, ``SPLIT/BUCKET/CLASS/*.bmp``, written at first use."""
     module = _module(dataset)
     root = cache_dir / str(module.FOLDER)
     try:

@@ -91,11 +91,7 @@ def load_features(
 def pixel_features(
     images: ImageSet, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
-    """(N, 768), float32: the central square at 16 x 16 pixels of 3 colours, line by line.
-
-    A byte b becomes (b - 127.5) / 510, a number from -1/4 to 1/4: no statistic of any data, and a
-    length of which a linear head learns at the rate that CLEAR's paper uses.
-    """
+    """(N, 768), float32, from -1/4 to 1/4: the central square at 16 x 16 pixels, line by line."""
     cache = DecodedCache(cache_dir / DECODED_FOLDER)
     decoded = cache.images(images, Resize(_SIDE, square=True), on_image=on_image)
     features = decoded.pixels.reshape(len(images), _SIDE * _SIDE * 3).astype(np.float32)

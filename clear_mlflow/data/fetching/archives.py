@@ -24,11 +24,7 @@ def unpack(
     *,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Unpack a zip archive into a new folder; every entry is checked before the first is written.
-
-    *on_bytes* is called with the bytes written so far and in all. What was written until an error
-    stays in *folder*.
-    """
+    """Unpack a zip archive into a new folder; all entries are checked before one is written."""
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()

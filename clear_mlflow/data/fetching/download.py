@@ -65,9 +65,7 @@ class Release:
 class Patience:
     """How long a download that does not move is waited for; all in seconds.
 
-    An attempt ends where nothing arrives for ``stall``, or fewer than ``min_bytes`` within
-    ``window``, and has failed where it brought fewer than that; after ``attempts`` failed ones in a
-    row the download is given up. Between them the wait doubles from ``wait`` to ``max_wait``.
+    After ``attempts`` failed ones in a row, which brought fewer than ``min_bytes``, it is given up.
     """
 
     stall: float = 20.0
@@ -355,11 +353,7 @@ def _writing(part: Path) -> Iterator[None]:
 
 
 def _expect_room(hub: _Hub, missing: list[Archive]) -> None:
-    """Say how much is fetched and how much room it takes, before the first byte of it.
-
-    An archive lies beside what it unpacks to, photographs that no packing makes smaller, until the
-    next one is fetched.
-    """
+    """Say how much is fetched, and how much room it takes beside what it unpacks to."""
     to_fetch = unpacked = needed = 0
     for archive in missing:
         if (size := hub.size(archive)) is None:

@@ -1,7 +1,6 @@
 """The layout of CLEAR's first releases, ``clear10_neurips2021`` and ``clear100_cvpr2022``.
 
-``class_names.txt`` and ``labeled_images`` lie beside ``training_folder``, whose ``filelists`` name
-each bucket's images and their labels, and whose ``testset_ratio_0.3`` has five splits of them.
+``training_folder`` has lists of each bucket's images and labels, and five splits of them.
 
 Source:
     prepare_training_folder.py of the CLEAR authors (linzhiqiu/continual-learning on GitHub).

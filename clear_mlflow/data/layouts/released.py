@@ -45,12 +45,7 @@ def is_below(root: Path) -> bool:
 
 
 def listing(root: Path, report: Report = stop) -> Listing:
-    """List a dataset in CLEAR's released layout.
-
-    Buckets are those of the training metadata, in the numeric order of their keys, each with the
-    test set of the same key; a test set of another bucket (CLEAR-10 has one for bucket 0) is left
-    alone.
-    """
+    """List CLEAR's released layout; test sets of buckets that are not trained on are left alone."""
     real_root = resolve_root(root)
     train = next((real_root / name for name in TRAIN_FOLDERS if is_folder(real_root / name)), None)
     if train is None:

@@ -73,11 +73,7 @@ class ColumnArguments(OrderedArguments):
 def wanted_columns(
     arguments: ColumnArguments, known: Sequence[str], named_in: str, *, path: str | None = None
 ) -> dict[str, str]:
-    """The columns that are to be read, of those that there are, and what each is.
-
-    That is a label, a bucket or a time, a split where there is one, and a path where *path* names
-    its column.
-    """
+    """The columns to read, of those that there are, and what each is: a label, a bucket, a path."""
     needed = [] if path is None else [(path, "path", "", "")]
     needed.append((arguments.label, "label", "", ""))
     if arguments.buckets == NONE:
@@ -112,10 +108,7 @@ def listing_of_columns(
     named_in: str,
     first_row: int,
 ) -> Listing:
-    """The listing of images, *paths* row by row below *root*, that the wanted columns describe.
-
-    *named_in* and *first_row*, the number that people give to the first row, are for messages.
-    """
+    """The listing of images, *paths* row by row below *root*, that the wanted columns describe."""
 
     def place(row: int) -> str:
         return f"{named_in} row {row + first_row}"
@@ -220,10 +213,7 @@ def _by_period(
 def _of_equal_counts(
     times: Categorical, number: int, place: _Place, named_in: str
 ) -> tuple[list[str], NDArray[np.int64], dict[str, str]]:
-    """Buckets of about as many images each, that of each row, and the date of each one's middle.
-
-    Images of one time stay in one bucket.
-    """
+    """Buckets of about as many images each; images of one time stay together. Keys, rows, dates."""
     begins = np.array([time.begin for time in _parsed(times, place)], "datetime64[s]")[times.codes]
     _, of_times, counts = np.unique(begins, return_inverse=True, return_counts=True)
     # Where the middle of a time's images lies among all: as many before it as behind.

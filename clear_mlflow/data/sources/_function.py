@@ -19,11 +19,7 @@ _KINDS = (bool, int, float, str)
 
 
 class FunctionSource:
-    """Looks as a module of this package does; the function gives a ``Listing``.
-
-    It takes the stream's folder (a ``Path``, or None where ``data_root`` is not given), and by
-    keyword what ``dataset_args`` may say: each of an annotated type, with a default.
-    """
+    """Looks as a module of this package does; the function gives a ``Listing`` of a folder."""
 
     NEEDS_FOLDER = False
 
