@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -22,6 +22,7 @@ from clear_mlflow.core.untrusted import (
     decoded,
     json_value,
 )
+from clear_mlflow.data.problems import Report, reported, stop
 
 # What an image is called by, where no list names it; of formats that the decoder reads.
 IMAGE_ENDINGS = (
@@ -99,6 +100,32 @@ def names_in(folder: Path) -> list[str]:
         return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
     except OSError as error:
         raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
+
+
+def images_in(
+    folder: Path,
+    *,
+    root: Path,
+    endings: tuple[str, ...] = IMAGE_ENDINGS,
+    report: Report = stop,
+) -> Iterator[Path]:
+    """The files in the folder of a class, images by their names, of which there are some."""
+    names: list[str] = []
+    with reported(report, "structure", folder):
+        resolve_folder(folder, root=root)
+        names = names_in(folder)
+        if not names:
+            error = DataError(f"{path_text(folder)} is empty; expected images, or no such folder")
+            report("empty-class", folder, error)
+    for name in names:
+        if name.lower().endswith(endings):
+            yield folder / name
+        else:
+            error = DataError(
+                f"{path_text(folder / name)} is no image by its name; expected files that end in "
+                f"{', '.join(endings)} and nothing else there"
+            )
+            report("not-an-image", folder / name, error)
 
 
 def is_class_name(name: str) -> bool:

@@ -107,10 +107,10 @@ class DecodedCache:
                         return self._read(path, images)
         # After it was built, too: some file systems let everybody write to every file.
         except UnusableFileError as error:
-            self._tell_once(str(error), "of your own, which no other user may write to")
+            self._not_kept(str(error), "of your own, which no other user may write to")
             return None
         except OSError as error:
-            self._tell_once(reason(error), "that can be written, or until there is room")
+            self._not_kept(reason(error), "that can be written, or until there is room")
             return None
         if on_image is not None:
             on_image(len(images))
@@ -123,11 +123,8 @@ class DecodedCache:
         except ForeignFileError:  # so this user does not replace it
             raise
         except UnusableFileError as error:
-            if "damage" not in self._warned:
-                self._warned.add("damage")
-                self._warn(
-                    f"{error}; its images are decoded anew, as those of any other such file are"
-                )
+            message = f"{error}; its images are decoded anew, as those of any other such file are"
+            self._warn_once("damage", message)
             return None
 
     def _read(self, path: Path, images: ImageSet) -> DecodedImages | tuple[Damaged, ...] | None:
@@ -180,13 +177,17 @@ class DecodedCache:
             file.seek(0)
             file.write(_npy_header(num_bytes))
 
-    def _tell_once(self, why: str, other_folder: str) -> None:
-        if "folder" not in self._warned:
-            self._warned.add("folder")
-            self._warn(
-                f"decoded images cannot be kept in {path_text(self.folder)}: {why}; each run "
-                f"decodes them anew until CLEAR_MLFLOW_CACHE names a folder {other_folder}"
-            )
+    def _not_kept(self, why: str, other_folder: str) -> None:
+        self._warn_once(
+            "folder",
+            f"decoded images cannot be kept in {path_text(self.folder)}: {why}; each run decodes "
+            f"them anew until CLEAR_MLFLOW_CACHE names a folder {other_folder}",
+        )
+
+    def _warn_once(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            self._warn(message)
 
 
 def _npy_header(num_bytes: int) -> bytes:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
@@ -16,6 +15,7 @@ from clear_mlflow.data.files import (
     IMAGE_FOLDER,
     METADATA,
     TRAINING_FOLDER,
+    images_in,
     in_stream_order,
     is_class_name,
     is_folder,
@@ -31,7 +31,7 @@ from clear_mlflow.data.stream import image_set
 EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg"
 
 _OF_OTHER_LAYOUTS = (CLASS_LIST, METADATA, TRAINING_FOLDER)
-_EXTENSIONS = (".jpg", ".jpeg", ".png")
+_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 def is_below(root: Path) -> bool:
@@ -80,29 +80,10 @@ def listing(root: Path, report: Report = stop) -> Listing:
             key: image_set(
                 (class_names.index(name), path)
                 for name in found
-                for path in _images(folder / key / name, root=real_root, report=report)
+                for path in images_in(
+                    folder / key / name, root=real_root, endings=_ENDINGS, report=report
+                )
             )
             for key, found in classes.items()
         },
     )
-
-
-def _images(folder: Path, *, root: Path, report: Report) -> Iterator[Path]:
-    names: list[str] = []
-    with reported(report, "structure", folder):
-        resolve_folder(folder, root=root)
-        names = names_in(folder)
-        if not names:
-            error = DataError(
-                f"{path_text(folder)} is empty; expected images of every class in every bucket"
-            )
-            report("empty-class", folder, error)
-    for name in names:
-        if name.lower().endswith(_EXTENSIONS):
-            yield folder / name
-        else:
-            error = DataError(
-                f"{path_text(folder / name)} is no image by its name; expected files that end in "
-                f"{', '.join(_EXTENSIONS)} and nothing else there"
-            )
-            report("not-an-image", folder / name, error)

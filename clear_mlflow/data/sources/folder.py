@@ -12,7 +12,7 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
-    IMAGE_ENDINGS,
+    images_in,
     is_folder,
     is_image_name,
     names_in,
@@ -49,20 +49,8 @@ def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> List
 def _entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
     for bucket in _folders(base, root=root):
         for folder in _folders(bucket, root=root):
-            resolve_folder(folder, root=root)
-            names = names_in(folder)
-            if not names:
-                raise DataError(
-                    f"{path_text(folder)} is empty; expected images, or no folder where a bucket "
-                    "has none of a class"
-                )
-            for name in names:
-                if not is_image_name(name):
-                    raise DataError(
-                        f"{path_text(folder / name)} is no image by its name; expected files that "
-                        f"end in {', '.join(IMAGE_ENDINGS)}"
-                    )
-                yield Entry(folder / name, folder.name, bucket.name, split)
+            for path in images_in(folder, root=root):
+                yield Entry(path, folder.name, bucket.name, split)
 
 
 def _folders(base: Path, *, root: Path) -> list[Path]:
