@@ -7,6 +7,7 @@ each of them.
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -152,7 +153,7 @@ def validation_split(images: ImageSet) -> Split:
 
 def _draw(label: int, image_id: str) -> bytes:
     """A number that an image is drawn by: of itself alone, so that others may come and go."""
-    return hashlib.sha256(f"{VALIDATION}\0{label}\0{image_id}".encode()).digest()
+    return hashlib.sha256(os.fsencode(f"{VALIDATION}\0{label}\0{image_id}")).digest()
 
 
 def _validated(images: Mapping[str, ImageSet], root: Path) -> tuple[Bucket, ...]:

@@ -151,5 +151,5 @@ def evaluation_set(stream: BucketStream) -> EvaluationSet:
         bucket=np.repeat(np.arange(len(tested)), [len(i) for i in tested]).astype(np.uint16),
         label=np.concatenate([images.labels for images in tested]).astype(np.uint16),
         content=np.frombuffer(contents, dtype=np.uint8).reshape(-1, 16).copy(),
-        names=tuple(path.stem for images in tested for path in images.paths),
+        names=tuple(path_text(Path(path.stem)) for images in tested for path in images.paths),
     )

@@ -187,6 +187,8 @@ BROKEN = {
     "truncated.png": _png_of(64, 64)[:60],
     "too few pixels.png": _png_of(640, 640),
     "old.pcx": _saved("PCX", Image.new("RGB", (8, 8), RED)),  # Pillow reads it, and we do not ask
+    "more than 16 bits.tiff": _saved("TIFF", Image.new("I", (8, 8), 1 << 16)),
+    "below zero.tiff": _saved("TIFF", Image.new("I", (8, 8), -1)),
     "float.tiff": _saved("TIFF", Image.new("F", (8, 8), 0.5)),  # of no known range
     "postscript.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n",
 }
@@ -197,6 +199,8 @@ def test_what_is_no_whole_image_is_refused_by_name(tmp_path, name):
     """Truncated, empty, or something else altogether: one line with the path."""
     (tmp_path / name).write_bytes(BROKEN[name])
     assert "cannot be decoded" in refusal(tmp_path / name)
+    with pytest.raises(DataError, match="cannot be decoded"):  # as images are trained on
+        decode(image_set(tmp_path / name), Resize(4))
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

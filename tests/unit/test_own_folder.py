@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from own_streams import CLASSES, YEARS, write_years
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.sources import DATASETS, SOURCES
+from clear_mlflow.data.stream import evaluation_set
 from clear_mlflow.learning.arguments import dataset_arguments
 from clear_mlflow.learning.parameters.config import TrainConfig
 
@@ -222,3 +225,26 @@ def test_data_check_refuses_what_is_no_stream_of_ones_own(root):
         done = check(*arguments)
         assert done.exit_code == 2
         assert told in done.output
+
+
+def test_names_that_are_no_line_of_text_are_escaped(root):
+    """A line break, and bytes that are no UTF-8: every test image is stored, and read, as one."""
+    bus = root / "2004" / "bus"
+    (bus / "2004-bus-train-0.png").rename(bus / "a\nb.png")
+    (bus / "2004-bus-train-1.png").rename(Path(os.fsdecode(bytes(bus) + b"/a\xffb.png")))
+    assert check(root, "--dataset", "folder").exit_code == 0
+    for asked in ({"protocol": "streaming"}, {"split": "validation"}):
+        images = evaluation_set(load(root, **asked))
+        path = root.parent / "evaluation_set.safetensors"
+        path.write_bytes(images.to_bytes())
+        assert EvaluationSet.load(path).names == images.names
+        if "protocol" in asked:
+            assert {r"a\nb", r"a\udcffb"} <= set(images.names)
+
+
+def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
+    """As a list of weights or names has them; one that is no number makes all of them texts."""
+    for more, expected in (((), ("0", "2", "10", "11")), (("x",), ("0", "10", "11", "2", "x"))):
+        folder = tmp_path / f"stream{len(more)}"
+        write_years(folder, classes=["10", "2", "11", "0", *more], train=4)
+        assert load(folder).class_names == expected

@@ -176,7 +176,7 @@ def test_columns_of_other_names(root):
     write(root, "images/a.png,3,2004,x", "images/b.png,10,2005,", header="file,class,year,note")
     assert listed(root, **arguments) == {"2004": ["a"], "2005": ["b"]}
     listing = own_listing("table", str(root), cache_dir=root, arguments=arguments)
-    assert listing.class_names == ("10", "3")  # texts, as folders would be
+    assert listing.class_names == ("3", "10")  # as numbers, for all are
 
 
 def test_texts_are_taken_as_they_are(root):

@@ -238,6 +238,8 @@ def _decoded(data: bytes, resize: Resize | OwnTransform) -> NDArray[Any]:
                 )
             if image.mode == "F":
                 raise _UndecodableError("its pixels are floating-point numbers of unknown range")
+            if image.mode == "I" and np.any(np.asarray(image) >> 16):  # of negative numbers, too
+                raise _UndecodableError("its pixels have more than 16 bits")
             if isinstance(resize, Resize):
                 return (_square if resize.square else _whole)(image, resize.side)
             _scaled(image, resize.side)
@@ -299,8 +301,6 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         # Pillow's own conversion clips at 255, which turns most of a 16-bit image white.
         values = np.asarray(image).astype(np.int64)
-        if values.min() < 0 or values.max() > 0xFFFF:
-            raise ValueError("its pixels have more than 16 bits")
         return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         colour = image.convert("RGBA")

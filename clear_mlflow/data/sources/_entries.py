@@ -93,9 +93,9 @@ def listing_of(
 ) -> Listing:
     """The listing of images that are named one by one.
 
-    Labels follow the sorted names of the classes. Buckets are in the order of their numbers or
-    dates, or as *order* says; in a bucket, images are in the order of label and file name, whatever
-    order they are given in. A class may be missing in a bucket, with a warning.
+    Labels follow the sorted names of the classes, numbers as numbers. Buckets are in the order of
+    their numbers or dates, or as *order* says; in a bucket, images are in the order of label and
+    file name, whatever order they are given in. A class may be missing in a bucket: a warning.
 
     Args:
         entries: every image once. Where any is for testing, all buckets have images for testing;
@@ -194,6 +194,8 @@ def _class_names(
             )
     if not 2 <= len(names) <= MAX_CLASSES:
         raise DataError(f"{named_in} has {len(names)} classes; expected 2 to {MAX_CLASSES}")
+    if all(name.isascii() and name.isdecimal() for name in names):  # as lists of weights count them
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
