@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from clear_mlflow.cli import main
 from clear_mlflow.cli.run_options import apply_run_options
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.config import PARAMETERS, parameter_defaults
+from clear_mlflow.learning.parameters.config import parameter_defaults
 from clear_mlflow.runs.lifecycle import create_run, open_run
 
 
@@ -33,25 +33,6 @@ def test_every_option_is_listed_once(words):
     text = CliRunner().invoke(main, [*words, "--help"]).output
     for option in (part for part in ALL[words].params if isinstance(part, click.Option)):
         assert sum(line.split()[:1] == [option.opts[0]] for line in text.splitlines()) == 1
-
-
-def test_training_parameters_stand_under_their_headings():
-    lines = CliRunner().invoke(main, ["train", "--help"]).output.splitlines()
-    found, heading = {}, ""
-    for line in lines:
-        if line and not line.startswith(" "):
-            heading = line.rstrip(":")
-        elif line.strip().startswith("--"):
-            found[line.split()[0].removeprefix("--").replace("-", "_")] = heading
-    groups = {name: about["group"] for name, about in PARAMETERS.items()}
-    assert {name: found[name] for name in groups} == groups
-
-
-def test_every_command_is_under_a_heading():
-    names = [name for names in main.headings.values() for name in names]
-    assert sorted(names) == sorted(main.commands)
-    listed = CliRunner().invoke(main, ["--help"]).output
-    assert all(f"  {name} " in listed for name in names)
 
 
 def test_what_has_to_be_given_is_asked_for():
