@@ -95,7 +95,7 @@ def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) ->
         "num_instances": row.num_instances,
         **snapshot.description,
     }
-    return save(_apart(tensors), metadata={_DESCRIPTION: json.dumps(description)})
+    return save(apart(tensors), metadata={_DESCRIPTION: json.dumps(description)})
 
 
 def read_state(content: bytes) -> SavedTraining:
@@ -184,7 +184,7 @@ def _unpacked(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {_unpacked(key, tensors): _unpacked(part, tensors) for key, part in node["dict"]}
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors on the CPU, none in the memory of another; copied only where they have to be."""
     found, held = {}, set()
     for name, tensor in tensors.items():

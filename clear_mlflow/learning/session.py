@@ -23,10 +23,10 @@ from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import BucketStream, evaluation_set
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS
 from clear_mlflow.learning.arguments import dataset_arguments
-from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
+from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
 from clear_mlflow.learning.device import resolve_device, resolve_precision, tf32, translate_oom
 from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
-from clear_mlflow.learning.inference.description import ModelDescription
+from clear_mlflow.learning.inference.description import OF_A_STRATEGY, ModelDescription
 from clear_mlflow.learning.loop import Trained, train
 from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
 from clear_mlflow.learning.models import check_model
@@ -249,9 +249,9 @@ class StreamTraining:
     def _model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
         """The weights, and what they are of: enough to build the model again and to ask it."""
         config = self.config
-        tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+        tensors = apart(state)  # weights may be tied
         if load_strategy(config.strategy).makes_its_model():
-            return save(tensors)
+            return save(tensors, metadata=OF_A_STRATEGY)
         about = ModelDescription(
             model=config.model,
             num_classes=len(self.stream.class_names),

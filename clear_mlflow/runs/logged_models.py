@@ -81,14 +81,15 @@ def _log_model(
     stored: ArtifactFolder,
     known: LoggedModel | None,
 ) -> bool:
-    """Make one model; False where the file is too large for one."""
+    """Make one model; False where the file is too large, or of a network that is not ours."""
     run_id, file = run.info.run_id, names.model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read {file} of run {run_id}"):
             weights = stored.file(file, scratch)
         if weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
-        about = read_description(weights)
+        if (about := read_description(weights)) is None:
+            return False
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
             # A model that a process began and did not finish is completed.
             model = known or client.create_logged_model(

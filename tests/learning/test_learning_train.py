@@ -178,6 +178,23 @@ def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
     assert torch.equal(*trained)
 
 
+def test_what_layers_draw_is_new_in_each_epoch_of_each_bucket():
+    """A mask that came again would leave the same weights untrained."""
+    drawn = []
+
+    class Drawing(Naive):
+        def begin_epoch(self, position, epoch, num_steps):
+            drawn.append(torch.rand(4).tolist())
+
+    settings, model = config(epochs=3), linear_model()
+    images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
+    descent = descent_on(model, settings)[0]
+    for position in range(2):
+        hooks = Drawing(settings, None, model, Naive.Arguments())
+        descent.run(Samples(images, torch.arange(8) % 3), position=position, hooks=hooks)
+    assert len({tuple(numbers) for numbers in drawn}) == 6
+
+
 @pytest.mark.parametrize("count", [5, 9])
 def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
     """ResNet-18 at 32 pixels cannot normalise one image: the rest of one joins the batch before."""

@@ -27,6 +27,7 @@ from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.samples.indices import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
@@ -96,7 +97,7 @@ def test_with_every_buffer(buffer):
 class Own(Strategy):
     """A user's own strategy, which keeps a bit of everything, and its loss depends on it."""
 
-    keeps = ("_teacher", "_noise", "_kept", "_scale", "_own_steps", "_channels_last")
+    keeps = ("_teacher", "_noise", "_kept", "_scale", "_own_steps", "_channels_last", "_picks")
     scratch = ("_weights", "_batches")
 
     def __init__(self, config, stream, model, arguments):
@@ -109,15 +110,18 @@ class Own(Strategy):
         self._own_steps = torch.optim.Adam([self._scale])
         self._channels_last = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
         self._batches = iter(())
+        self._picks = whole_bucket(0, 1)  # a frozen dataclass
 
     def loss(self, forward, batch):
         self._batches = iter([batch])
+        self._noise = self._noise + len(self._picks) * 1e-3
         loss = super().loss(forward, batch) * (1 + self._noise + self._channels_last.sum() * 1e-4)
         loss = loss + (forward(batch.inputs) - self._teacher(batch.inputs)).square().mean()
         return loss + 1e-3 * self._scale.detach() * self._weights[0].square().sum()
 
     def after_bucket(self, position):
         self._teacher.load_state_dict(self.model.state_dict())
+        self._picks = joined(self._picks, whole_bucket(position, 2))
         self._noise = torch.rand(()) + random.random() + np.random.rand()
         self._kept["weights"] = (self.model.weight.detach().clone(), {(1, 2): "text"})
         self._scale.grad = self._noise.clone()

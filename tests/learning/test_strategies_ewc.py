@@ -133,6 +133,19 @@ def test_no_weight_is_thrown_beyond_where_it_is_pulled_to():
     assert_close(added_by(strategy, weights), expected, atol=1e-5)
 
 
+def test_parabolas_are_added_however_flat_they_are():
+    """Their vertex is the mean of theirs, weighted with curvatures far below one."""
+    model, _ = random_head()
+    strategy, _ = strategy_on(feature_stream(), on_features(strategy="ewc"), model)
+    for place, curvature in ((0.0, 1e-20), (4.0, 3e-20)):
+        for weight in model.parameters():
+            weight.data.fill_(place)
+        fisher = [torch.full_like(weight, curvature) for weight in model.parameters()]
+        strategy._fisher = lambda position, found=fisher: found
+        strategy.after_bucket(0)
+    assert_close(strategy._vertex, [torch.full_like(weight, 3.0) for weight in model.parameters()])
+
+
 def test_a_weight_that_no_bucket_depends_on_is_free():
     """An input that is always 0: no division by nothing, and no pull."""
     stream = feature_stream()

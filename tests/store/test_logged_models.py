@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from mlflow.pyfunc.scoring_server import init
 from released_layout import write_released
 from safetensors.numpy import load_file, save_file
+from torch import nn
 
 from clear_mlflow.api import train_ensemble
 from clear_mlflow.core.errors import RecordError
@@ -26,6 +27,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
+from clear_mlflow.learning.strategies import Strategy
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.logged_models import LOADER, stored_models
 
@@ -67,6 +69,35 @@ def photos(tmp_path_factory):
 @pytest.fixture
 def run(store, experiment_id, photos):
     return trained(store, experiment_id, **SMALL, data_root=str(photos))
+
+
+class Tied(Strategy):
+    """A network of its own, two layers of which have the same weight."""
+
+    @classmethod
+    def build_model(cls, config, stream):
+        first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+        second.weight = first.weight
+        head = nn.Linear(8, stream.num_classes)
+        return nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 8), first, second, head
+        )
+
+
+def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
+    """Each name with its numbers; a network of somebody's own is no model of MLflow's."""
+    asked = {
+        **SMALL,
+        "data_root": str(photos),
+        "strategy": f"{__name__}:Tied",
+        "predictions": "none",
+    }
+    run = trained(store, experiment_id, **asked)
+    assert (run.info.status, stored_models(store, run)) == ("FINISHED", {})
+    for row in range(BUCKETS + 1):
+        weights = load_file(artifacts(run) / "models" / f"after_{row:03d}.safetensors")
+        assert np.array_equal(weights["3.weight"], weights["4.weight"])
+        assert not np.array_equal(weights["3.bias"], weights["4.bias"])
 
 
 def test_row_three_is_answered_by_mlflow_alone(store, run, photos):

@@ -10,6 +10,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_FEATURES_WIDTH, json_object
 
 _KEY = "clear_mlflow"  # of a safetensors file's metadata
+OF_A_STRATEGY = {_KEY: "null"}  # metadata of a network that its class alone can build
 _LARGEST_SIDE = 9433  # pixels: a square of 89 million, above which no image is decoded
 
 
@@ -34,14 +35,17 @@ class ModelDescription:
         return {_KEY: json.dumps(asdict(self))}
 
 
-def read_description(path: Path) -> ModelDescription:
-    """What a file of weights says that it is of."""
+def read_description(path: Path) -> ModelDescription | None:
+    """What a file of weights says that it is of; None of a network of a strategy's own making."""
     # Imported here: a server's owner, whose runs hold no models, need not install it.
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np") as file:
-            told = json_object((file.metadata() or {})[_KEY], MAX_CONFIG_BYTES)
+            text = (file.metadata() or {})[_KEY]
+        if text == OF_A_STRATEGY[_KEY]:
+            return None
+        told = json_object(text, MAX_CONFIG_BYTES)
         lists = {name: tuple(map(str, told[name])) for name in ("class_names", "requirements")}
         return _checked(ModelDescription(**{**told, **lists}))
     except (OSError, SafetensorError, RecordError, LookupError, TypeError, ValueError) as error:

@@ -89,7 +89,8 @@ class ServedModel:
 
 def load_served_model(path: Path) -> ServedModel:
     """Build the model that a safetensors file of weights says it is of."""
-    about = read_description(path)
+    if (about := read_description(path)) is None:
+        raise RecordError(f"{path.name} does not say what it is of; its own program can load it")
     model: nn.Module = (
         linear_head(about.width, num_classes=about.num_classes)
         if about.width

@@ -6,7 +6,7 @@ import importlib
 import itertools
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
@@ -89,7 +89,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run continues with: the attributes in :attr:`keeps`, by their names.
 
-        Of one that has a ``state_dict`` itself, that. To be overridden, with
+        Of one that has a ``state_dict`` itself, that; of a dataclass that :meth:`setup` makes, its
+        fields. To be overridden, with
         :meth:`load_state_dict`, for what is no tensor, array, number, text, or list, tuple or
         dictionary of these.
 
@@ -112,9 +113,11 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                         f"{name} in keeps of strategy {who} holds a weight of the model, which is "
                         "kept anyway; name it in scratch"
                     )
-            found[name] = (
-                {"state_dict": value.state_dict()} if hasattr(value, "state_dict") else value
-            )
+            if hasattr(value, "state_dict"):
+                value = {"state_dict": value.state_dict()}
+            elif is_dataclass(value):
+                value = {"fields": {f.name: getattr(value, f.name) for f in fields(value)}}
+            found[name] = value
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,6 +135,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
             own = getattr(self, name)
             if isinstance(value, dict) and value.keys() == {"state_dict"}:
                 own.load_state_dict(value["state_dict"])
+            elif isinstance(value, dict) and value.keys() == {"fields"} and is_dataclass(own):
+                kind: Any = type(own)
+                setattr(self, name, kind(**_placed(value["fields"], self.stream.device)))
             elif isinstance(own, nn.Parameter):  # which an optimiser of the strategy's may hold
                 own.data.copy_(value)
             else:
