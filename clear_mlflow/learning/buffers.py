@@ -203,8 +203,8 @@ class BiasedReservoir(Buffer):
       with its age.
 
     A bucket's images arrive in a random order; in files they are sorted by class, and the last
-    class would be preferred. The authors' code decides by bucket, with n at the bucket's end; here
-    n counts images, as their text does.
+    class would be preferred. This is the paper's text, and not what its authors ran: see ``gdumb``
+    with ``update=authors``.
 
     Source:
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289, biased reservoir sampling. Their code
@@ -228,6 +228,28 @@ class BiasedReservoir(Buffer):
         let_in = (seen > k) & (luck < (alpha if is_dynamic else np.minimum(1.0, alpha * k / seen)))
         held[place[let_in]] = arriving[let_in]  # of several in one place, the last one stays
         return np.sort(held)
+
+
+class AuthorsReservoir(BiasedReservoir):
+    """What CLEAR's authors ran: a bucket's images replace those that were let in last.
+
+    Images arrive in the order of their files, each with the chance ``alpha / i`` in the i-th bucket
+    (or alpha, where it is dynamic), once the buffer is full.
+
+    Source:
+        ElvishElvis/CLEAR-Continual_Learning_Benchmark at df6824d, storage_policy.py:163.
+    """
+
+    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        self._num_seen += 1  # buckets
+        alpha, is_dynamic = parse_alpha(self.alpha)
+        chance = alpha if is_dynamic else alpha / self._num_seen
+        arriving = len(self) + np.arange(len(labels))
+        room = self.capacity - len(self)
+        lucky = _uniform(len(labels), draws)[room:] <= chance
+        let_in = arriving[room:][lucky][: self.capacity]  # theirs fails where more are
+        held = np.concatenate([np.arange(len(self)), arriving[:room]])
+        return np.concatenate([held[: len(held) - len(let_in)], let_in])
 
 
 def parse_alpha(text: str) -> tuple[float, bool]:

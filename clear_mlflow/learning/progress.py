@@ -58,7 +58,7 @@ class LineProgress(TrainingProgress):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = math.nan
-        self._losses = _recent_losses()
+        self._losses = deque[float](maxlen=10)  # of the bucket's last points
         self._downloading = ""
 
     def downloading(self, what: str, done: int, total: int | None) -> None:
@@ -71,7 +71,7 @@ class LineProgress(TrainingProgress):
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Take the time."""
         self._started = time.perf_counter()
-        self._losses = _recent_losses()
+        self._losses.clear()
 
     def curve_measured(self, point: CurvePoint) -> None:
         """Keep the loss for the bucket's line."""
@@ -146,7 +146,7 @@ class TerminalProgress(TrainingProgress):
         self._stream_bar = self._bars.add_task("stream", total=None)
         self._step_bar = self._bars.add_task("", total=None, visible=False)
         self._bucket = ""
-        self._losses = _recent_losses()
+        self._losses = deque[float](maxlen=10)
 
     def __enter__(self) -> TerminalProgress:
         self._bars.start()
@@ -170,7 +170,7 @@ class TerminalProgress(TrainingProgress):
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Start the lower bar anew."""
         self._bucket = f"bucket {key}"
-        self._losses = _recent_losses()
+        self._losses.clear()
         self._bars.update(self._stream_bar, total=num_buckets, completed=position)
         self._bars.reset(self._step_bar, description=self._bucket, total=None, visible=True)
 
@@ -224,11 +224,6 @@ def accuracies(row: AccuracyRow) -> list[str]:
     *past, itself = row.cells[: row.row]
     shown = [_percent("on itself", [itself])]
     return [*shown, _percent("on past buckets", past)] if past else shown
-
-
-def _recent_losses() -> deque[float]:
-    """Of a bucket's last points; one point may be a single batch."""
-    return deque(maxlen=10)
 
 
 def _mean_loss(losses: Collection[float]) -> list[str]:

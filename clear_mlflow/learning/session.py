@@ -54,13 +54,12 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
     precision = resolve_precision(config.precision, device)
     if place.size > 1:
         _check_processes(config, place, device)
+    strategy = load_strategy(config.strategy)
     if (interval := config.test_interval) is not None:
-        strategy = load_strategy(config.strategy)
         if not strategy.descends_in_every_bucket:
             raise ConfigError(
                 f"test_every is {config.test_every}, but strategy {config.strategy} does not take "
-                "optimiser steps in every bucket, so there is nothing to test inside one: leave "
-                "test_every at off"
+                "optimiser steps in every bucket: leave test_every at off"
             )
         if interval.unit == "epochs" and interval.number >= strategy.epochs(config, arguments):
             raise ConfigError(

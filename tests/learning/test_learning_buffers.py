@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from learning_streams import config
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers import BUFFERS, load_buffer
+from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, load_buffer
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.strategies._base import check_strategy
 
@@ -99,6 +99,30 @@ def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_bucket
         held(filled(buffer_of("biased_reservoir", capacity, alpha=alpha), labels_of_buckets))
         == reservoir
     )
+
+
+@pytest.mark.parametrize("alpha", ["0.5", "1", "2.5", "0.75n/k"])
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4), more=st.integers(0, 6))
+def test_the_authors_reservoir_is_their_storage_policy(alpha, sizes, more):
+    """A list of the newest last, from which those let in cut as many off the end as they are."""
+    capacity, buffer_index_list = max(sizes) + more, []
+    buffer = AuthorsReservoir(capacity=capacity, num_classes=1, seed=0, alpha=alpha)
+    for experience, size in enumerate(sizes):
+        draws = generator(0, RngPurpose.BUFFER, experience)
+        luck = torch.rand(size, generator=draws, dtype=torch.float64).tolist()
+        new_items = []
+        for index in range(size):
+            if len(buffer_index_list) < capacity:
+                buffer_index_list.append((experience, index))
+                continue
+            dynamic = alpha.endswith("n/k")
+            prob = float(alpha.removesuffix("n/k")) / (1 if dynamic else experience + 1)
+            if luck[index] <= prob:
+                new_items.append((experience, index))
+        buffer_index_list = buffer_index_list[: len(buffer_index_list) - len(new_items)] + new_items
+        buffer.offer(experience, np.zeros(size, dtype=np.int64))
+        assert held(buffer) == buffer_index_list
 
 
 def chances(sizes, capacity, insertion):

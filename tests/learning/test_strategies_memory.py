@@ -24,6 +24,7 @@ from strategy_runs import (
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.buffers import AuthorsReservoir
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -136,6 +137,26 @@ def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
             assert torch.equal(tensor, expected[name]), name
     default = check_strategy(config(strategy="gdumb"))
     assert default.buffer == "greedy_balanced"  # the paper's
+
+
+def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
+    """No fresh model, and only with the buffer that is theirs."""
+    stream = image_stream(tmp_path)
+    args = "buffer=biased_reservoir,alpha=1,update=authors"
+    settings = config(strategy="gdumb", strategy_args=args, memory=7)
+    twin, _ = strategy_on(stream, settings, random_head()[0])
+    assert isinstance(twin._buffer, AuthorsReservoir)
+    model = fresh_model(stream, settings)
+    descent = GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
+    hooks = Naive(settings, stream, model, Naive.Arguments())
+    *_, last = train(stream, settings, progress=TrainingProgress())
+    for position in range(3):
+        twin._buffer.offer(position, stream.labels(position))
+        descent.run(stream.select(twin._buffer.picks), position=position, hooks=hooks)
+    for name, tensor in last.model.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    with pytest.raises(ConfigError, match="or authors with buffer=biased_reservoir"):
+        check_strategy(config(strategy="gdumb", strategy_args="update=authors"))
 
 
 # --- rehearsal

@@ -356,20 +356,16 @@ class TrainConfig:
         }
         config = cls(**values)
         if config.data_root == AUTO and needs_folder(dataset):
-            raise ConfigError(
-                f"dataset {dataset} needs its folder; pass data_root=DIR, the folder that the "
-                "images lie in"
-            )
+            raise ConfigError(f"dataset {dataset} needs its folder; pass data_root=DIR")
         if config.data_root != AUTO and dataset in EMBEDDED:
             raise ConfigError(
                 f"data_root is {config.data_root}, but dataset {dataset} is embedded and reads no "
-                "folder; pass dataset=clear10 or dataset=clear100 with it"
+                "folder; pass the dataset that it is of"
             )
         if config.protocol == "streaming" and config.split != AUTO:
             raise ConfigError(
-                f"protocol is streaming and split is {config.split}; under streaming a bucket's "
-                "test set is its training data, so leave split at auto (choose parameters under "
-                "protocol=iid with split=validation)"
+                f"protocol is streaming and split is {config.split}; a bucket's test set is its "
+                "training data then: leave split at auto, or pass protocol=iid"
             )
         if (config.features == NONE) == (config.model == LINEAR):
             raise ConfigError(
@@ -385,9 +381,8 @@ class TrainConfig:
                 )
         if config.test_interval is not None and config.seeds != NONE:
             raise ConfigError(
-                f"test_every is {config.test_every} and seeds is {config.seeds}; members of an "
-                "ensemble are tested after each bucket alone: train one seed at a time, as a "
-                "sweep does, or leave test_every at off"
+                f"test_every is {config.test_every} and seeds is {config.seeds}; members are "
+                "tested after each bucket alone: train one seed at a time, as a sweep does"
             )
         return config
 

@@ -265,7 +265,12 @@ def images_in_memory(config: TrainConfig, total: int) -> int:
     return memory if isinstance(memory, int) else int(Decimal(str(memory)) * total)
 
 
-def new_buffer(config: TrainConfig, stream: TrainingStream, arguments: BufferArguments) -> Buffer:
+def new_buffer(
+    config: TrainConfig,
+    stream: TrainingStream,
+    arguments: BufferArguments,
+    kind: type[Buffer] | None = None,
+) -> Buffer:
     """An empty buffer of the run's memory: images, or a fraction of the stream."""
     total = sum(stream.train_counts)
     images = images_in_memory(config, total)
@@ -273,7 +278,7 @@ def new_buffer(config: TrainConfig, stream: TrainingStream, arguments: BufferArg
         raise ConfigError(
             f"memory is {config.memory}, which of {total} training images is not one; pass more"
         )
-    return load_buffer(arguments.buffer)(
+    return (kind or load_buffer(arguments.buffer))(
         capacity=images, num_classes=stream.num_classes, seed=config.seed, alpha=arguments.alpha
     )
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import check_not_negative
-from clear_mlflow.learning.buffers import BufferArguments
+from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, BufferArguments
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -30,6 +31,10 @@ class Gdumb(Strategy):
     ``epochs=N`` says otherwise: a memory smaller than a bucket gives fewer steps in each, and the
     model starts anew. The paper trains for 256 epochs, with warm restarts of a cosine and CutMix.
 
+    ``update=authors`` is what CLEAR's authors ran with ``buffer=biased_reservoir``: their buffer,
+    of which new images replace the newest, and a model that is fine-tuned on it. They then test the
+    epoch of the best training accuracy; here, as always, the last one is tested.
+
     Source:
         Prabhu, Torr and Dokania, GDumb: A Simple Approach that Questions Our Progress in Continual
         Learning, ECCV 2020.
@@ -41,10 +46,17 @@ class Gdumb(Strategy):
 
         buffer: str = "greedy_balanced"
         epochs: int = 0  # passes over the memory; 0 for the run's
+        update: str = "paper"  # or authors
 
         def __post_init__(self) -> None:
             super().__post_init__()
             check_not_negative(self, "epochs")
+            fitting = ("biased_reservoir",) if self.update == "authors" else tuple(BUFFERS)
+            if self.update not in ("paper", "authors") or self.buffer not in fitting:
+                raise ConfigError(
+                    f"strategy_args has update={self.update},buffer={self.buffer}; expected "
+                    "update=paper, or authors with buffer=biased_reservoir"
+                )
 
     needs_memory = True
     several_processes = True
@@ -65,12 +77,13 @@ class Gdumb(Strategy):
 
     def setup(self) -> None:
         """The memory."""
-        self._buffer = new_buffer(self.config, self.stream, self.arguments)
+        kind = AuthorsReservoir if self.arguments.update == "authors" else None
+        self._buffer = new_buffer(self.config, self.stream, self.arguments, kind)
 
     def learn(self, position: int, descent: GradientDescent) -> None:
-        """Sample the bucket, then train a fresh model on the memory."""
+        """Sample the bucket, then train on the memory: a fresh model, but for the authors."""
         self._buffer.offer(position, self.stream.labels(position))
-        if position > 0:
+        if position > 0 and self.arguments.update == "paper":
             descent.restart(fresh_model(self.stream, self.config, position))
         super().learn(position, descent)
 
