@@ -131,7 +131,7 @@ def test_under_streaming_nothing_is_held_out(split):
     """A bucket is tested on what it trains on next; one line says how to choose."""
     with pytest.raises(ConfigError, match="pass protocol=iid, or leave split at auto"):
         check_protocol("streaming", split)
-    with pytest.raises(ConfigError, match=r"choose parameters under protocol=iid with split=val"):
+    with pytest.raises(ConfigError, match=r"leave split at auto, or pass protocol=iid"):
         TrainConfig.resolve({"protocol": "streaming", "split": split})
 
 
