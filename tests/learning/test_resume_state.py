@@ -247,6 +247,18 @@ def test_values_come_back_as_they_were(value):
     assert (saved.row, saved.predictions) == (row, None)
 
 
+def test_what_was_frozen_stays_frozen():
+    """As a class of one's own may have done once, long before."""
+    model, strategy, descent = parts("naive")
+    model.bias.requires_grad_(False)
+    saved = read_state(
+        to_bytes(capture(model, strategy, descent), AccuracyRow(0, ("1",), (0,), (1,)), None)
+    )
+    model, strategy, descent = parts("naive")
+    restore(saved.snapshot, model, strategy, descent)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["weight"]
+
+
 def test_damaged_files_are_told():
     """Cut off, overwritten, of another strategy, or made up: one error, and nothing else."""
     _, states, _ = trained(feature_stream(), on_features(strategy="ewc", optimizer_state="keep"))

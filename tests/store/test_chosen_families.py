@@ -132,9 +132,10 @@ def test_intransigence_against_a_joint_run(store, experiment_id):
     """At each step its diagonal less the run's own; a run of other data has a reason instead."""
     correct, jointly = counts(150, 0), counts(180, 1)
     run = log_run(store, experiment_id, "naive", correct, strategy="naive")
-    other = log_run(
-        store, experiment_id, "other", correct, strategy="naive", digest="sha256:" + "cd" * 32
-    )
+    others = {
+        what: log_run(store, experiment_id, what, correct, strategy="naive", **{what: value})
+        for what, value in (("digest", "sha256:" + "cd" * 32), ("split", "validation"))
+    }
     joint = log_run(store, experiment_id, "joint", jointly, strategy="cumulative")
     done = invoke("evaluate", "--experiment", "test", "--joint-run", joint.info.run_id)
     assert done.exit_code == 0, done.output
@@ -144,9 +145,10 @@ def test_intransigence_against_a_joint_run(store, experiment_id):
         {k: theirs[k - 1, k - 1] - ours[k - 1, k - 1] for k in range(1, 5)}, abs=1e-12
     )
     assert set(steps(store, joint.info.run_id)[name].values()) == {0.0}
-    data = store.get_run(other.info.run_id).data
-    assert name not in data.metrics
-    assert "same data" in data.tags["mlflow.note.content"]
+    for what, told in (("digest", "same data"), ("split", "same split")):
+        data = store.get_run(others[what].info.run_id).data
+        assert name not in data.metrics
+        assert told in data.tags["mlflow.note.content"]
     done = invoke("evaluate", "--experiment", "test", "--joint-run", "0" * 32)
     assert done.exit_code == 2
     assert "joint run" in done.output

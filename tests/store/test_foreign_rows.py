@@ -10,6 +10,7 @@ import result_files as files
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_runs import row_texts
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
@@ -146,6 +147,15 @@ def test_rows_that_were_half_written_are_completed(store, foreign):
     done = evaluate("--run-id", run_id, "--rows", pattern)
     assert done.exit_code == 0, done.output
     assert assemble(read_rows(store, store.get_run(run_id))).missing == ()
+
+
+def test_rows_of_a_training_are_not_completed_from_elsewhere(store, foreign):
+    """What lies beside them may be of another measurement."""
+    name = "row_001.json"
+    own = {f"accuracy_matrix/rows/{name}": row_texts()[name]}
+    run_id = foreign({**named(SQUARE, first=1), **own})
+    evaluate("--run-id", run_id, "--rows", "results/acc_after_{row}.json")
+    assert list(read_rows(store, store.get_run(run_id))) == [name]
 
 
 def test_each_run_of_an_experiment_is_told_of(store, foreign):

@@ -83,7 +83,7 @@ def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tm
     assert len(stored(store, experiment_id)) == 1
     assert run_import(copy, "--again").exit_code == 0
     assert set(stored(store, experiment_id)) == {"acc", "copy"}
-    assert run_import(copy, "--experiment", "other").exit_code == 0
+    assert run_import(copy, matrix_file, "--experiment", "other").exit_code == 0
     other = store.get_experiment_by_name("other").experiment_id
     assert set(stored(store, other)) == {"copy"}
 

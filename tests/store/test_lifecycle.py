@@ -17,6 +17,7 @@ from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.runs.lifecycle import (
     RunResult,
     close,
+    close_abandoned,
     close_project_run,
     create_run,
     end,
@@ -285,6 +286,15 @@ def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, t
     assert not synced.done
     assert "is deleted: restore it" in synced.detail
     assert folder.exists()
+
+
+def test_a_run_that_gives_a_sign_of_life_is_not_closed(store, experiment_id):
+    """Between the look that found its process gone and the closing, another one took it."""
+    seen = store.get_run(running(store, experiment_id))
+    store.set_tag(seen.info.run_id, names.HOLDER_TAG, "another")
+    with pytest.raises(TrackingError, match="trained into again; it is left as it is"):
+        close_abandoned(store, seen)
+    assert store.get_run(seen.info.run_id).info.status == "RUNNING"
 
 
 def test_what_mlflow_run_opened_for_nothing_is_closed(store, experiment_id, monkeypatch):

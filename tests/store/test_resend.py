@@ -13,8 +13,9 @@ from clear_mlflow.journal import sender
 from clear_mlflow.journal.journal import Journal
 from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.runs.sync import sync_each
+from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
-from clear_mlflow.store.rows import read_rows
+from clear_mlflow.store.rows import RowConflictError, read_rows
 
 CORRECT = [[1, 2], [6, 3], [4, 7]]
 
@@ -64,6 +65,22 @@ def test_a_row_with_other_numbers_is_not_sent(store, run, journal):
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT[:2]
 
 
+def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal):
+    """With other numbers: what waits behind it was measured by a model that is given up."""
+    journal.append("before.txt", b"x")
+    put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
+    journal.append("behind.txt", b"x")
+    sending = send_waiting(store, run, journal)
+    assert next(sending).artifact == "before.txt"
+    (rows_folder(run) / "row_002.json").write_text(
+        row_texts([*CORRECT[:2], [0, 0]])["row_002.json"]
+    )
+    with pytest.raises(RowConflictError):
+        list(sending)
+    left = [entry.artifact for entry in journal.entries()]
+    assert left == [f"{ROWS_FOLDER}/row_002.json", "behind.txt"]
+
+
 def test_of_two_in_one_journal_the_first_counts(store, run, journal):
     """As if it had been sent the moment it was measured."""
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
@@ -87,6 +104,7 @@ def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, mon
     with pytest.raises(TrackingError, match="too large"):
         list(send_waiting(store, run, journal))
     assert [entry.artifact for entry in journal.entries()] == ["too/large.bin"]
+    assert names.HOLDER_TAG not in store.get_run(run.info.run_id).data.tags  # it was given back
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
 
 

@@ -115,6 +115,25 @@ def test_what_cannot_be_stored_now_is_asked_for_again_in_order(store, run_id):
     assert (point.value, point.timestamp, point.step) == (0.5, 1_000, 3)
 
 
+def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(store, run_id, monkeypatch):
+    """Whoever measured them keeps them, and would write those again that are there."""
+    monkeypatch.setattr(sending, "MOST_METRICS", 1)
+    answers = iter([Journal.append_metrics])
+    sender = Sender(store)
+    sender.open(run_id)
+
+    def filling(journal, metrics):
+        for append in answers:
+            return append(journal, metrics)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "append_metrics", filling)
+    points = [Metric("m", 0.5, 1_000, step) for step in (1, 2)]
+    assert sender.append_metrics(run_id, points) is None
+    sender.close()
+    assert left_journals(run_id) == []
+
+
 @pytest.mark.usefixtures("hurried")
 def test_what_a_store_refuses_is_asked_for_once_more_at_the_end(store, run_id):
     """A permission may have come meanwhile; until then it holds nothing else up."""

@@ -36,6 +36,7 @@ def test_a_training_leaves_its_page(store, experiment_id):
     for told in ("<dt>epochs</dt>", "<dt>digest</dt>", "<dt>clear_mlflow</dt>", run.info.run_name):
         assert told in text
     assert "asked: auto" in text
+    assert "asked: 7" not in text  # what was asked for is what was used
     note = store.get_run(run.info.run_id).data.tags[names.MLFLOW_NOTE].splitlines()
     ids = f"{run.info.experiment_id}/runs/{run.info.run_id}"
     address = f"#/experiments/{ids}/artifacts/report.html?workflowType=machine_learning"
