@@ -31,7 +31,9 @@ def _parse(source: Source) -> list[Parsed]:
             f"has the fields {shown(sorted(document))}; expected one of {', '.join(_MATRIX_NAMES)}"
         )
     initial, keys = document.get("initial"), document.get("buckets")
-    if isinstance(keys, list):
+    if keys is not None and not isinstance(keys, list):
+        raise RecordError(f"buckets is {shown(keys)}; expected a list of keys")
+    if keys is not None:
         keys = [str(key) if type(key) is int else key for key in keys]
     return [
         Parsed(

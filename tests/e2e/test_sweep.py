@@ -293,7 +293,7 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
     Measured on validation images, it ends with the command that tests each strategy.
     """
     fixed = {**QUICK, "seeds": "0,1", "split": "validation"}
-    path = grid({"fixed": fixed, "grid": {"strategy": ["naive", "ncm"]}})
+    path = grid({"fixed": fixed, "grid": {"strategy": ["naive", "cumulative"]}})
     first = again(path, "--jobs", "2")
     assert first.exit_code == 0, first.output
     by_kind = {}
@@ -301,7 +301,7 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
         by_kind.setdefault(run.data.tags[names.KIND_TAG], []).append(run)
     (above,), (comparison,) = by_kind[names.KIND_SWEEP], by_kind[names.KIND_COMPARE]
     ensembles = {run.info.run_id: run for run in by_kind[names.KIND_ENSEMBLE]}
-    assert {run.data.params["strategy"] for run in ensembles.values()} == {"naive", "ncm"}
+    assert {run.data.params["strategy"] for run in ensembles.values()} == {"naive", "cumulative"}
     for run in ensembles.values():
         assert run.info.status == "FINISHED"
         assert run.data.tags["mlflow.parentRunId"] == above.info.run_id
@@ -312,7 +312,9 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
         )
         for run in by_kind[names.KIND_TRAIN]
     )
-    assert members == Counter({(s, seed): 1 for s in ("naive", "ncm") for seed in ("0", "1")})
+    assert members == Counter(
+        {(s, seed): 1 for s in ("naive", "cumulative") for seed in ("0", "1")}
+    )
     assert comparison.data.tags[names.COMPARED_COUNT_TAG] == "4"
     assert "± standard deviation" in first.output  # the leaderboard
     assert f"compared in run {comparison.info.run_id}" in first.output
@@ -322,7 +324,7 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
     chosen = page.with_name(names.CHOSEN)
     assert f"{experiment_id} clear-mlflow sweep --grid {chosen}" in first.output
     planned = Counter((r.config.strategy, r.config.split) for r in read_grid(chosen).runs)
-    assert planned == {("naive", "auto"): 5, ("ncm", "auto"): 5}
+    assert planned == {("naive", "auto"): 5, ("cumulative", "auto"): 5}
     assert "2 runs, of which 0 would be started" in again(path, "--dry-run").output
 
 
@@ -395,7 +397,7 @@ def ray_head(*options):
 
 def answers(address, machines=1):
     """Whether a cluster is there, with so many machines that are up."""
-    with suppress(ConfigError), RayEngine(print, address) as cluster:
+    with suppress(ConfigError), RayEngine(free_port, address) as cluster:
         return len(cluster.nodes()) == machines
     return False
 

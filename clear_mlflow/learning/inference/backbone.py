@@ -94,7 +94,8 @@ def fill(
         if not key.startswith(_AUXILIARY)
     }
     for key, value in state.items():
-        if not torch.isfinite(value).all():
+        odd = value.is_complex() or value.dtype is torch.bool  # which a model would take
+        if odd or not torch.isfinite(value).all():
             raise DataError(
                 f"{path_text(path)} cannot be loaded: {shown(key)} is no plain tensor of finite "
                 "numbers; save the state_dict() of a model that was trained"
