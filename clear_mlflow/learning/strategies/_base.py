@@ -134,9 +134,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         for name, value in state.items():
             own = getattr(self, name)
             is_wrapped = isinstance(value, dict) and value.keys() == {"state_dict"}
-            if hasattr(own, "state_dict") != is_wrapped or (
-                own is not None and not is_wrapped and not isinstance(value, type(own))
-            ):
+            if hasattr(own, "state_dict") != is_wrapped:
                 raise StateError(f"the training state has no {name} of this strategy")
             if is_wrapped:
                 own.load_state_dict(value["state_dict"])
