@@ -76,6 +76,8 @@ def restore(
     with _report_damage("is not of this model and strategy"):
         model.load_state_dict(snapshot.model)
         trained = set(described["trained"])
+        if unknown := trained - {name for name, _ in model.named_parameters()}:
+            raise ValueError(f"it trains {min(unknown)}, which the model lacks")
         for name, weight in model.named_parameters():
             weight.requires_grad_(name in trained)
         strategy.load_state_dict(described["strategy"])
