@@ -19,7 +19,7 @@ from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import DatasetIdentity
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_CLASSES
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_CLASSES
 
 # In place of the digest of a dataset that this program has not read.
 UNKNOWN = "unknown"
@@ -313,8 +313,10 @@ def _keys(buckets: object) -> tuple[str, ...]:
     """Bucket keys: as they were given, or "1" to "T"."""
     if isinstance(buckets, str) or not isinstance(buckets, Sequence):
         number = _whole("buckets", buckets)
-        if not 1 <= number <= 10_000:
-            raise ConfigError(f"buckets is {number}; expected 1 to 10000, or the buckets' keys")
+        if not 1 <= number <= MAX_BUCKETS:
+            raise ConfigError(
+                f"buckets is {number}; expected 1 to {MAX_BUCKETS}, or the buckets' keys"
+            )
         return tuple(str(j + 1) for j in range(number))
     return tuple(key if isinstance(key, str) else str(key) for key in buckets)
 

@@ -291,6 +291,8 @@ def test_a_class_that_there_is_not_is_refused(labels):
     ("told", "message"),
     [
         ({"buckets": 0}, "buckets is 0"),
+        ({"buckets": 5000}, "buckets is 5000; expected 1 to 1000,"),
+        ({"buckets": list(range(5000))}, "buckets holds 5000 keys; expected 1 to 1000"),
         ({"buckets": ["a", "a"]}, "is given twice"),
         ({"buckets": 2, "num_instances": [5]}, "num_instances has 1 entries for 2"),
         ({"buckets": 2, "num_instances": 0}, "expected 1 to 2"),
