@@ -5,12 +5,14 @@ import shutil
 import mlflow
 import pytest
 from click.testing import CliRunner
+from flask import Flask
 from mlflow import MlflowClient
 from mlflow_stores import EXPERIMENT
 from stored_runs import stored_run
 
 from clear_mlflow.cli import main
 from clear_mlflow.journal.journal import Journal
+from clear_mlflow.server.views import _answering
 
 SECRET = "c4n4ry-s3cr3t"
 ABSENT = "f" * 32
@@ -105,3 +107,16 @@ def test_no_command_leaves_a_credential_behind(empty_store, place, monkeypatch):
         assert SECRET not in result.output, command
     Journal.create(place / "cache" / "journal", run.info.run_id, address).close(remove=False)
     assert not leaks_in(place)
+
+
+def test_the_server_takes_no_address_without_end(monkeypatch):
+    """What is masked in an answer is bounded, whatever web server lets it through."""
+    for name in ("_MLFLOW_SERVER_FILE_STORE", "_MLFLOW_SERVER_REGISTRY_STORE"):
+        monkeypatch.setenv(name, "sqlite:///x.db")
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "/tmp")
+    app = Flask(__name__)
+    app.add_url_rule("/", view_func=_answering(lambda: "a page"))
+    assert app.test_client().get("/?filter=" + "a" * 16_000).status_code == 200
+    refused = app.test_client().get("/?filter=" + "a" * 17_000)
+    assert refused.status_code == 414
+    assert "asks in more than 16384 bytes" in refused.text

@@ -217,26 +217,21 @@ def test_verdicts_are_plain_sentences() -> None:
     )
 
 
-def test_no_difference_can_be_a_result() -> None:
-    """Equivalence within a margin, with the 90 % interval that agrees with its test."""
-    small: dict[str, Any] = {
+def test_what_a_margin_adds_to_a_sentence() -> None:
+    """Where neither is shown, with the 90 % interval; where both are, the difference goes first."""
+    wide: dict[str, Any] = {
         "difference": 0.001,
         "interval": Interval(-0.006, 0.008),
         "p_value": 0.6,
-        "equivalence": Equivalence(0.01, 0.02, Interval(-0.004, 0.006)),
+        "equivalence": Equivalence(0.005, 0.2, Interval(-0.004, 0.006)),
     }
-    assert said(**small) == (
-        "A and B are equivalent at clear/accuracy within 1 percentage point: A is ahead by 0.1 "
-        "percentage points (90 % interval -0.4 to 0.6, two one-sided tests: p = 0.02; 8 seeds "
-        "each)."
-    )
-    wide = {**small, "equivalence": Equivalence(0.005, 0.2, Interval(-0.004, 0.006))}
     assert said(**wide) == (
         "Neither a difference between A and B at clear/accuracy nor equivalence within 0.5 "
         "percentage points could be shown: A is ahead by 0.1 percentage points (90 % interval -0.4 "
         "to 0.6, two one-sided tests: p = 0.2; 8 seeds each; test of a difference: p = 0.6)."
     )
-    real = {**small, "p_value": 0.01, "interval": Interval(0.0005, 0.0015)}
+    small = Equivalence(0.01, 0.02, Interval(-0.004, 0.006))
+    real = {**wide, "p_value": 0.01, "interval": Interval(0.0005, 0.0015), "equivalence": small}
     assert said(**real).endswith("8 seeds each). That is within the margin of 1 percentage point.")
 
 
