@@ -25,12 +25,7 @@ _KNOCK_SECONDS = 10.0
 
 
 class RayEngine:
-    """Trains each task in a Ray worker, which supervises a training process as the command does.
-
-    ``train_into`` is called in a worker with a task's parameters, run, experiment and tracking URI;
-    it gives the exit code, one line of what went wrong, and whether its process was killed. Of
-    *jobs* None, as many runs at a time as there is room for.
-    """
+    """Trains each task in a Ray worker by ``train_into``; of *jobs* None, as many as have room."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""What a tracked run needs to know of a training: its facts, and its rows as they are measured.
-
-The learning loop in this process and the one in a supervised child process both look like this, so
-the code that keeps the record need not know which it is.
-"""
+"""What a tracked run needs of a training, here or in a child: its facts and its rows."""
 
 from __future__ import annotations
 

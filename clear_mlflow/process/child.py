@@ -1,8 +1,4 @@
-"""The training process: ``python -m clear_mlflow.process.child``. Knows no MLflow.
-
-It reads the parameters and its cues from standard input and writes what it measures to the file
-descriptor named as its argument; its own standard error shows the progress.
-"""
+"""The training process, ``python -m clear_mlflow.process.child``: cues in, messages out."""
 
 from __future__ import annotations
 

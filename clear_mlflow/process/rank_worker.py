@@ -1,8 +1,4 @@
-"""A process that takes part in a training of several and keeps no record: every rank but 0.
-
-It supervises a training process as rank 0 does, since only a process that is not deep in
-arithmetic can react to a signal; the rows that it receives it drops. It knows no MLflow.
-"""
+"""Every rank but 0: it supervises a training process, for signals, and drops its rows."""
 
 from __future__ import annotations
 

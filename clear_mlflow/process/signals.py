@@ -13,12 +13,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StoppingSignals:
-    """Hands the first stopping signal on, and ignores its repeats.
-
-    A Ctrl-C under ``mlflow run`` arrives twice: from the terminal, and from MLflow. A signal that
-    the process ignored from the start (``nohup``) stays ignored. The first is reported on standard
-    error, by one (``tell``) of several processes that train together.
-    """
+    """Hands the first stopping signal on, and ignores repeats, and what ``nohup`` has it ignore."""
 
     def __init__(self, *, tell: bool = True) -> None:
         self._tell = tell

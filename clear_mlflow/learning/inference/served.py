@@ -1,8 +1,4 @@
-"""A stored model as MLflow loads it: raw images in, classes out.
-
-MLflow names this module in a model's ``MLmodel`` file and calls :func:`_load_pyfunc`. Nothing is
-unpickled, and nothing of what trains is imported.
-"""
+"""A stored model as MLflow loads it, by this module's name: images in, classes out."""
 
 from __future__ import annotations
 

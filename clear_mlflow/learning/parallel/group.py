@@ -1,9 +1,4 @@
-"""The processes that train one model together, and what they say to each other.
-
-Each goes through the same stream in the same order and takes its share of every batch and of the
-test sets. What they exchange: gradients (averaged), statistics of batch normalisation, the loss of
-an epoch, the counts and predictions of a row. All of it is as if one process had done all.
-"""
+"""The processes that train one model, each on its share of every batch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Images between the files and the model: decoded once, kept as bytes, made floats in batches.
-
-Bytes until the device: a quarter of the memory, of the reads and of the transfers of floats.
-A batch lies as (N, height, width, channel), as images are decoded. The model gets that memory seen
-as (N, channel, height, width), which torch calls channels-last: convolutions are fastest on it.
-"""
+"""Images as bytes, (N, height, width, 3), until they are on the device."""
 
 from __future__ import annotations
 

@@ -19,12 +19,7 @@ _RESERVOIR = BufferArguments(buffer="reservoir")
 
 
 class RehearsalStrategy(Strategy):
-    """Trains on a bucket's own images, with batches from a buffer of the past beside them.
-
-    When a bucket is done, its images compete for the buffer. A subclass says what a step makes of
-    ``batch.rehearsed``; where it is empty, as in the first bucket, there is no buffer yet.
-    The buffer is the one that the arguments name, else a reservoir.
-    """
+    """Trains on a bucket's images, with batches of a buffer (or a reservoir) as ``rehearsed``."""
 
     needs_memory = True
     several_processes = True

@@ -1,8 +1,4 @@
-"""What the strategies that learn in closed form count: means of classes, and a head set from them.
-
-All sums are of 64-bit floats: 33,000 images added to a 32-bit mean one by one would round away its
-last three digits.
-"""
+"""What strategies in closed form count: class means, in 64-bit floats, and a head set from them."""
 
 from __future__ import annotations
 
