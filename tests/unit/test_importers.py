@@ -254,7 +254,7 @@ WRONG = [
     ("a.npy", files.npy(np.array(SQUARE))[:-8], {}, "is cut off"),
     ("a.json", '{"a": [[0.5]]}', {}, "expected one of matrix"),
     ("a.json", '[[0.5, "x"]]', {}, "row of the matrix[1]: expected 'float"),
-    ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets: expected 'array"),
+    ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets is 'a'; expected a list"),
     ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 101 + "]}", {}, "1 to 100"),
     ("a.json", "[" * 90_000, {}, "nested too deeply"),
     ("a.json", "[[" + "9" * 1_000 + "]]", {}, "out of range"),
