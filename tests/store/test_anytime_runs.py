@@ -139,6 +139,9 @@ def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_i
         file = folder_of(run) / anytime_file_name(test.bucket, test.test)
         file.write_text(test.to_json("2026-01-31T12:00:00Z"))
     store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
+    late = file.rename(file.with_suffix(".late"))  # it is looked for again while it lacks
+    assert read_scores(store, store.get_run(run.info.run_id)).anytime.stamp is None
+    late.rename(file)
     assert rescored(store, run).action == "scored"
     assert values_of(store.get_run(run.info.run_id)) == pytest.approx(EXPECTED)
     assert rescored(store, run).action == "unchanged"
