@@ -24,7 +24,7 @@ from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.journal import HeldError, Journal, left_journals, read_origin
 from clear_mlflow.journal.resend import list_artifacts, send_waiting
 from clear_mlflow.learning.measured import StreamMetadata
-from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
@@ -43,10 +43,6 @@ from clear_mlflow.store.heartbeat import (
 from clear_mlflow.store.rows import parse_rows, read_row_files, row_sizes
 from clear_mlflow.store.search import MissingRun, Selection, select
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
-
-# Parameters that may change when a run is resumed: they say where it computes. The digest shows
-# whether the folder holds the same dataset.
-WHERE = ("device", "data_root")
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
 _WAIT = "wait until it has ended, or start a new run"
@@ -384,8 +380,9 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
 
 
 def _decisive(texts: Mapping[str, str]) -> dict[str, str]:
-    """Parameters but for those that say where the run computes."""
-    return {name: text for name, text in texts.items() if name not in WHERE}
+    """Parameters but for those that a resume may change; the digest tells other data."""
+    movable = parameters_with("may_move")
+    return {name: text for name, text in texts.items() if name not in movable}
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
