@@ -380,7 +380,7 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
 
 
 def _decisive(texts: Mapping[str, str]) -> dict[str, str]:
-    """Parameters but for those that a resume may change; the digest tells other data."""
+    """Parameters but for those that a resume may change; the digest shows other data."""
     movable = parameters_with("may_move")
     return {name: text for name, text in texts.items() if name not in movable}
 
