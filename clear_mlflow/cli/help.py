@@ -90,7 +90,7 @@ def auto_text(name: str) -> str:
     """What ``auto`` means for a training parameter, as a sentence; empty where it has no recipe.
 
     >>> auto_text("epochs")
-    'auto: 6 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
+    'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
     """
     where: dict[str, list[str]] = {}
     for dataset, text in auto_values(name).items():

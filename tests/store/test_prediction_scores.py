@@ -138,6 +138,8 @@ def test_predictions_that_changed_are_scored_again(store, experiment_id):
     file.write_bytes(replace(found, probabilities=changed).to_bytes())
     assert score(store, run, named=True).action == "scored"
     assert score(store, run, named=True).action == "unchanged"
+    newer = [replace(metric, version=metric.version + 1) for metric in predicted.METRICS]
+    assert not score(store, run, prediction_metrics=newer).scores.predicted.is_unread
 
 
 def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):

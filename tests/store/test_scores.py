@@ -92,6 +92,13 @@ def scored(store, run_id, metric):
     return scores
 
 
+def test_a_first_scoring_changes_no_value(store, experiment_id):
+    """Those that are there a training logged on its way."""
+    run_id = stored_run(store, experiment_id, [[5, 5, 5]] * 4).info.run_id
+    store.log_metric(run_id, "clear/accuracy", 0.1, step=1)
+    assert score(store, run_id).plan.changed == ()
+
+
 def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
     """Also where its last value is that of the one before."""
     correct = [[10] * 3, [50, 20, 20], [60, 30, 20], [40, 70, 20]]
