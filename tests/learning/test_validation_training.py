@@ -55,7 +55,6 @@ def training(root, **asked):
         {"strategy": "replay"},
         {"strategy": "derpp"},
         {"strategy": "ewc"},
-        {"strategy": "naive", "seeds": "0,1"},
         {"strategy": "linear", "features": "pixels"},
         {"strategy": "slda", "features": "pixels"},
         {"strategy": "linear", "features": "pixels", "seeds": "0,1"},
