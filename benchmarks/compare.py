@@ -68,8 +68,8 @@ def parts(uri: str, by: tuple[str, ...], folder: Path) -> dict[str, float]:
     """Seconds of each step, within this process."""
     from mlflow import MlflowClient
 
+    from clear_mlflow.api.compare import read_comparison, write_comparison
     from clear_mlflow.comparison import figures, leaderboard, page
-    from clear_mlflow.evaluation.compare import read_comparison, write_comparison
     from clear_mlflow.store.search import Selection, select
 
     client, found = MlflowClient(uri), {}

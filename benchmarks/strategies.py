@@ -87,8 +87,8 @@ def default_lines(only: list[str] | None) -> Iterator[str]:
 
 def lines_of(grid: Path) -> Iterator[str]:
     """What each line asks for of settings that were chosen: what differs from the recipe."""
+    from clear_mlflow.grids import read_grid
     from clear_mlflow.learning.parameters.config import TrainConfig
-    from clear_mlflow.sweep import read_grid
 
     for run in read_grid(grid).runs:
         texts = run.config.as_text()

@@ -12,6 +12,7 @@ The names here are the pure core, which loads neither torch nor mlflow; only ``t
 'needs the initialisation row'
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from clear_mlflow import metrics
@@ -21,7 +22,8 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import clear, explain, renate, series, summarize
 
 if TYPE_CHECKING:
-    from clear_mlflow.api import track, train, train_ensemble
+    from clear_mlflow.api.track import track
+    from clear_mlflow.api.train import train, train_ensemble
 
 __all__ = [
     "AccuracyMatrix",
@@ -40,10 +42,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load ``train`` and its like when first asked for: they bring torch and mlflow."""
-    if name in ("track", "train", "train_ensemble"):
-        from clear_mlflow import api
+# Each brings torch or mlflow: loaded when it is first asked for.
+_VERBS = {"track": "track", "train": "train", "train_ensemble": "train"}
 
-        return getattr(api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """What is asked for by its name, from the module of its verb."""
+    if name not in _VERBS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"clear_mlflow.api.{_VERBS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from clear_mlflow.api import track
+from clear_mlflow.api.track import track
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import DEFAULT_FAMILIES
-from clear_mlflow.runs.loop_run import LoopRun
+from clear_mlflow.tracking.loop_run import LoopRun
 
 _WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
 

@@ -78,13 +78,13 @@ def compare(
     families = of_families(dict.fromkeys((*DEFAULT_FAMILIES, *(metrics or ()))))
     own = _own_metrics(metric or ())
 
+    from clear_mlflow.api.compare import read_comparison, write_comparison
     from clear_mlflow.cli.output import console, print_comparison, print_links
-    from clear_mlflow.evaluation.compare import read_comparison, write_comparison
+    from clear_mlflow.grids.next_grids import next_grids
     from clear_mlflow.store.client import preflight, set_up_mlflow
     from clear_mlflow.store.names import KIND_COMPARE
     from clear_mlflow.store.search import Selection, mark_run_of_project, select
     from clear_mlflow.store.ui_urls import comparison_links
-    from clear_mlflow.sweep.next_grids import next_grids
 
     set_up_mlflow()
     client = preflight(opens_run=False)

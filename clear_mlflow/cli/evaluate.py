@@ -154,10 +154,10 @@ def evaluate(
     families = [*(metrics or ()), *(["chaudhry"] if joint_run else [])]
     own = load_own_metrics(metric or ())
 
+    from clear_mlflow.api.evaluate import Evaluation, joint_record, log_results
+    from clear_mlflow.api.foreign_rows import adopt_rows
     from clear_mlflow.cli.output import print_places
     from clear_mlflow.cli.scoring_output import Summary, shown_while
-    from clear_mlflow.evaluation.foreign_rows import adopt_rows
-    from clear_mlflow.evaluation.rescore import Evaluation, joint_record, log_results
     from clear_mlflow.store.client import preflight, set_up_mlflow
     from clear_mlflow.store.names import KIND_EVALUATE
     from clear_mlflow.store.search import Selection, mark_run_of_project, select
@@ -178,8 +178,8 @@ def evaluate(
         unscored_only=only == "unscored",
     )
     if from_models:
+        from clear_mlflow.api.reevaluate_models import reevaluate_each
         from clear_mlflow.cli.scoring_output import show_reevaluated
-        from clear_mlflow.evaluation.reevaluate_models import reevaluate_each
 
         client = preflight(opens_run=False)
         own_run = mark_run_of_project(client, KIND_EVALUATE)

@@ -27,7 +27,7 @@ from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 if TYPE_CHECKING:
-    from clear_mlflow.evaluation.import_run import Importer
+    from clear_mlflow.api.import_ import Importer
 
 _WHERE, _READ = "Where the runs go", "How the file is read"
 _SAID = "What the file may not say of its runs"
@@ -170,7 +170,7 @@ def import_runs(
     score_of_all = Score(score, higher_is_better=not lower_is_better)
     reading = Reading(score=score_of_all, buckets=said.pop("buckets"), **how)
 
-    from clear_mlflow.evaluation.import_run import Importer, ImportMetadata
+    from clear_mlflow.api.import_ import Importer, ImportMetadata
     from clear_mlflow.store.client import preflight, set_up_mlflow
 
     set_up_mlflow()

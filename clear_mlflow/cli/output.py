@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clear_mlflow.comparison import Comparison
-    from clear_mlflow.runs.lifecycle import RunResult
     from clear_mlflow.scoring.computed import Scores
     from clear_mlflow.store.client import MlflowClient
+    from clear_mlflow.tracking.lifecycle import RunResult
 
 
 # Links and verdicts are read by programs, too: they are never wrapped when piped.

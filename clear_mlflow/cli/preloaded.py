@@ -23,7 +23,7 @@ from clear_mlflow.process.parent import child_environment
 _LOADED = [
     "clear_mlflow.cli.output",
     "clear_mlflow.learning.prepare",
-    "clear_mlflow.runs.supervised",
+    "clear_mlflow.tracking.supervised",
     "IPython",
     "alembic.command",
     "git",

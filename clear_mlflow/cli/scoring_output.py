@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clear_mlflow.api.evaluate import ScoringResult
 from clear_mlflow.cli.output import console, plain_table, print_places, print_scores
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import one_line
-from clear_mlflow.evaluation.rescore import ScoringResult
 from clear_mlflow.learning.progress import can_show_bars
 
 if TYPE_CHECKING:

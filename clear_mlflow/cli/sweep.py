@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from clear_mlflow.sweep.run import SweepResult, SweptRun
+    from clear_mlflow.api.sweep import SweepResult, SweptRun
 
 _ALL_SHOWN = 50
 _FEWEST_FORKED = 3
@@ -111,16 +111,16 @@ def sweep(
     apply_run_options(experiment, run_name, tag)
     of_ray = {"cpus": cpus} if cpus != 1 else {}
     check_engine(engine, address, **of_ray, **({"gpus": gpus} if gpus else {}))
-    from clear_mlflow.sweep import read_grid
+    from clear_mlflow.grids import read_grid
 
     planned = read_grid(grid)
 
     # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
+    from clear_mlflow.api.sweep import NOT_DONE, Sweep, experiment_of_environment, find_runs
     from clear_mlflow.learning.strategies._base import check_strategy
-    from clear_mlflow.runs.supervised import train_into
     from clear_mlflow.store.client import preflight, set_up_mlflow
     from clear_mlflow.store.ui_urls import comparison_links
-    from clear_mlflow.sweep.run import NOT_DONE, Sweep, experiment_of_environment, find_runs
+    from clear_mlflow.tracking.supervised import train_into
 
     for run in planned.runs:
         try:
@@ -180,7 +180,7 @@ def _reporter(total: int) -> Callable[[SweptRun], None]:
     ended = 0
 
     def report(run: SweptRun) -> None:
-        from clear_mlflow.sweep.run import DONE, FAILED
+        from clear_mlflow.api.sweep import DONE, FAILED
 
         nonlocal ended
         if run.state in (DONE, FAILED):
@@ -206,7 +206,7 @@ def _table(runs: Sequence[SweptRun]) -> Table:
 
 
 def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: bool) -> None:
-    from clear_mlflow.sweep.run import DONE, DONE_BEFORE, FAILED
+    from clear_mlflow.api.sweep import DONE, DONE_BEFORE, FAILED
 
     with suppress(OSError):  # whoever reads this may have gone
         shown = [

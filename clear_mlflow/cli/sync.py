@@ -26,8 +26,8 @@ def sync(folder: Path | None) -> None:
     from clear_mlflow.cli.interrupt import stoppable
     from clear_mlflow.cli.output import print_links
     from clear_mlflow.core.text import one_line
-    from clear_mlflow.runs.sync import find_journals, sync_each
     from clear_mlflow.store.client import set_up_mlflow
+    from clear_mlflow.tracking.sync import find_journals, sync_each
 
     set_up_mlflow()
     folders = find_journals(folder)

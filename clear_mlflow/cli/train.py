@@ -113,8 +113,8 @@ def train(
         process = None if resume else TrainingProcess(config)
 
         from clear_mlflow.cli.output import print_outcome
-        from clear_mlflow.runs.supervised import resume_supervised, train_supervised
         from clear_mlflow.store.client import set_up_mlflow
+        from clear_mlflow.tracking.supervised import resume_supervised, train_supervised
 
         set_up_mlflow()
         if resume:

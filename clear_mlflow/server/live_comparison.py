@@ -11,12 +11,12 @@ from itertools import islice
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from clear_mlflow.api.compare import comparison_name, read_comparison
 from clear_mlflow.comparison import Comparison
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.page.wording import many, short
 from clear_mlflow.core.text import printable
 from clear_mlflow.core.version import __version__
-from clear_mlflow.evaluation.compare import comparison_name, read_comparison
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.run_state import minute, state_of

@@ -32,10 +32,10 @@ from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.sender import UnsentError
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
 from clear_mlflow.metrics import series
-from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
+from clear_mlflow.tracking.in_process import train_ensemble_in_process, train_in_process
 
 ASKED = {"seed": "7", "epochs": "auto"}
 LONG = 120  # seconds: a bound against hangs

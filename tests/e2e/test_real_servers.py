@@ -23,13 +23,13 @@ from stored_runs import histories, row_texts
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
 from clear_mlflow.store.search import Selection, select
+from clear_mlflow.tracking.in_process import train_in_process
 
 ADMIN = ("admin", "a-password-of-the-admin")
 TRAINER = ("trainer", "a-password-of-the-trainer")

@@ -32,17 +32,17 @@ from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import series
-from clear_mlflow.runs.resume import (
+from clear_mlflow.scoring.series import all_series
+from clear_mlflow.store import heartbeat as liveness
+from clear_mlflow.store import names
+from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.tracking.resume import (
     check_data,
     check_parameters,
     parameters_to_resume,
     read_resume_point,
     take_over,
 )
-from clear_mlflow.scoring.series import all_series
-from clear_mlflow.store import heartbeat as liveness
-from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
 
 LONG = 240  # seconds: a bound, not a measurement
 # A network, replayed images, and an optimiser that goes on from bucket to bucket.

@@ -24,9 +24,9 @@ from short_stream import BUCKETS, SLOWLY
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import RayEngine, refuse_far_file
+from clear_mlflow.grids import read_grid
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store
-from clear_mlflow.sweep import read_grid
 
 LONG = 240  # seconds: a bound, not a measurement
 CORES = 999  # that a cluster says it has

@@ -7,27 +7,27 @@ from anytime_courses import inside_bucket
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
+from clear_mlflow.api.compare import read_comparison
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.evaluation.compare import read_comparison
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import anytime
 from clear_mlflow.metrics._common import over_course
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.lifecycle import take
-from clear_mlflow.runs.resume import ResumePoint
-from clear_mlflow.runs.sync import find_journals, sync_each
-from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.live_run import live_run
 from clear_mlflow.server.run_state import state_of
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.lifecycle import take
+from clear_mlflow.tracking.resume import ResumePoint
+from clear_mlflow.tracking.sync import find_journals, sync_each
+from clear_mlflow.tracking.training_run import TrainingRun
 
 INSIDE = {
     1: [[40, 30, 20, 10], [70, 50, 40, 30]],

@@ -11,12 +11,12 @@ from trainings import FOUR_BUCKETS, KnownTraining
 from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.journal.sender import MOST_METRICS
 from clear_mlflow.learning.measured import CurvePoint, ignore
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.lifecycle import take
-from clear_mlflow.runs.run_writer import RunWriter
-from clear_mlflow.runs.sync import find_journals, sync_each
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.lifecycle import take
+from clear_mlflow.tracking.run_writer import RunWriter
+from clear_mlflow.tracking.sync import find_journals, sync_each
 
 FIRST = CurvePoint(1, 2.5, 0.1, 100.0, 1_000)
 SECOND = CurvePoint(3, 1.5, 0.05, 200.0, 2_000)

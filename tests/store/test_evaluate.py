@@ -7,7 +7,7 @@ import pytest
 from stored_runs import histories, stored_run
 from trainings import FOUR_BUCKETS
 
-from clear_mlflow.evaluation.rescore import Evaluation
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
 from clear_mlflow.store.search import Selection, select

@@ -9,8 +9,8 @@ import pytest
 from forked import Forked
 from stored_runs import change, histories, rows_folder, stored_run
 
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.store import names
 from clear_mlflow.store.search import Selection, select

@@ -10,17 +10,17 @@ from mlflow.entities import Metric
 from stored_runs import histories, row_texts, rows_folder
 from trainings import FOUR_BUCKETS, KnownTraining
 
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import ignore
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.lifecycle import refuse_second
-from clear_mlflow.runs.sync import find_journals, sync_each
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import Hold, LostRunError, heartbeat
 from clear_mlflow.store.rows import RowConflictError, put_row
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.lifecycle import refuse_second
+from clear_mlflow.tracking.sync import find_journals, sync_each
 
 
 def of_another(**changes):

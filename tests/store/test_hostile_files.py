@@ -11,18 +11,18 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 from stored_runs import change, row_texts, rows_folder, stored_run
 
+from clear_mlflow.api.reevaluate_models import reevaluate
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.metrics.from_predictions import Predictions
-from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
 from clear_mlflow.scoring.plan import prediction_tables
 from clear_mlflow.store.rows import _content
+from clear_mlflow.tracking.resume import ResumePoint, parameters_to_resume
 
 
 def evaluate(run) -> str:

@@ -8,9 +8,9 @@ import result_files as files
 from click.testing import CliRunner
 from published import SECOND_PLACE
 
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import assemble
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 

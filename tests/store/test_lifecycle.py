@@ -14,7 +14,9 @@ from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.journal.journal import End, Journal, left_journals
 from clear_mlflow.journal.sender import UnsentError
 from clear_mlflow.process.parent import TrainingDied
-from clear_mlflow.runs.lifecycle import (
+from clear_mlflow.store import names
+from clear_mlflow.store.heartbeat import LostRunError, heartbeat, holding
+from clear_mlflow.tracking.lifecycle import (
     RunResult,
     close,
     close_abandoned,
@@ -26,9 +28,7 @@ from clear_mlflow.runs.lifecycle import (
     result_of,
     take,
 )
-from clear_mlflow.runs.sync import sync_each
-from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import LostRunError, heartbeat, holding
+from clear_mlflow.tracking.sync import sync_each
 
 
 def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):

@@ -18,18 +18,18 @@ from released_layout import write_released
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from clear_mlflow.api import train_ensemble
+from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.train import train_ensemble
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import Strategy
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.logged_models import LOADER, stored_models
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.logged_models import LOADER, stored_models
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "24", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off", "log_models": "all"}
@@ -44,7 +44,7 @@ images = [open(path, "rb").read() for path in paths]
 answers = model.predict(pd.DataFrame({"image": images}))
 trains = ("loop", "session", "descent", "strategies", "prepare")
 loaded = [name for name in trains if "clear_mlflow.learning." + name in sys.modules]
-loaded += [name for name in ("runs", "api", "process") if "clear_mlflow." + name in sys.modules]
+loaded += [name for name in ("tracking", "api", "process") if "clear_mlflow." + name in sys.modules]
 print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded]))
 """
 

@@ -8,16 +8,16 @@ from click.testing import CliRunner
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.lifecycle import take
-from clear_mlflow.runs.resume import holds_rows, read_resume_point
-from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import row_sizes
 from clear_mlflow.store.search import Selection, select
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.lifecycle import take
+from clear_mlflow.tracking.resume import holds_rows, read_resume_point
+from clear_mlflow.tracking.training_run import TrainingRun
 
 LOST = "was stored with rows that its artifacts lack now"
 

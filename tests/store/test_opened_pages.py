@@ -16,7 +16,6 @@ from trainings import FOUR_BUCKETS, KnownTraining
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.ui_urls import (
@@ -25,6 +24,7 @@ from clear_mlflow.store.ui_urls import (
     page_of_target,
     run_links,
 )
+from clear_mlflow.tracking.in_process import train_in_process
 
 THEIRS = "mlflow.sharedViewState.0123abcd"
 

@@ -10,12 +10,12 @@ import pytest
 from own_streams import YEARS, write_csv, write_parquet, write_years
 
 import clear_mlflow
+from clear_mlflow.api.reevaluate_models import reevaluate
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
-from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
 from clear_mlflow.store import names
+from clear_mlflow.tracking.resume import ResumePoint, parameters_to_resume
 
 MODULE = """
 from clear_mlflow.data import Entry, listing_of

@@ -10,13 +10,13 @@ from power_cuts import recorded, restore
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal.journal import Journal, default_root, left_journals
 from clear_mlflow.learning.measured import ignore
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.resume import read_resume_point
-from clear_mlflow.runs.sync import sync_each
-from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.resume import read_resume_point
+from clear_mlflow.tracking.sync import sync_each
+from clear_mlflow.tracking.training_run import TrainingRun
 
 SETTINGS = config(strategy="naive", epochs=2, predictions="none", resumable="on")
 STREAM = made_up(((30, 20), (17, 9)))

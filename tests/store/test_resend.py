@@ -12,10 +12,10 @@ from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal import sender
 from clear_mlflow.journal.journal import Journal
 from clear_mlflow.journal.resend import send_waiting
-from clear_mlflow.runs.sync import sync_each
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.rows import RowConflictError, read_rows
+from clear_mlflow.tracking.sync import sync_each
 
 CORRECT = [[1, 2], [6, 3], [4, 7]]
 

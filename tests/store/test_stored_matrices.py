@@ -13,8 +13,8 @@ from servers import tracking_server
 from stored_runs import change, histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.store.matrices import read_matrices
 from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag
 from clear_mlflow.store.pool import mapped

@@ -8,19 +8,19 @@ import pytest
 from click.testing import CliRunner
 from released_layout import write_released
 
+from clear_mlflow.api.reevaluate_models import reevaluate
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import progress_for
 from clear_mlflow.learning.session import check
 from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.logged_models import stored_models, weights_folder
 from clear_mlflow.store import names
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.logged_models import stored_models, weights_folder
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "16", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off"}

@@ -10,8 +10,8 @@ from kept_predictions import kept_run, predictions_folder, score
 from stored_runs import rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
+from clear_mlflow.tracking.in_process import train_in_process
 
 
 def page_file(run) -> Path:

@@ -8,12 +8,12 @@ from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _get_store
 from stored_runs import stored_run
 
+from clear_mlflow.api.sweep import Sweep
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
-from clear_mlflow.sweep.grid import read_grid
-from clear_mlflow.sweep.run import Sweep
 
 ENGINE = SimpleNamespace(check_store=lambda uri: None)  # is asked for nothing else
 

@@ -12,10 +12,10 @@ from stored_runs import stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST
 
 from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.api.live import NotebookProgress, in_notebook
+from clear_mlflow.api.run import TrainedRun
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.notebook.live import NotebookProgress, in_notebook
-from clear_mlflow.notebook.trained import TrainedRun
 from clear_mlflow.scoring.scores import score
 
 

@@ -13,12 +13,12 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.run_writer import RunWriter
-from clear_mlflow.runs.supervised import train_supervised
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import holding
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.run_writer import RunWriter
+from clear_mlflow.tracking.supervised import train_supervised
 
 ASKED = {"seed": "7", "epochs": "auto"}
 

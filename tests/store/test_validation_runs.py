@@ -13,14 +13,14 @@ from released_layout import write_released
 from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
+from clear_mlflow.api.reevaluate_models import reevaluate
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import RowRecord, assemble
-from clear_mlflow.evaluation.reevaluate_models import reevaluate
+from clear_mlflow.grids import read_grid
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.matrix_tag import read_matrix_tag
-from clear_mlflow.sweep import read_grid
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": 16, "epochs": 1}
 SMALL |= {"batch_size": 8, "device": "cpu", "precision": "off", "log_models": "last"}

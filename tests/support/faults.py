@@ -46,16 +46,16 @@ from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import series
-from clear_mlflow.runs import run_writer
-from clear_mlflow.runs.lifecycle import close, result_of
-from clear_mlflow.runs.resume import ResumePoint, read_resume_point, take_over
-from clear_mlflow.runs.supervised import _close_complete
-from clear_mlflow.runs.sync import find_journals, sync_each
-from clear_mlflow.runs.training_run import TrainingRun, open_training_run
 from clear_mlflow.scoring import plan
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import heartbeat
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.tracking import run_writer
+from clear_mlflow.tracking.lifecycle import close, result_of
+from clear_mlflow.tracking.resume import ResumePoint, read_resume_point, take_over
+from clear_mlflow.tracking.supervised import _close_complete
+from clear_mlflow.tracking.sync import find_journals, sync_each
+from clear_mlflow.tracking.training_run import TrainingRun, open_training_run
 
 BUCKETS = tuple(map(str, range(1, 9)))
 NUM_TEST = 50

@@ -40,12 +40,12 @@ _LOADED = [
     "clear_mlflow.cli",
     "clear_mlflow.cli.preloaded",
     "clear_mlflow.engines.local",
-    "clear_mlflow.evaluation.compare",
-    "clear_mlflow.evaluation.rescore",
+    "clear_mlflow.api.compare",
+    "clear_mlflow.api.evaluate",
     "clear_mlflow.learning.prepare",
     "clear_mlflow.process.parent",
-    "clear_mlflow.runs.supervised",
-    "clear_mlflow.sweep.run",
+    "clear_mlflow.tracking.supervised",
+    "clear_mlflow.api.sweep",
 ]
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from stored_runs import row_texts, rows_folder
 
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.store import names
 
 BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4

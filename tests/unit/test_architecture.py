@@ -24,33 +24,25 @@ ROOMS: dict[str, set[str]] = {
     "store": {"core", "metrics"},
     "scoring": {"core", "metrics", "report", "store"},
     "journal": {"core", "store"},
-    "runs": {
+    "tracking": {
         *("core", "metrics", "report", "learning", "process"),
         *("store", "scoring", "journal"),
     },
-    "evaluation": {
-        *("core", "metrics", "comparison", "importers", "learning"),
-        *("store", "scoring", "runs"),
+    "grids": {"core", "comparison", "learning", "store"},
+    "api": {
+        *("core", "metrics", "report", "comparison", "importers", "engines", "learning"),
+        *("store", "scoring", "journal", "tracking", "grids"),
     },
-    "sweep": {
-        *("core", "comparison", "report", "engines", "learning"),
-        *("store", "journal", "runs", "evaluation"),
-    },
-    "notebook": {
-        *("core", "report", "comparison", "learning"),
-        *("store", "scoring", "evaluation"),
-    },
-    "api": {"core", "learning", "store", "runs", "notebook"},
-    "adapters": {"core", "metrics", "runs", "api"},
-    "server": {*("core", "metrics", "report", "comparison"), *("store", "scoring", "evaluation")},
+    "adapters": {"core", "metrics", "tracking", "api"},
+    "server": {*("core", "metrics", "report", "comparison"), *("store", "scoring", "api")},
     "cli": {
         *("core", "metrics", "report", "comparison", "importers", "engines", "data"),
-        *("learning", "process", "store", "scoring", "runs", "evaluation", "sweep"),
+        *("learning", "process", "store", "scoring", "tracking", "grids", "api"),
     },
 }
 # What each framework may be named by.
 FRAMEWORKS = {
-    "mlflow": {"store", "scoring", "journal", "runs", "evaluation", "sweep", "server"},
+    "mlflow": {"store", "scoring", "journal", "tracking", "api", "server"},
     "torch": {"data", "learning", "process", "adapters", "cli"},
     "torchvision": {"learning"},
     "ray": {"engines"},
@@ -188,7 +180,7 @@ def test_runs_are_opened_and_ended_in_one_module():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in calls
     }
-    assert callers == {"clear_mlflow.runs.lifecycle"}
+    assert callers == {"clear_mlflow.tracking.lifecycle"}
 
 
 def test_a_folder_can_be_taken_in_at_a_glance():

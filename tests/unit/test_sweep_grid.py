@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.grids import fingerprint, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.registry import strategy_names
-from clear_mlflow.sweep import fingerprint, read_grid
 
 VALUES = {
     "strategy": ["naive", "replay", "cumulative"],

@@ -19,14 +19,14 @@ from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
-from clear_mlflow.runs.lifecycle import create_run, end
-from clear_mlflow.runs.run_writer import now
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import put_row
 from clear_mlflow.store.search import experiment_for, search
+from clear_mlflow.tracking.lifecycle import create_run, end
+from clear_mlflow.tracking.run_writer import now
 
 _LONGEST_NAME = 150
 

@@ -13,12 +13,12 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.runs.lifecycle import create_run
-from clear_mlflow.runs.resume import ResumePoint
-from clear_mlflow.runs.training_run import TrainingRun, run_name
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import holding
+from clear_mlflow.tracking.lifecycle import create_run
+from clear_mlflow.tracking.resume import ResumePoint
+from clear_mlflow.tracking.training_run import TrainingRun, run_name
 
 
 class EnsembleRun:

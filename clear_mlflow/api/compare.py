@@ -47,7 +47,6 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.metrics.from_predictions import Predictions
-from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.scoring.beside import read_anytime_scores, read_predictions
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -56,6 +55,7 @@ from clear_mlflow.store.matrices import NO_ROWS, StoredMatrix, read_matrices
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.store.ui_urls import artifact_link, run_addresses
+from clear_mlflow.tracking.lifecycle import create_run, end
 
 # Ids of 32 characters: MLflow cuts a tag off at 8,000, silently; an artifact has all of them.
 _MOST_LISTED = 200

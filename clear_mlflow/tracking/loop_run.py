@@ -35,8 +35,6 @@ from clear_mlflow.metrics import (
     of_score,
     summarize,
 )
-from clear_mlflow.runs.lifecycle import close, end, join, open_run, result_of
-from clear_mlflow.runs.run_writer import RunWriter, now
 from clear_mlflow.scoring.beside import read_tests
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import families_tag
@@ -44,6 +42,8 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
+from clear_mlflow.tracking.lifecycle import close, end, join, open_run, result_of
+from clear_mlflow.tracking.run_writer import RunWriter, now
 
 LOOP_JSON = "own_loop.json"
 _LONGEST_NAME = 150

@@ -25,7 +25,6 @@ from clear_mlflow.journal.journal import (
     read_origin,
 )
 from clear_mlflow.journal.resend import send_waiting
-from clear_mlflow.runs import lifecycle
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
@@ -33,6 +32,7 @@ from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.conflicts import sqlite_file
 from clear_mlflow.store.heartbeat import is_abandoned, is_from_here
 from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.tracking import lifecycle
 
 _MEMBERS_WAIT = "its members are not all stored yet"
 _KILLED = End("KILLED", "its process was killed while the tracking store was away")

@@ -23,9 +23,12 @@ from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.peers import PeerProcesses
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.runs.ensemble_run import run_of
-from clear_mlflow.runs.lifecycle import RunResult, close, close_project_run, result_of, take
-from clear_mlflow.runs.resume import (
+from clear_mlflow.scoring.scores import score
+from clear_mlflow.store import names
+from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
+from clear_mlflow.tracking.ensemble_run import run_of
+from clear_mlflow.tracking.lifecycle import RunResult, close, close_project_run, result_of, take
+from clear_mlflow.tracking.resume import (
     ResumePoint,
     check_data,
     check_parameters,
@@ -34,10 +37,7 @@ from clear_mlflow.runs.resume import (
     read_resume_point,
     take_over,
 )
-from clear_mlflow.runs.training_run import open_training_run
-from clear_mlflow.scoring.scores import score
-from clear_mlflow.store import names
-from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
+from clear_mlflow.tracking.training_run import open_training_run
 
 
 def train_supervised(

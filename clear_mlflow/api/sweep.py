@@ -22,26 +22,26 @@ from mlflow.utils.mlflow_tags import (
 )
 from mlflow.utils.time import get_current_time_millis
 
+from clear_mlflow.api.compare import read_comparison, write_comparison
+from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.comparison import Comparison
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Engine, Task
-from clear_mlflow.evaluation.compare import read_comparison, write_comparison
-from clear_mlflow.evaluation.rescore import Evaluation
+from clear_mlflow.grids import Grid, PlannedRun, digest_of, fingerprint
+from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, num_bytes
-from clear_mlflow.runs.lifecycle import create_run, end
-from clear_mlflow.runs.resume import claim, read_resume_point
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store, log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
-from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
-from clear_mlflow.sweep.next_grids import next_grids
+from clear_mlflow.tracking.lifecycle import create_run, end
+from clear_mlflow.tracking.resume import claim, read_resume_point
 
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5

@@ -16,10 +16,6 @@ from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.lifecycle import create_run
-from clear_mlflow.runs.logged_models import stored_models, weights_folder
-from clear_mlflow.runs.resume import stored_config
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
@@ -27,6 +23,10 @@ from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import holding
 from clear_mlflow.store.search import MissingRun
+from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.lifecycle import create_run
+from clear_mlflow.tracking.logged_models import stored_models, weights_folder
+from clear_mlflow.tracking.resume import stored_config
 
 
 def reevaluate_each(

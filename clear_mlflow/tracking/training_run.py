@@ -32,9 +32,6 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.metrics import family_names
-from clear_mlflow.runs.lifecycle import open_run
-from clear_mlflow.runs.resume import ResumePoint, data_of
-from clear_mlflow.runs.run_writer import RunWriter, now
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
@@ -42,6 +39,9 @@ from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import LostRunError
 from clear_mlflow.store.rows import refuse_foreign_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
+from clear_mlflow.tracking.lifecycle import open_run
+from clear_mlflow.tracking.resume import ResumePoint, data_of
+from clear_mlflow.tracking.run_writer import RunWriter, now
 
 _CHECKOUT = Path(__file__).parents[2]  # of this program, where it is one
 

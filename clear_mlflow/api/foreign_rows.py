@@ -7,13 +7,13 @@ import tempfile
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from clear_mlflow.api.import_ import foreign_records
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, measured_split
 from clear_mlflow.core.record import row_file_name
 from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
-from clear_mlflow.evaluation.import_run import foreign_records
 from clear_mlflow.importers import (
     Reading,
     RowPattern,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ConfigError
@@ -20,10 +20,9 @@ from clear_mlflow.learning.parameters.recipes import NONE
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from clear_mlflow.api.run import TrainedRun
     from clear_mlflow.learning.parameters.options import TrainOptions
     from clear_mlflow.learning.session import StreamTraining
-    from clear_mlflow.notebook.trained import TrainedRun
-    from clear_mlflow.runs.loop_run import LoopRun
     from clear_mlflow.store.client import MlflowClient
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -68,8 +67,8 @@ def train(**options: Unpack[TrainOptions]) -> TrainedRun:
         )
     client, training = _prepared(config)
     # Imported here, as in _prepared: the pure core loads neither torch nor mlflow.
-    from clear_mlflow.notebook.trained import TrainedRun
-    from clear_mlflow.runs.in_process import train_in_process
+    from clear_mlflow.api.run import TrainedRun
+    from clear_mlflow.tracking.in_process import train_in_process
 
     return TrainedRun.of(client, train_in_process(client, training, asked))
 
@@ -97,83 +96,11 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, TrainedRun]:
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
     client, training = _prepared(config)
-    from clear_mlflow.notebook.trained import TrainedRun
-    from clear_mlflow.runs.in_process import train_ensemble_in_process
+    from clear_mlflow.api.run import TrainedRun
+    from clear_mlflow.tracking.in_process import train_ensemble_in_process
 
     scores = train_ensemble_in_process(client, training, asked)
     return {seed: TrainedRun.of(client, of_member) for seed, of_member in scores.items()}
-
-
-def track(
-    *,
-    buckets: int | Sequence[object],
-    num_instances: int | Sequence[int] | Mapping[Any, int] | None = None,
-    dataset: str = "own",
-    dataset_digest: str | None = None,
-    protocol: str = "iid",
-    split: Literal["test", "validation"] = "test",
-    seed: int | None = None,
-    strategy: str | None = None,
-    model: str | None = None,
-    params: Mapping[str, object] | None = None,
-    tags: Mapping[str, object] | None = None,
-    class_names: Sequence[str] | None = None,
-    test_labels: Sequence[Any] | None = None,
-    test_ids: Sequence[Sequence[object]] | None = None,
-    score: str = "accuracy",
-    lower_is_better: bool = False,
-    run_name: str | None = None,
-    metrics: str | Sequence[str] = "clear,renate",
-) -> LoopRun:
-    """Track a training loop of your own, which hands over its rows: ``run.log_row(i, correct)``.
-
-    Used as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left open;
-    without one, a run is opened, and closed with the status that is true. Each row is stored when
-    ``log_row`` returns. After the block, however it ended, the stored rows are scored, and
-    ``run.scores`` and ``run.matrix`` hold what they say. A run that holds rows of the same loop
-    already is continued.
-
-    Args:
-        buckets: keys of all buckets in stream order, or how many there are ("1" to "T").
-        num_instances: test images per bucket; one number where all have as many. None where only
-            accuracies are known, which leaves out what needs counts.
-        dataset: its name, for people.
-        dataset_digest: of its content; runs of different digests are not compared. "unknown", or
-            that of the evaluation set, when not given.
-        protocol: ``iid``: a held-out test set per bucket; ``streaming``: tested on its own
-            training data.
-        split: what the rows are measured on; numbers on validation images are for choosing by,
-            and are never set beside those on test images.
-        seed: of the run.
-        strategy: its name, to group runs by.
-        model: likewise.
-        params: logged as MLflow params, where the run has none of that name.
-        tags: logged as MLflow tags.
-        class_names: the index is the label.
-        test_labels: for each bucket, the true class of each test image: predictions can then be
-            given per row, and ``num_instances`` follows.
-        test_ids: for each bucket, the name of each test image.
-        score: what the rows are of, where that is no accuracy, as "rmse" or "perplexity": rows are
-            then given as ``run.log_row(i, values=[...])``, of any finite numbers.
-        lower_is_better: whether less of this score is better.
-        run_name: of a run that is opened.
-        metrics: families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists
-            them.
-
-    Returns:
-        A context manager; entering it gives itself.
-
-    Raises:
-        ConfigError: something has a value that it cannot have, or two things contradict each other.
-        RecordError: a key, a count or a name is not one that the record holds.
-        TrackingError: on entering, when MLflow cannot keep the run or it holds another loop's rows.
-    """
-    given = locals()
-    del given["run_name"], given["metrics"]
-    from clear_mlflow.core.loop_metadata import describe_loop
-    from clear_mlflow.runs.loop_run import LoopRun
-
-    return LoopRun(describe_loop(**given), run_name, metrics)
 
 
 def _resolved(
@@ -218,9 +145,9 @@ def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
             f"this is one of {size} processes, each of which would train alone and open a run; "
             "start 'torchrun ... -m clear_mlflow train', or call this in one process"
         )
+    from clear_mlflow.api.live import progress_here
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.session import check
-    from clear_mlflow.notebook.live import progress_here
     from clear_mlflow.store.client import bound_retries, preflight
 
     config = check(config)

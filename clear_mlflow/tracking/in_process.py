@@ -10,10 +10,10 @@ from mlflow import MlflowClient
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import Training
-from clear_mlflow.runs.ensemble_run import run_of
-from clear_mlflow.runs.lifecycle import RunResult, close, join, result_of
-from clear_mlflow.runs.training_run import open_training_run
 from clear_mlflow.scoring.computed import Scores
+from clear_mlflow.tracking.ensemble_run import run_of
+from clear_mlflow.tracking.lifecycle import RunResult, close, join, result_of
+from clear_mlflow.tracking.training_run import open_training_run
 
 
 def train_in_process(

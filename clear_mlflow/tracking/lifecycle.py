@@ -39,7 +39,6 @@ from clear_mlflow.journal.journal import (
 )
 from clear_mlflow.journal.sender import UnsentError, is_final
 from clear_mlflow.process.parent import TrainingDied
-from clear_mlflow.runs.logged_models import log_models
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
@@ -56,6 +55,7 @@ from clear_mlflow.store.heartbeat import (
     trains_now,
 )
 from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.tracking.logged_models import log_models
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
 _KILLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)

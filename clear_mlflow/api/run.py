@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from clear_mlflow.api.compare import read_comparison
 from clear_mlflow.comparison import Comparison
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.terminal_summary import comparison_text
@@ -16,7 +17,6 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.version import __version__
-from clear_mlflow.evaluation.compare import read_comparison
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.pictures import heatmap_figure, png
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table

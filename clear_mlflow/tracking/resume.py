@@ -28,8 +28,6 @@ from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.runs.lifecycle import open_again, refuse_second
-from clear_mlflow.runs.loop_run import LOOP_JSON
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
@@ -43,6 +41,8 @@ from clear_mlflow.store.heartbeat import (
 from clear_mlflow.store.rows import parse_rows, read_row_files, row_sizes
 from clear_mlflow.store.search import MissingRun, Selection, select
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
+from clear_mlflow.tracking.lifecycle import open_again, refuse_second
+from clear_mlflow.tracking.loop_run import LOOP_JSON
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
 _WAIT = "wait until it has ended, or start a new run"

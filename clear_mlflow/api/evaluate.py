@@ -18,8 +18,6 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.learning.parameters.logged import is_of_a_training
 from clear_mlflow.metrics import FAMILIES, anytime
 from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.runs.lifecycle import close_abandoned
-from clear_mlflow.runs.logged_models import log_models
 from clear_mlflow.scoring.computed import Scores, Scoring
 from clear_mlflow.scoring.plan import write_scores
 from clear_mlflow.scoring.scores import read_scores
@@ -31,6 +29,8 @@ from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_n
 from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import MissingRun
+from clear_mlflow.tracking.lifecycle import close_abandoned
+from clear_mlflow.tracking.logged_models import log_models
 
 # Runs under way at once. A server keeps each request waiting some 50 ms and answers many at a time;
 # an object store behind a database is slow in another way. Files on this machine are read faster

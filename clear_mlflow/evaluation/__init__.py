@@ -1,1 +1,0 @@
-"""What is done with runs that are stored: re-score, compare, import, test models again."""
