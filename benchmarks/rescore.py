@@ -170,7 +170,7 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
     import mlflow
 
     from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble
-    from clear_mlflow.metrics import series, summarize
+    from clear_mlflow.metrics import course, summarize
     from clear_mlflow.scoring.series import all_series
 
     experiment_id = client.get_experiment_by_name(experiment).experiment_id
@@ -182,11 +182,11 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
             records[name] = RowRecord.from_json(Path(local).read_text(), source=name)
         record = assemble(records)
         if what == "all":
-            points = all_series(record.evidence, series(record.evidence))
+            points = all_series(record.evidence, course(record.evidence, record.protocol).series)
         elif what == "last":
             points = {name: {10: value} for name, value in summarize(record.matrix).items()}
         else:
-            values = series(record.matrix)["clear/accuracy"]
+            values = course(record.evidence, record.protocol).series["clear/accuracy"]
             points = {"later/accuracy": values}
         with mlflow.start_run(run_id):
             for name, steps in points.items():

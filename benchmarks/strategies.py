@@ -131,11 +131,10 @@ def one(text: str, seeds: int) -> None:
     """One line: the seeds of one strategy."""
     logging.disable(logging.INFO)
     import clear_mlflow
+    from clear_mlflow.metrics import summarize
 
     asked = dict(part.split("=", 1) for part in text.split())
-    found = [
-        clear_mlflow.summarize(clear_mlflow.train(seed=seed, **asked)) for seed in range(seeds)
-    ]
+    found = [summarize(clear_mlflow.train(seed=seed, **asked).matrix) for seed in range(seeds)]
     cells = []
     for metric in COLUMNS.values():
         values = [scores[metric] for scores in found if metric in scores]

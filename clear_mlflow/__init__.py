@@ -1,14 +1,13 @@
 """Continual learning on CLEAR's stream of buckets, with every accuracy-matrix row kept in MLflow.
 
-The names here are the pure core, which loads neither torch nor mlflow; only ``train`` and
-``train_ensemble`` load both, and ``track`` mlflow.
+Importing this loads neither torch nor mlflow; the functions that need them do when they are used.
 
 >>> import clear_mlflow
 >>> matrix = clear_mlflow.AccuracyMatrix([[0.8, 0.6, 0.5], [0.7, 0.9, 0.6], [0.5, 0.6, 0.9]])
->>> summary = clear_mlflow.summarize(matrix)
->>> round(summary["clear/backward_transfer"], 2), round(summary["renate/backward_transfer"], 2)
-(0.6, -0.3)
->>> clear_mlflow.explain(matrix)["renate/forward_transfer"]
+>>> found = clear_mlflow.scores(matrix)
+>>> found["clear/backward_transfer"].text, found["renate/backward_transfer"].text
+('0.6000', '-0.3000')
+>>> found["renate/forward_transfer"].reason
 'needs the initialisation row'
 """
 
@@ -19,31 +18,42 @@ from clear_mlflow import metrics
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
-from clear_mlflow.metrics import clear, explain, renate, series, summarize
+from clear_mlflow.metrics import clear, renate
+from clear_mlflow.metrics._results import MetricResult, scores
 
 if TYPE_CHECKING:
+    from clear_mlflow.api.compare import compare
+    from clear_mlflow.api.load import load, runs
     from clear_mlflow.api.track import track
     from clear_mlflow.api.train import train, train_ensemble
+
+# Each brings torch or mlflow: loaded when it is first asked for. Name to the module of its verb.
+_VERBS = {
+    "compare": "compare",
+    "load": "load",
+    "runs": "load",
+    "track": "track",
+    "train": "train",
+    "train_ensemble": "train",
+}
 
 __all__ = [
     "AccuracyMatrix",
     "AccuracyRow",
+    "MetricResult",
     "Score",
     "__version__",
     "clear",
-    "explain",
+    "compare",
+    "load",
     "metrics",
     "renate",
-    "series",
-    "summarize",
+    "runs",
+    "scores",
     "track",
     "train",
     "train_ensemble",
 ]
-
-
-# Each brings torch or mlflow: loaded when it is first asked for.
-_VERBS = {"track": "track", "train": "train", "train_ensemble": "train"}
 
 
 def __getattr__(name: str) -> Any:

@@ -56,8 +56,8 @@ def main() -> None:
         strategy.eval(benchmark.test_stream)
 
     print(matrix.matrix.values)
-    for name, value in matrix.scores.items():
-        print(f"{name:32} {value:.4f}")
+    for name, metric in matrix.metrics.items():
+        print(f"{name:32} {metric.text} {metric.about}")
 
 
 if __name__ == "__main__":

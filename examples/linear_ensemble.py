@@ -10,10 +10,9 @@ all would give the same matrix, and no interval. On CLEAR:
 import clear_mlflow
 from clear_mlflow.statistics import seed_summary
 
-matrices = clear_mlflow.train_ensemble(features="pixels", seeds="0,1,2", epochs=3, batch_size=64)
+runs = clear_mlflow.train_ensemble(features="pixels", seeds="0,1,2", epochs=3, batch_size=64)
 
-scores = {seed: clear_mlflow.summarize(matrix) for seed, matrix in matrices.items()}
-for name in scores[0]:
-    over_seeds = seed_summary([of_seed[name] for of_seed in scores.values()])
+for name in clear_mlflow.scores(runs[0].matrix):
+    over_seeds = seed_summary([run.metrics[name].value for run in runs.values()])
     low, high = over_seeds.interval
     print(f"{name:32} {over_seeds.mean:.3f} ± {over_seeds.std:.3f}, 95 % {low:.3f} to {high:.3f}")

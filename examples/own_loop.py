@@ -64,10 +64,8 @@ def main() -> None:
             run.log_row(trained, correct)
 
     print(run.matrix.values)
-    for name, value in run.scores.items():
-        print(f"{name:32} {value:.4f}")
-    for name, reason in run.reasons.items():
-        print(f"{name:32} is not defined: {reason}")
+    for name, metric in run.metrics.items():
+        print(f"{name:32} {metric.text} {metric.about}")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,6 @@ if __name__ == "__main__":
                 dataset="own_stream:shapes", dataset_args={"name": "shapes"}, **few
             ),
         }
-    for way, matrix in ways.items():
-        assert matrix.values.tolist() == ways["folder"].values.tolist()
-        scores = clear_mlflow.summarize(matrix)
-        print(f"{way:9} next-domain accuracy {scores['clear/next_domain_accuracy']:.3f}")
+    for way, run in ways.items():
+        assert run.matrix.values.tolist() == ways["folder"].matrix.values.tolist()
+        print(f"{way:9} next-domain accuracy {run.metrics['clear/next_domain_accuracy'].text}")

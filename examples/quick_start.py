@@ -7,10 +7,8 @@ shows it.
 
 import clear_mlflow
 
-matrix = clear_mlflow.train(strategy="replay", memory=100, epochs=1)
+run = clear_mlflow.train(strategy="replay", memory=100, epochs=1)
 
-print(matrix.values.round(2))  # row = trained through, column = tested on
-for name, value in clear_mlflow.summarize(matrix).items():
-    print(f"{name:32} {value:.4f}")
-for name, reason in clear_mlflow.explain(matrix).items():
-    print(f"{name:32} is not defined: {reason}")
+print(run.matrix.values.round(2))  # row = trained through, column = tested on
+for name, metric in run.metrics.items():
+    print(f"{name:32} {metric.text} {metric.about}")

@@ -23,9 +23,9 @@ from proselint.checks import __register__ as checks_of_proselint
 from proselint.registry import CheckRegistry
 from proselint.tools import LintFile
 
-from clear_mlflow import explain, summarize
 from clear_mlflow.cli import main as command_line
 from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics._results import scores
 from clear_mlflow.store import names
 
 ROOT = Path(__file__).parent.parent
@@ -208,12 +208,14 @@ def concepts(page: Path) -> Iterator[str]:
     families = {name.split("/")[0] for name, _ in rows}
     chosen = [metric for metric in METRICS if metric.name.split("/")[0] in families]
     matrix = space["matrix"]
-    expected = {n: f"{v:.4f}" for n, v in summarize(matrix, metrics=chosen).items()}
+    found = scores(matrix, metrics=chosen)
+    expected = {n: m.text for n, m in found.items() if m.value is not None}
     shown = {name: f"{float(value):.4f}" for name, value in rows}
     if shown != expected:
         yield f"the table says {shown}, the matrix {expected}"
-    if f"explain(matrix)  # {explain(matrix, metrics=chosen)}" not in code:
-        yield f"explain(matrix) gives {explain(matrix, metrics=chosen)}"
+    for metric in found.values():
+        if metric.reason and f'found["{metric.name}"].reason  # {metric.reason!r}' not in code:
+            yield f"{metric.name} has no value: {metric.reason}"
 
 
 CHECKS: dict[Callable[[Path], Iterator[str]], list[Path]] = {

@@ -17,6 +17,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import DEFAULT_FAMILIES
+from clear_mlflow.metrics._results import MetricResult
 from clear_mlflow.tracking.loop_run import LoopRun
 
 _WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
@@ -49,9 +50,9 @@ class Adapter:
         return self._opened.matrix
 
     @property
-    def scores(self) -> dict[str, float]:
-        """Metric name to value, of the rows so far."""
-        return self._opened.scores
+    def metrics(self) -> dict[str, MetricResult]:
+        """Every metric of the rows so far: its value and course, or why it has none."""
+        return self._opened.metrics
 
     def close(self) -> None:
         """Score what is stored, and close the run if this opened it.

@@ -8,10 +8,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
@@ -23,14 +24,15 @@ from mlflow.utils.mlflow_tags import (
 )
 from mlflow.utils.time import get_current_time_millis
 
+from clear_mlflow.api.compared import ComparedRuns, LeftOut
+from clear_mlflow.api.load import Runs, chosen, open_store
 from clear_mlflow.comparison import (
     Comparison,
     RowlessRun,
     Subject,
-    Verdict,
     arrange,
-    compare,
 )
+from clear_mlflow.comparison import compare as tested_groups
 from clear_mlflow.comparison.arrangement import only_score
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
@@ -45,7 +47,10 @@ from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError,
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
+from clear_mlflow.grids.next_grids import next_grids
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import METRICS, Metric, undefined
+from clear_mlflow.metrics._user import asked_metrics
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.scoring.beside import read_anytime_scores, read_predictions
 from clear_mlflow.store import names
@@ -53,8 +58,8 @@ from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
 from clear_mlflow.store.matrices import NO_ROWS, StoredMatrix, read_matrices
 from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import MissingRun
-from clear_mlflow.store.ui_urls import artifact_link, run_addresses
+from clear_mlflow.store.search import MissingRun, mark_run_of_project
+from clear_mlflow.store.ui_urls import artifact_link, comparison_links, run_addresses
 from clear_mlflow.tracking.lifecycle import create_run, end
 
 # Ids of 32 characters: MLflow cuts a tag off at 8,000, silently; an artifact has all of them.
@@ -64,13 +69,82 @@ _LONGEST_NAME = 120
 _JOBS = 8
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A run that was chosen and is not compared."""
+def compare(
+    runs: Runs = None,
+    *,
+    filter: str | None = None,  # noqa: A002
+    group_by: Sequence[str] = ("strategy", "dataset"),
+    primary: str | None = None,
+    baseline: str | None = None,
+    margin: float | None = None,
+    metrics: str | Sequence[Any] = (),
+    log: bool = True,
+) -> ComparedRuns:
+    """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
 
-    run_id: str
-    run_name: str
-    reason: str
+    Runs tested on other data or by another protocol are grouped apart and never tested against
+    each other.
+
+    Args:
+        runs: an experiment's name, or runs: objects, ids, bundles. None: all experiments.
+        filter: of an experiment's runs, in MLflow's search syntax.
+        group_by: parameters or tags that the seeds of one method share; (): each run for itself.
+        primary: metric of ranking and verdicts; ``clear/challenge_score`` where it is defined.
+        baseline: the group that all others are tested against, by its name or a label.
+        margin: the largest difference that does not matter, in percentage points, or in the
+            score's own unit; verdicts then also say what is equivalent.
+        metrics: further families by name, and metrics of your own: functions, or
+            ``"package.module:function"``.
+        log: open a run that holds it all in the experiment of the compared ones.
+
+    Raises:
+        ConfigError: nothing was chosen that can be compared, or a value is none that it can be.
+        TrackingError: the store does not answer, or lacks a run.
+    """
+    own = asked_metrics(metrics)
+    if own.predictions:
+        raise ConfigError(
+            f"metric {own.predictions[0].name} is computed from predictions, and runs are compared "
+            "by metrics of the matrix; leave it out"
+        )
+    client = open_store()
+    own_run = mark_run_of_project(client, names.KIND_COMPARE) if log else None
+    found, named = chosen(client, runs, filter=filter)
+    all_metrics = {metric.name: metric for metric in (*METRICS, *own.matrix)}
+    comparison, left_out, experiment_id = read_comparison(
+        client,
+        found,
+        group_by=group_by,
+        rank_by=primary,
+        metrics=tuple(all_metrics.values()),
+        baseline=baseline,
+        margin=margin,
+        named=named,
+    )
+    if not log:
+        return ComparedRuns(comparison, tuple(left_out))
+    given = {
+        "experiment": runs if isinstance(runs, str) and not named else None,
+        "filter": filter,
+        "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
+        "baseline": baseline,
+        "margin": None if margin is None else f"{margin:.15g}",
+    }
+    run = write_comparison(
+        client,
+        comparison,
+        left_out,
+        experiment_id=experiment_id,
+        run_id=own_run,
+        params={
+            "group_by": ",".join(group_by) or NONE,
+            "rank_by": primary or AUTO,
+            **{name: text for name, text in given.items() if text},
+        },
+        grids=next_grids(comparison),
+    )
+    links = tuple(comparison_links(client, run))
+    return ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
 
 
 def read_comparison(
@@ -140,7 +214,7 @@ def read_comparison(
             hits[subject.run_id] = found
         elif problem is not None:
             refused.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
-    comparison = compare(arrangement, hits)
+    comparison = tested_groups(arrangement, hits)
     passed_over = [
         f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
     ]
@@ -359,19 +433,20 @@ def _write_files(
         chosen=names.CHOSEN if names.CHOSEN in grids else None,
         run_address=run_address,
     )
+    content = ComparedRuns(comparison, tuple(left_out)).to_dict()
     texts = {
         names.COMPARISON_PAGE: page,
         names.LEADERBOARD_TABLE: leaderboard_table(comparison),
         names.LEADERBOARD_CSV: leaderboard_csv(comparison),
-        names.COMPARED_JSON: _compared_json(comparison, left_out),
+        names.COMPARED_JSON: json.dumps(content, indent=2) + "\n",
         **grids,
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     pictures = folder / names.FIGURES_FOLDER
     pictures.mkdir()
-    for name, content in figures(comparison):
-        (pictures / name).write_bytes(content)
+    for name, picture in figures(comparison):
+        (pictures / name).write_bytes(picture)
 
 
 def comparison_name(comparison: Comparison) -> str:
@@ -406,52 +481,3 @@ def _tags(comparison: Comparison, page: str) -> dict[str, str]:
 def listed(ids: Sequence[str]) -> str:
     """As many ids as a tag holds."""
     return ",".join([*ids[:_MOST_LISTED], *(["..."] if ids[_MOST_LISTED:] else [])])
-
-
-def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
-    content = {
-        "group_by": list(comparison.group_by),
-        "ranked_by": comparison.ranked_by,
-        "score": comparison.score.name,
-        "lower_is_better": not comparison.score.higher_is_better,
-        "level": comparison.level,
-        "groups": [
-            {
-                "name": group.name,
-                "labels": dict(group.labels),
-                "runs": [{"run_id": m.run_id, "run_name": m.name} for m in group.members],
-                "diverged": [run.run_id for run in group.diverged],
-            }
-            for group in comparison.groups
-        ],
-        "verdicts": [_verdict_json(comparison, verdict) for verdict in comparison.verdicts],
-        "warnings": list(comparison.warnings),
-        "left_out": [asdict(run) for run in left_out],
-    }
-    return json.dumps(content, indent=2) + "\n"
-
-
-def _verdict_json(comparison: Comparison, verdict: Verdict) -> dict[str, object]:
-    found: dict[str, object] = {
-        "a": comparison.groups[verdict.a].name,
-        "b": comparison.groups[verdict.b].name,
-        "metric": verdict.metric,
-        "outcome": verdict.outcome,
-        "sentence": verdict.sentence,
-        "beside": list(verdict.beside),
-        "interval_adjusted": verdict.adjusted_interval,
-        "equivalence": None if verdict.equivalence is None else asdict(verdict.equivalence),
-        "hedges_g": verdict.hedges_g,
-        "more_seeds": verdict.more_seeds,
-    }
-    if (test := verdict.test) is not None:
-        found |= {
-            "unit": test.unit,
-            "test": test.method,
-            "n": [test.n_a, test.n_b],
-            "difference": test.difference,
-            "interval": list(test.interval),
-            "p_value": test.p_value,
-            "p_adjusted": test.adjusted,
-        }
-    return found

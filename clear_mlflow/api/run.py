@@ -1,176 +1,185 @@
-"""What ``clear_mlflow.train`` gives back: the accuracy matrix, and where all the rest is stored."""
+"""A stored run as an object: matrix, metrics, predictions, and where to look at it."""
 
 from __future__ import annotations
 
-import html
-import io
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.compare import read_comparison
-from clear_mlflow.comparison import Comparison
-from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.terminal_summary import comparison_text
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.version import __version__
+from clear_mlflow.metrics import of_families
+from clear_mlflow.metrics._results import MetricResult
+from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.report.page.fragment import run_html
-from clear_mlflow.report.pictures import heatmap_figure, png
-from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
+from clear_mlflow.report.terminal_tables import as_text, matrix_table, metrics_table
 from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.store.client import MlflowClient, mlflow_errors
-from clear_mlflow.store.search import Selection, select
+from clear_mlflow.scoring.families import logged_families
+from clear_mlflow.scoring.run_report import configuration_of
+from clear_mlflow.scoring.scores import stored_scores
+from clear_mlflow.statistics import ImageBootstrap
+from clear_mlflow.store.client import MlflowClient
+from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.ui_urls import run_links
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
-_WIDTH = 80  # columns of a text
 
+class Run:
+    """A run of a store, read when it is asked; :func:`clear_mlflow.load` and its like give it.
 
-class TrainedRun(AccuracyMatrix):
-    """The accuracy matrix of a run that has ended, with its metrics and where it is stored.
-
-    A notebook shows it as a heat map with metrics and links, ``print`` as tables.
-
-    Attributes:
-        run_id: of the MLflow run.
-        name: of the run.
-        metrics: metric name to value; one that is not defined is not there.
-        reasons: metric name to why it has no value.
-        links: lines that say where to look at the run.
+    A notebook shows its heat map, metrics and links, ``print`` the same as tables.
     """
-
-    run_id: str
-    name: str
-    metrics: Mapping[str, float]
-    reasons: Mapping[str, str]
-    links: Sequence[str]
 
     def __init__(
-        self, record: Record, scores: Scores, client: MlflowClient, links: Sequence[str]
+        self,
+        client: MlflowClient,
+        run: MlflowRun,
+        *,
+        scores: Scores | None = None,
+        record: Record | None = None,
     ) -> None:
-        matrix = record.matrix
-        super().__init__(matrix.values, matrix.initial, matrix.num_instances, matrix.buckets)
-        for name, value in (
-            ("run_id", scores.run_id),
-            ("name", scores.run_name),
-            ("metrics", scores.summary),
-            ("reasons", scores.reasons),
-            ("links", tuple(links)),
-            ("_evidence", record.evidence),
-            ("_lower_is_better", scores.lower_is_better),
-            ("_client", client),
-        ):
-            object.__setattr__(self, name, value)
+        self._client, self._run = client, run
+        if scores is not None:
+            self.__dict__["_scores"] = scores
+        if record is not None:
+            self.__dict__["record"] = record
 
-    _evidence: AccuracyMatrix
-    _lower_is_better: frozenset[str]
-    _client: MlflowClient
+    @property
+    def run_id(self) -> str:
+        """Of the MLflow run."""
+        return str(self._run.info.run_id)
 
-    @classmethod
-    def of(cls, client: MlflowClient, scores: Scores) -> TrainedRun:
-        """What a training that ended well gives back.
+    @property
+    def name(self) -> str:
+        """Of the MLflow run."""
+        return str(self._run.info.run_name or self.run_id)
+
+    @property
+    def status(self) -> str:
+        """As MLflow has it: FINISHED, FAILED, KILLED or RUNNING."""
+        return str(self._run.info.status)
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Those that people and programs set, without MLflow's own."""
+        return {k: v for k, v in self._run.data.tags.items() if not k.startswith("mlflow.")}
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """Every parameter that it was trained with, as logged; ``auto`` is what it became."""
+        return configuration_of(self._run.data.params)
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Lines that say where to look at it."""
+        return tuple(run_links(self._client, self._run))
+
+    @cached_property
+    def record(self) -> Record:
+        """The rows put together: matrix, protocol, split, dataset, seed.
 
         Raises:
+            RecordError: the run holds no rows, or damaged ones.
             TrackingError: the store does not answer.
         """
-        if scores.record is None:
-            raise RuntimeError("training ended well, but its run holds no row")
-        with mlflow_errors(f"look at run {scores.run_id}"):
-            links = run_links(client, client.get_run(scores.run_id))
-        return cls(scores.record, scores, client, links)
+        if self._scores.record is None:
+            raise RecordError(f"run {self.run_id} {NO_ROWS}")
+        return self._scores.record
 
-    def plot(self) -> Figure:
-        """The matrix as a picture of matplotlib, which a notebook shows."""
-        figure = heatmap_figure(self._evidence, self.name)
-        # Without pyplot, which would touch the user's own pictures, a notebook shows it by this.
-        figure._repr_png_ = lambda: png(figure)  # type: ignore[attr-defined]
-        return figure
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """What was measured; errors as of :attr:`record`."""
+        return self.record.matrix
 
-    def compare(self, *others: TrainedRun | str) -> ComparedRuns:
-        """Set this run beside others: leaderboard, matrices, and which differences are real.
+    @property
+    def curves(self) -> Mapping[str, Mapping[int, float]]:
+        """Bucket to its score after each number of trained buckets, 0 for the untrained model."""
+        matrix, found = self.matrix.to_frame(), {}
+        for key, lines in matrix.dropna().groupby("tested_on", sort=False):
+            found[str(key)] = dict(zip(lines["row"], lines[self.matrix.score.name], strict=True))
+        return found
 
-        Nothing is stored; ``clear-mlflow compare`` keeps a comparison as a run.
+    @cached_property
+    def metrics(self) -> Mapping[str, MetricResult]:
+        """Every metric of the run's families: value, course, interval, or why it has none."""
+        intervals = None
+        if self.predictions is not None and self.matrix.score.is_accuracy:
+            families = of_families(logged_families(self._run.data.tags))
+            intervals = ImageBootstrap(metrics=families).intervals(self.predictions)
+        return self._scores.results(intervals)
 
-        Args:
-            others: what other trainings gave back, or ids of runs in the same store.
+    @property
+    def predictions(self) -> Predictions | None:
+        """The answer for each test image after each row; None where the run kept none."""
+        return self._scores.predicted.predictions
 
-        Raises:
-            ConfigError: there is no other run, or one of them cannot be compared.
-            TrackingError: the store does not answer, or lacks one of them.
-        """
-        ids = [self.run_id, *(o if isinstance(o, str) else o.run_id for o in others)]
-        if len(set(ids)) < 2:
-            raise ConfigError("one run arrived; a comparison needs another: pass it or its id")
-        selection = Selection(run_ids=tuple(ids))
-        comparison, left_out, _ = read_comparison(
-            self._client, select(self._client, selection), group_by=(), named=True
-        )
-        if left_out:
-            raise ConfigError(f"run {left_out[0].run_id} cannot be compared: {left_out[0].reason}")
-        return ComparedRuns(comparison)
+    def plot(self, title: str = "", *, width: float | None = None) -> Figure:
+        """The cells that are evidence, as :meth:`AccuracyMatrix.plot`."""
+        return self.record.evidence.plot(title, width=width)
+
+    def to_frame(self) -> DataFrame:
+        """The metrics in pandas, a line for each; ``run.matrix.to_frame()`` has the cells."""
+        from pandas import DataFrame
+
+        lines = [
+            (m.name, m.value, *(m.interval or (None, None)), m.higher_is_better, m.reason)
+            for m in self.metrics.values()
+        ]
+        columns = ["metric", "value", "low", "high", "higher_is_better", "reason"]
+        return DataFrame(lines, columns=columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON has it; docs/python.md describes the fields."""
+        record = self.record
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "status": self.status,
+            "dataset": {"name": record.dataset.name, "digest": record.dataset.digest},
+            "protocol": record.protocol,
+            "split": record.split,
+            "seed": record.seed,
+            "is_complete": record.is_complete,
+            "matrix": self.matrix.to_dict(),
+            "metrics": {name: result.to_dict() for name, result in self.metrics.items()},
+            "config": dict(self.config),
+            "tags": dict(self.tags),
+            "links": list(self.links),
+        }
 
     def _repr_html_(self) -> str:
+        scores = self._scores
         return run_html(
             self.name,
-            self._evidence,
-            self.metrics,
-            self.reasons,
+            self.record.evidence,
+            scores.summary,
+            scores.reasons,
             self.links,
-            lower_is_better=self._lower_is_better,
+            lower_is_better=scores.lower_is_better,
         )
 
     def __str__(self) -> str:
-        parts = (
-            matrix_table(self._evidence),
-            metrics_table(self.metrics, self.reasons, lower_is_better=self._lower_is_better),
+        scores = self._scores
+        return as_text(
+            matrix_table(self.record.evidence),
+            metrics_table(
+                scores.summary,
+                scores.reasons,
+                lower_is_better=scores.lower_is_better,
+                score=self.matrix.score,
+            ),
             "\n".join(self.links),
         )
-        return _as_text(parts)
 
     def __repr__(self) -> str:
-        return f"TrainedRun({self.name!r}, {self.run_id}, {self.num_rows} of {self.num_buckets})"
+        return f"Run({self.name!r}, {self.run_id}, {self.status})"
 
-
-class ComparedRuns:
-    """Runs side by side: a notebook shows the comparison's page, ``print`` its tables.
-
-    Args:
-        comparison: what is shown.
-    """
-
-    def __init__(self, comparison: Comparison) -> None:
-        self.comparison = comparison
-
-    def page(self) -> str:
-        """The page, to be kept as a file."""
-        footer = f"clear_mlflow {__version__}"
-        return comparison_page(self.comparison, title="Comparison", footer=footer)
-
-    def _repr_html_(self) -> str:
-        # In a frame of its own: its style stays there, and so does its script.
-        return (
-            f'<iframe srcdoc="{html.escape(self.page())}" sandbox="allow-scripts" '
-            'style="width:100%;height:720px;border:0" title="Comparison"></iframe>'
-        )
-
-    def __str__(self) -> str:
-        return _as_text(comparison_text(self.comparison))
-
-    def __repr__(self) -> str:
-        return f"ComparedRuns({len(self.comparison.subjects)} runs)"
-
-
-def _as_text(parts: object) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=_WIDTH, force_terminal=False, color_system=None)
-    for part in parts:  # type: ignore[attr-defined]
-        if isinstance(part, str):
-            out.write(part)
-        else:
-            console.print(part)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    @cached_property
+    def _scores(self) -> Scores:
+        return stored_scores(self._client, self._run)

@@ -20,9 +20,10 @@ from clear_mlflow.learning.parameters.recipes import NONE
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from clear_mlflow.api.run import TrainedRun
+    from clear_mlflow.api.run import Run
     from clear_mlflow.learning.parameters.options import TrainOptions
     from clear_mlflow.learning.session import StreamTraining
+    from clear_mlflow.scoring.computed import Scores
     from clear_mlflow.store.client import MlflowClient
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -39,8 +40,8 @@ def _with_options(function: _Function) -> _Function:
 
 
 @_with_options
-def train(**options: Unpack[TrainOptions]) -> TrainedRun:
-    """Train on a stream of buckets, tracked in MLflow, and give the matrix as it was stored.
+def train(**options: Unpack[TrainOptions]) -> Run:
+    """Train on a stream of buckets, tracked in MLflow, and give the run as it was stored.
 
     An active MLflow run is joined and left open; without one, a run is opened and closed. The
     options are the parameters of ``clear-mlflow train``; ``auto`` is what the dataset's recipe
@@ -50,8 +51,8 @@ def train(**options: Unpack[TrainOptions]) -> TrainedRun:
         **options: the parameters; docs/parameters.md lists them.
 
     Returns:
-        The matrix, rebuilt from the rows that the run's artifact store holds, with ``metrics``,
-        ``run_id``, ``plot()`` and ``compare(other)``; a notebook shows it as a heat map.
+        The run, with its matrix rebuilt from the rows that its artifact store holds; a notebook
+        shows it as a heat map.
 
     Raises:
         ConfigError: a parameter has a value that it cannot have.
@@ -67,14 +68,13 @@ def train(**options: Unpack[TrainOptions]) -> TrainedRun:
         )
     client, training = _prepared(config)
     # Imported here, as in _prepared: the pure core loads neither torch nor mlflow.
-    from clear_mlflow.api.run import TrainedRun
     from clear_mlflow.tracking.in_process import train_in_process
 
-    return TrainedRun.of(client, train_in_process(client, training, asked))
+    return _run_of(client, train_in_process(client, training, asked))
 
 
 @_with_options
-def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, TrainedRun]:
+def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
     """Train runs together that differ only in their seed, each tracked as its own run.
 
     They are nested below one run in MLflow, which holds the means of their metrics: the active run,
@@ -84,7 +84,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, TrainedRun]:
         **options: those of :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Returns:
-        Seed to matrix, as :func:`train` gives it.
+        Seed to run, as :func:`train` gives it.
 
     Raises:
         ConfigError: a parameter has a value that it cannot have, or there are no ``seeds``.
@@ -96,11 +96,18 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, TrainedRun]:
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
     client, training = _prepared(config)
-    from clear_mlflow.api.run import TrainedRun
     from clear_mlflow.tracking.in_process import train_ensemble_in_process
 
     scores = train_ensemble_in_process(client, training, asked)
-    return {seed: TrainedRun.of(client, of_member) for seed, of_member in scores.items()}
+    return {seed: _run_of(client, of_member) for seed, of_member in scores.items()}
+
+
+def _run_of(client: MlflowClient, scores: Scores) -> Run:
+    from clear_mlflow.api.run import Run
+    from clear_mlflow.store.client import mlflow_errors
+
+    with mlflow_errors(f"look at run {scores.run_id}"):
+        return Run(client, client.get_run(scores.run_id), scores=scores)
 
 
 def _resolved(

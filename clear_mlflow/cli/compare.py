@@ -15,10 +15,7 @@ from clear_mlflow.cli.options import (
     run_selection_options,
 )
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import number
-from clear_mlflow.metrics import DEFAULT_FAMILIES, Metric, of_families
-from clear_mlflow.metrics._user import load_own_metrics
 
 
 @click.command(
@@ -74,64 +71,19 @@ def compare(
             f"{len(run_ids)} runs are named beside experiment {experiment!r} and filter "
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
-    group_by = ("strategy", "dataset") if group_by is None else group_by
-    families = of_families(dict.fromkeys((*DEFAULT_FAMILIES, *(metrics or ()))))
-    own = _own_metrics(metric or ())
 
-    from clear_mlflow.api.compare import read_comparison, write_comparison
+    from clear_mlflow.api.compare import compare as compare_runs
     from clear_mlflow.cli.output import console, print_comparison, print_links
-    from clear_mlflow.grids.next_grids import next_grids
-    from clear_mlflow.store.client import preflight, set_up_mlflow
-    from clear_mlflow.store.names import KIND_COMPARE
-    from clear_mlflow.store.search import Selection, mark_run_of_project, select
-    from clear_mlflow.store.ui_urls import comparison_links
 
-    set_up_mlflow()
-    client = preflight(opens_run=False)
-    own_run = mark_run_of_project(client, KIND_COMPARE)
-    selection = Selection(run_ids=run_ids, experiment=experiment, filter=filter_string)
-    comparison, left_out, experiment_id = read_comparison(
-        client,
-        select(client, selection),
-        group_by=group_by,
-        rank_by=rank_by,
-        metrics=(*families, *own),
+    compared = compare_runs(
+        run_ids or experiment,
+        filter=filter_string,
+        group_by=("strategy", "dataset") if group_by is None else group_by,
+        primary=rank_by,
+        metrics=(*(metrics or ()), *(metric or ())),
         baseline=baseline,
         margin=margin,
-        named=bool(run_ids),
     )
-    given = {
-        "experiment": experiment,
-        "filter": filter_string,
-        "metrics": ",".join(metrics or ()),
-        "metric": ",".join(metric or ()),
-        "baseline": baseline,
-        "margin": None if margin is None else f"{margin:.15g}",
-    }
-    run = write_comparison(
-        client,
-        comparison,
-        left_out,
-        experiment_id=experiment_id,
-        run_id=own_run,
-        params={
-            "group_by": ",".join(group_by) or NONE,
-            "rank_by": rank_by or AUTO,
-            **{name: text for name, text in given.items() if text},
-        },
-        grids=next_grids(comparison),
-    )
-    print_comparison(comparison, console())
+    print_comparison(compared.comparison, console())
     click.echo()
-    print_links(comparison_links(client, run))
-
-
-def _own_metrics(named: tuple[str, ...]) -> tuple[Metric, ...]:
-    """Those that the user named, of the matrix."""
-    own = load_own_metrics(named)
-    if own.predictions:
-        raise ConfigError(
-            f"metric {own.predictions[0].name} is computed from predictions, and runs are compared "
-            "by metrics of the matrix; leave it out"
-        )
-    return own.matrix
+    print_links(compared.links)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import curve_parts, metric_plots
 from clear_mlflow.comparison.page.matrices_section import matrix_scales
-from clear_mlflow.core.text import shortened
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.metrics import course
+from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.picture import svg_picture
-from clear_mlflow.report.pictures import heatmap_png
+from clear_mlflow.report.pictures import FONT, blank_figure, heatmap_png, plain_text
+from clear_mlflow.statistics import seed_summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_MAPS = 8  # the leaders: what a person looks at, one picture at a time; the page shows more
 
@@ -28,3 +36,50 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
         title = f"{shortened(group.name, 60)}{runs}"
         yield f"matrix_{position:02d}.png", heatmap_png(group.matrix, title, scales[group.setting])
+
+
+def course_figure(
+    comparison: Comparison, metric: str | None = None, *, width: float | None = None
+) -> Figure:
+    """A metric over the buckets, a line for each group: mean over seeds, band its 95 % interval.
+
+    *metric* is the one that ranks when not given; *width* is in inches, 5 when not given.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    name = metric or comparison.ranked_by or ""
+    chosen = [m for m in comparison.definitions if m.name == name]
+    if not chosen:
+        raise ConfigError(
+            f"metric is {shown(name)}; expected one of "
+            f"{', '.join(m.name for m in comparison.definitions)}"
+        )
+    wide = width or 5.0
+    figure = blank_figure(wide, 0.6 * wide)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots()
+    for position, group in enumerate(comparison.groups):
+        courses = [
+            course(m.evidence, m.record.protocol, chosen).series.get(name, {})
+            for m in group.counted
+        ]
+        steps = sorted({step for found in courses for step in found})
+        means = [
+            seed_summary([c[step] for c in courses if step in c], level=comparison.level)
+            for step in steps
+        ]
+        colour = GROUPS[position % len(GROUPS)]
+        line = ("-", "--", ":")[position // len(GROUPS) % 3]
+        label = plain_text(shortened(group.name, 40)).replace("$", r"\$")
+        axes.plot(steps, [s.mean for s in means], line, color=colour, marker="o", ms=3, label=label)
+        ends = [s.interval or (s.mean, s.mean) for s in means]
+        low, high = ([end[i] for end in ends] for i in (0, 1))
+        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    how: dict[str, Any] = {"fontsize": 8, "fontfamily": FONT}
+    axes.set_xlabel("buckets trained", **how)
+    axes.set_ylabel(plain_text(name).replace("$", r"\$"), **how)
+    axes.tick_params(labelsize=8, labelfontfamily=FONT)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, prop={"family": FONT, "size": 8})
+    return figure

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +22,10 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.score import ACCURACY, MAX_SCORE, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_COUNT, MAX_KEY_CHARACTERS, converted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 PROTOCOLS = ("iid", "streaming")
 # What a run is measured on: test images, or some of its training images held out to choose by.
@@ -340,6 +346,58 @@ class AccuracyMatrix:
             known.append(f"{self.score.name}, {self.score.better} is better")
         return f"AccuracyMatrix({', '.join([trained, *known])})"
 
+    def to_frame(self, *, wide: bool = False) -> DataFrame:
+        """The matrix in pandas: a line for each cell, or *wide*, as it is printed.
+
+        Columns are ``row`` (0 is the untrained model), ``trained_through``, ``tested_on`` and the
+        score's name; wide, ``initial`` and keys are the index, keys the columns. NaN where nothing
+        was measured.
+        """
+        from pandas import DataFrame
+
+        rows = list(named_rows(self))
+        if wide:
+            cells = [values for *_, values in rows]
+            return DataFrame(cells, index=[name for _, name, _ in rows], columns=[*self.buckets])
+        lines = [
+            (i + 1, name, key, value)
+            for i, name, values in rows
+            for key, value in zip(self.buckets, values.tolist(), strict=True)
+        ]
+        return DataFrame(lines, columns=["row", "trained_through", "tested_on", self.score.name])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The matrix as JSON has it: fractions, or another score, in full; None = not measured."""
+
+        def cells(row: NDArray[np.float64]) -> list[float | None]:
+            return [None if value != value else value for value in row.tolist()]
+
+        counts, score = self.num_instances, self.score
+        found: dict[str, Any] = {
+            "buckets": list(self.buckets),
+            "num_instances": None if counts is None else counts.tolist(),
+            "initial": None if self.initial is None else cells(self.initial),
+            "values": [cells(row) for row in self.values],
+        }
+        if not score.is_accuracy:
+            found["score"] = {"name": score.name, "lower_is_better": not score.higher_is_better}
+        return found
+
+    def plot(self, title: str = "", *, width: float | None = None) -> Figure:
+        """The matrix as a figure of matplotlib: ``matrix.plot().savefig("matrix.pdf")``.
+
+        Args:
+            title: above it; a paper's caption makes it superfluous.
+            width: in inches; half an inch a bucket and two beside them when not given. Texts
+                have 8 to 9.5 points at any width.
+        """
+        found: Figure = _drawn("pictures", "heatmap_figure")(self, title or None, width=width)
+        return found
+
+    def _repr_html_(self) -> str:
+        found: str = _drawn("page.fragment", "run_html")("", self, {}, {})
+        return found
+
     def _with(self, **changed: object) -> AccuracyMatrix:
         """The same run with other parts; unlike construction, this drops no row."""
         derived = object.__new__(AccuracyMatrix)
@@ -351,6 +409,11 @@ class AccuracyMatrix:
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
             object.__setattr__(self, name, part)
+
+
+def _drawn(module: str, name: str) -> Any:
+    # Pictures are made of matrices, one floor above: named here, as pandas names matplotlib.
+    return getattr(import_module(f"clear_mlflow.report.{module}"), name)
 
 
 def whole_grid(matrix: AccuracyMatrix) -> NDArray[np.float64]:

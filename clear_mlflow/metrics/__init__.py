@@ -32,13 +32,11 @@ __all__ = [
     "Course",
     "Metric",
     "course",
-    "explain",
     "family_names",
     "gather",
     "name_of",
     "of_families",
     "of_score",
-    "series",
     "summarize",
     "undefined",
 ]
@@ -129,7 +127,7 @@ def summarize(
         metrics: to compute; those of CLEAR and Renate when not given.
 
     Returns:
-        Metric name to value. A metric that is not defined is not there; :func:`explain` says why.
+        Metric name to value. A metric that is not defined is not there; :func:`undefined` says why.
         Of another score than accuracy, names and values are those of :meth:`Metric.of`.
 
     Raises:
@@ -141,43 +139,22 @@ def summarize(
     return evaluated(matrix.masked(protocol), of_score(metrics, matrix.score))[0]
 
 
-def explain(
-    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
-) -> dict[str, str]:
-    """Why each metric that :func:`summarize` leaves out has no value on this matrix.
-
-    Cells are named as in the formulas: R[i, j] is bucket j after bucket i, counted from 0.
-
-    Arguments as of :func:`summarize`; metric name to reason.
-
-    >>> explain(AccuracyMatrix([[0.9, 0.6]]))["clear/backward_transfer"]
-    'needs a past bucket: k >= 2 (trained on 1)'
-    """
-    return {name: str(error) for name, error in undefined(matrix, protocol, metrics).items()}
-
-
 def undefined(
     matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
 ) -> dict[str, UndefinedMetricError]:
-    """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
+    """Why each metric that :func:`summarize` leaves out has no value, by its name.
+
+    Cells are named as in the formulas: R[i, j] is bucket j after bucket i, counted from 0. A
+    FailedMetricError is a mistake of the metric itself. Arguments as of :func:`summarize`.
+    """
     evidence, metrics = matrix.masked(protocol), of_score(metrics, matrix.score)
     return _by_protocol(evaluated(evidence, metrics)[1], protocol)
 
 
-def series(
-    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
-) -> dict[str, dict[int, float]]:
-    """Every metric over the course of a run.
-
-    Arguments as of :func:`summarize`; metric name to {buckets trained: value of the run cut off
-    there}, only where defined. The value at the last step is that of :func:`summarize`.
-    """
-    return course(matrix.masked(protocol), protocol, metrics).series
-
-
 def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = METRICS) -> Course:
-    """:func:`series`, :func:`summarize` and :func:`undefined` at once.
+    """:func:`summarize` and :func:`undefined` at once, and every metric over the course of a run.
 
+    Its series are metric name to {buckets trained: value of the run cut off there}, where defined.
     ``evidence``: (k, T), a matrix as ``masked`` gives it under the protocol.
     """
     metrics = of_score(metrics, evidence.score)

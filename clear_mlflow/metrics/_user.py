@@ -20,7 +20,14 @@ from typing import Any
 
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics import ALL_METRICS, Metric, anytime, gather
+from clear_mlflow.metrics import (
+    ALL_METRICS,
+    Metric,
+    anytime,
+    family_names,
+    gather,
+    of_families,
+)
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric
 
@@ -49,8 +56,17 @@ class UserMetrics:
         return (*(m.name for m in self.matrix), *(m.name for m in self.predictions))
 
 
-def load_own_metrics(references: Sequence[str]) -> UserMetrics:
-    """The metrics that a user named.
+def asked_metrics(metrics: str | Sequence[Any]) -> UserMetrics:
+    """The metrics of families by name, and a user's own, in one list or text."""
+    listed = metrics.split(",") if isinstance(metrics, str) else list(metrics)
+    families = [name for name in listed if isinstance(name, str) and ":" not in name]
+    own = load_own_metrics([one for one in listed if one not in families])
+    built_in = of_families(family_names(",".join(families))) if families else ()
+    return replace(own, matrix=(*built_in, *own.matrix))
+
+
+def load_own_metrics(references: Sequence[Any]) -> UserMetrics:
+    """The metrics that a user named, or brought as they are.
 
     A reference is ``package.module:function``; the working folder is looked in first. The function
     takes one argument, called ``matrix`` (an AccuracyMatrix) or ``predictions`` (a Predictions),
@@ -59,8 +75,9 @@ def load_own_metrics(references: Sequence[str]) -> UserMetrics:
     sequence of them: the ``METRICS`` of a family.
     """
     found: dict[str, tuple[str, Metric | PredictionMetric]] = {}
-    for reference in references:
-        for metric in _as_metrics(reference):
+    for one in references:
+        reference, thing = (one, _imported(one)) if isinstance(one, str) else (_address(one), one)
+        for metric in _as_metrics(reference, thing):
             if metric.name in found and found[metric.name][0] != reference:
                 raise ConfigError(
                     f"metrics {found[metric.name][0]} and {reference} are both named "
@@ -74,8 +91,13 @@ def load_own_metrics(references: Sequence[str]) -> UserMetrics:
     )
 
 
-def _as_metrics(reference: str) -> tuple[Metric | PredictionMetric, ...]:
-    thing = _imported(reference)
+def _address(thing: Any) -> str:
+    """What a metric that nobody named is called: package.module:function."""
+    function = getattr(thing, "function", thing)
+    return f"{getattr(function, '__module__', 'own')}:{getattr(function, '__name__', 'metric')}"
+
+
+def _as_metrics(reference: str, thing: Any) -> tuple[Metric | PredictionMetric, ...]:
     listed: list[Any] = [*thing] if isinstance(thing, (tuple, list)) else [thing]
     if not listed or not all(isinstance(x, (Metric, PredictionMetric)) for x in listed):
         package, _, function = reference.replace(":", ".").partition(".")

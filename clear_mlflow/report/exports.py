@@ -25,16 +25,7 @@ def matrix_json(matrix: AccuracyMatrix) -> str:
       "values": [[0.9, null]]
     }
     """
-    score = matrix.score
-    content: dict[str, object] = {
-        "schema": SCHEMA,
-        "buckets": list(matrix.buckets),
-        "num_instances": None if matrix.num_instances is None else matrix.num_instances.tolist(),
-        "initial": None if matrix.initial is None else _cells(matrix.initial.tolist()),
-        "values": [_cells(row) for row in matrix.values.tolist()],
-    }
-    if not score.is_accuracy:
-        content["score"] = {"name": score.name, "lower_is_better": not score.higher_is_better}
+    content = {"schema": SCHEMA, **matrix.to_dict()}
     # A line for each part, so that two files can be compared by eye.
     lines = (f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -64,10 +55,6 @@ def csv_text(lines: Iterable[Sequence[str]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
-
-
-def _cells(row: Iterable[float]) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in row]
 
 
 def inert(key: str) -> str:

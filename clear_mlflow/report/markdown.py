@@ -10,7 +10,7 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shortened
 from clear_mlflow.metrics import name_of
-from clear_mlflow.report.score_lines import ScoreLine, score_lines
+from clear_mlflow.metrics._results import MetricResult, results
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
 # because some of its stores do.
@@ -56,7 +56,7 @@ def description(
     headline = _headline(summary, matrix.score)
     heading = escaped(f"{record.dataset.name}, {state} buckets", 100)
     head = [f"### {heading}", "", *link, *headline, told, ""]
-    lines = score_lines(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
+    lines = results(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
     tail = ["", *_metrics(lines)]
     text = "\n".join([*head, *_matrix(matrix), *tail]) + "\n"
     if num_bytes(text) <= MAX_NOTE_BYTES:
@@ -102,7 +102,7 @@ def _plain(key: str) -> str:
     return re.sub(r"[!-,/:-@\[-^`{-~]", "_", shortened(key, _LONGEST_KEY))
 
 
-def _metrics(lines: Iterable[ScoreLine]) -> list[str]:
+def _metrics(lines: Iterable[MetricResult]) -> list[str]:
     table = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
     for line in lines:
         name = f"`{line.name}`" if line.is_known else escaped(line.name, 60)

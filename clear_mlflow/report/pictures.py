@@ -28,50 +28,61 @@ if TYPE_CHECKING:
 _DPI = 120
 _INK, _FAINT = "#1a1a1a", "#6b6b6b"
 _UNMEASURED, _HATCH = "#f0f0f0", "#cfcfcf"
-_FONT = "DejaVu Sans"  # comes with matplotlib: the same text everywhere
+FONT = "DejaVu Sans"  # comes with matplotlib: the same text everywhere
 
 _CELL = 0.5  # of large matrices less, so that the picture stays on a screen
 _READABLE = 0.33  # a smaller cell shows its colour only
 # Around the cells of an accuracy matrix, and all of them together.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 1.0, 0.9, 1.0, 0.25
+_TITLE = 0.3  # of the top
 _SMALLEST, _WIDEST = 1.7, 7.5
 _GAP = 0.12  # between the initialisation row and the matrix
 _CHARACTER = 0.085  # about the width of one in a bucket key
 _TICKS = {0.0: "0", 0.25: "25", 0.5: "50", 0.75: "75", 1.0: "100 %"}
 
 
-def heatmap_figure(matrix: AccuracyMatrix, title: str, scale: CellScale | None = None) -> Figure:
+def heatmap_figure(
+    matrix: AccuracyMatrix,
+    title: str | None,
+    scale: CellScale | None = None,
+    *,
+    width: float | None = None,
+) -> Figure:
     """The matrix: trained through from top to bottom, tested on from left to right.
 
-    Cells that were not measured are hatched; the scale is the matrix's own when not given.
+    Cells that were not measured are hatched; the scale is the matrix's own when not given. *width*
+    is in inches.
     """
     scale = scale or scale_over(matrix.score, [whole_grid(matrix)])
     grid, size = whole_grid(matrix), matrix.num_buckets
     side = min(max(_CELL * size, _SMALLEST), _WIDEST)
+    if width is not None:
+        side = max(width - _LEFT - _RIGHT, _SMALLEST / 2)
+    top = _TOP - _TITLE if title is None else _TOP
     cell = side / size
     initial_height = min(cell, _CELL)
-    body = _TOP + initial_height + _GAP
+    body = top + initial_height + _GAP
     width = _LEFT + side + _RIGHT
     figure, sheet = _blank_sheet(width, body + side + _BOTTOM)
 
-    _draw_grid(sheet, grid[:1], scale, _TOP, (cell, initial_height))
+    _draw_grid(sheet, grid[:1], scale, top, (cell, initial_height))
     _draw_grid(sheet, grid[1:], scale, body, (cell, cell))
     _outline_diagonal(sheet, scale.shade(np.diag(grid[1:])), body, cell)
     # Of many buckets, only as many keys as have room.
     above = [ending(key, 5) for key in matrix.buckets]
     for j in range(0, size, math.ceil((max(map(len, above)) * _CHARACTER + 0.08) / cell)):
-        _write(sheet, _LEFT + (j + 0.5) * cell, _TOP - 0.12, above[j], 9)
+        _write(sheet, _LEFT + (j + 0.5) * cell, top - 0.12, above[j], 9)
     for i in range(0, size, math.ceil(0.16 / cell)):
         key = ending(matrix.buckets[i], 8)
         _write(sheet, _LEFT - 0.08, body + (i + 0.5) * cell, key, 9, ha="right")
-    _write(sheet, _LEFT - 0.08, _TOP + initial_height / 2, "initial", 9, ha="right")
+    _write(sheet, _LEFT - 0.08, top + initial_height / 2, "initial", 9, ha="right")
 
     ticks = _TICKS
     if not matrix.score.is_accuracy:
         # A column of one value has one colour, in the middle.
         shares = (0.0, 0.5, 1.0) if scale.best != scale.worst else (0.5,)
         ticks = {share: scale.text_at(share) for share in shares}
-        _write(sheet, 0.15, 0.46, matrix.score.label, 8, color=_FAINT, ha="left")
+        _write(sheet, 0.15, top - 0.54, matrix.score.label, 8, color=_FAINT, ha="left")
     ramp = _LEFT + side + 0.2
     colours = SCALE.at(np.linspace(1, 0, 256))[:, np.newaxis]
     extent = (ramp, ramp + 0.13, body + side, body)
@@ -81,11 +92,12 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str, scale: CellScale | None =
         at = min(max(side * (1 - value), 0.06), side - 0.06)
         _write(sheet, ramp + 0.19, body + at, text, 8, color=_FAINT, ha="left")
 
-    _write(sheet, _LEFT + side / 2, 0.62, "tested on bucket", 9.5, color=_FAINT)
+    _write(sheet, _LEFT + side / 2, top - 0.38, "tested on bucket", 9.5, color=_FAINT)
     through = {"color": _FAINT, "rotation": 90, "va": "center"}
     _write(sheet, 0.17, body + side / 2, "trained through bucket", 9.5, **through)
-    head = shortened(title, int((width - 0.3) / 0.11))
-    _write(sheet, 0.15, 0.27, head, 11, ha="left", fontweight="bold")
+    if title is not None:
+        head = shortened(title, int((width - 0.3) / 0.11))
+        _write(sheet, 0.15, 0.27, head, 11, ha="left", fontweight="bold")
     return figure
 
 
@@ -123,15 +135,33 @@ def load_drawing() -> None:
     Image.init()  # MLflow keeps pictures as WebP
 
 
-def _blank_sheet(width: float, height: float) -> tuple[Figure, Axes]:
-    """A white figure, in inches, with a canvas of its own, and the sheet that fills it."""
+def blank_figure(width: float, height: float) -> Figure:
+    """A white figure, in inches, with a canvas of its own, that a notebook shows.
+
+    What is saved of it has texts as texts, in fonts that publishers take (Type 42).
+    """
     # Imported late: matplotlib takes longer to load than a whole run takes to score.
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
-    figure.set_layout_engine("none")
+    class PaperFigure(Figure):
+        def savefig(self, fname: Any, **how: Any) -> None:
+            with rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
+                super().savefig(fname, **how)
+
+        def _repr_png_(self) -> bytes:  # without pyplot, which would touch a user's own pictures
+            return png(self)
+
+    figure = PaperFigure(figsize=(width, height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _blank_sheet(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure, in inches, and the sheet that fills it."""
+    figure = blank_figure(width, height)
+    figure.set_layout_engine("none")
     sheet = figure.add_axes((0, 0, 1, 1))
     sheet.set_axis_off()
     sheet.set(xlim=(0, width), ylim=(height, 0), autoscale_on=False)
@@ -176,11 +206,14 @@ def _outline_diagonal(sheet: Axes, shades: NDArray[np.float64], top: float, cell
 
 def _write(sheet: Axes, x: float, y: float, text: str, size: float, **how: Any) -> None:
     """Write a text of a size in points, as it is: without formulas, LaTeX or warnings."""
-    # A box for what the font does not have, which matplotlib would warn about.
-    text = "".join(c if ord(c) in _characters() else "□" for c in text)
     how = {"color": _INK, "ha": "center", "va": "center_baseline", "fontweight": "normal", **how}
-    how |= {"fontfamily": _FONT, "parse_math": False, "usetex": False}
-    sheet.text(x, y, text, fontsize=size, **how)
+    how |= {"fontfamily": FONT, "parse_math": False, "usetex": False}
+    sheet.text(x, y, plain_text(text), fontsize=size, **how)
+
+
+def plain_text(text: str) -> str:
+    """A text with a box for what the font does not have, which matplotlib would warn about."""
+    return "".join(c if ord(c) in _characters() else "□" for c in text)
 
 
 @lru_cache(maxsize=1)
@@ -188,7 +221,7 @@ def _characters() -> frozenset[int]:
     """What the font has."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    return frozenset(get_font(findfont(FontProperties(family=_FONT))).get_charmap())
+    return frozenset(get_font(findfont(FontProperties(family=FONT))).get_charmap())
 
 
 def _ink_on(colour: NDArray[np.float64]) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Set
 
 from rich import box
 from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import ending, printable, shortened
-from clear_mlflow.report.score_lines import score_lines
+from clear_mlflow.metrics._results import results
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
 _LABEL = 14  # columns for what was trained through
@@ -60,16 +62,25 @@ def metrics_table(
     lower_is_better: Set[str] = frozenset(),
     score: Score = ACCURACY,
 ) -> Table:
-    """Every metric with its value, or with the reason why it has none; see :func:`score_lines`."""
+    """Every metric with its value, or with the reason why it has none; see :func:`results`."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("")
-    for line in score_lines(summary, reasons, lower_is_better=lower_is_better, score=score):
+    for line in results(summary, reasons, lower_is_better=lower_is_better, score=score):
         table.add_row(
             Text(printable(line.name)), line.text, Text(printable(line.about), style="dim")
         )
     return table
+
+
+def as_text(*parts: RenderableType) -> str:
+    """Tables and texts, as a terminal of 80 columns prints them."""
+    out = io.StringIO()
+    console = Console(file=out, width=_WIDTH, force_terminal=False, color_system=None)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _fitted(key: str, width: int) -> Text:

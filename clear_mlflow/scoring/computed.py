@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from mlflow.entities import Run
 
 from clear_mlflow.core.record import Record, RowRecord
+from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.metrics import Metric, anytime, course, of_score
 from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics._results import MetricResult, results
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import PredictionMetric
 from clear_mlflow.report.page.run_page import RunReport
@@ -93,6 +95,20 @@ class Scores:
         if self.record is None:
             return "none"
         return "complete" if self.record.is_complete else "partial"
+
+    def results(
+        self, intervals: Mapping[str, tuple[float, float]] | None = None
+    ) -> dict[str, MetricResult]:
+        """Every metric by its name, with its course and why it has no value."""
+        listed = results(
+            self.summary,
+            self.reasons,
+            score=ACCURACY if self.record is None else self.record.matrix.score,
+            lower_is_better=self.lower_is_better,
+            series=self.points,
+            intervals=intervals,
+        )
+        return {result.name: result for result in listed}
 
     @property
     def problem(self) -> str | None:

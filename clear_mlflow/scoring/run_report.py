@@ -34,10 +34,9 @@ def run_report(record: Record, scores: Scores, run: Run, summary: Mapping[str, f
     """The page of a run; *summary* is by metric, as it is shown."""
     answers = scores.predicted
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
-    used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
     asked = {n.removeprefix(_ASKED): v for n, v in params.items() if n.startswith(_ASKED)}
     plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
-    configuration = dict(sorted((plain | used).items()))
+    configuration = configuration_of(params)
     asked = {name: text for name, text in (plain | asked).items() if name in configuration}
     profile = _profile(run, record.dataset.name)
     without = ""
@@ -77,6 +76,13 @@ def run_report(record: Record, scores: Scores, run: Run, summary: Mapping[str, f
         notes=notes,
         tests=scores.anytime.tests,
     )
+
+
+def configuration_of(params: Mapping[str, str]) -> dict[str, str]:
+    """What a run was trained with: parameter to what ``auto`` and its like became."""
+    used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
+    plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
+    return dict(sorted((plain | used).items()))
 
 
 def _profile(run: Run, dataset: str) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from clear_mlflow.scoring.plan import plan, plan_without_rows, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.matrices import stored_rows_of
+from clear_mlflow.store.matrix_tag import StoredRows
 from clear_mlflow.store.rows import lost_rows_error
 
 
@@ -31,16 +32,30 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
         raise lost_rows_error(run, row_file_name(min(missing)))
 
     def planned(thorough: bool) -> Scores:
-        wanted = scoring.prediction_metrics
-        answers = read_prediction_scores(client, run, record, metrics=wanted, thorough=thorough)
-        tests = read_anytime_scores(client, run, record, thorough=thorough)
-        scores = compute(run, rows, record, scoring, answers=answers, tests=tests)
+        scores = _computed(client, run, rows, scoring, thorough=thorough)
         return replace(scores, plan=plan(client, run, scores, thorough=scoring.thorough))
 
     scores = planned(scoring.thorough)
     if scores.plan.page is not None and (scores.predicted.is_unread or scores.anytime.is_unread):
         return planned(True)  # the page shows what they say, of each class and moment
     return scores
+
+
+def stored_scores(client: MlflowClient, run: Run) -> Scores:
+    """Everything that a run's artifacts define, with the predictions; nothing is planned."""
+    rows = stored_rows_of(client, run, read_files=True)
+    if not rows.records:
+        return Scores(run_id=run.info.run_id, run_name=run.info.run_name or run.info.run_id)
+    return _computed(client, run, rows, Scoring(), thorough=True)
+
+
+def _computed(
+    client: MlflowClient, run: Run, rows: StoredRows, scoring: Scoring, *, thorough: bool
+) -> Scores:
+    record, wanted = assemble(rows.records), scoring.prediction_metrics
+    answers = read_prediction_scores(client, run, record, metrics=wanted, thorough=thorough)
+    tests = read_anytime_scores(client, run, record, thorough=thorough)
+    return compute(run, rows, record, scoring, answers=answers, tests=tests)
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:

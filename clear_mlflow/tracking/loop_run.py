@@ -26,15 +26,8 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
-from clear_mlflow.metrics import (
-    ALL_METRICS,
-    DEFAULT_FAMILIES,
-    explain,
-    family_names,
-    of_families,
-    of_score,
-    summarize,
-)
+from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
+from clear_mlflow.metrics._results import MetricResult, scores
 from clear_mlflow.scoring.beside import read_tests
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import families_tag
@@ -267,22 +260,13 @@ class LoopRun:
         return AccuracyMatrix.from_rows(self._rows.values())
 
     @property
-    def scores(self) -> dict[str, float]:
-        """Metric name to value, of the rows so far; what is not defined is not there."""
-        if self._scores is not None:
-            return dict(self._scores.summary)
+    def metrics(self) -> dict[str, MetricResult]:
+        """Every metric of the rows so far: its value and course, or why it has none."""
         if not self._rows:
             return {}
-        return summarize(self.matrix, self._facts.protocol, of_families(self._families))
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Metric name to why it is not among the scores."""
-        if self._scores is not None:
-            return dict(self._scores.reasons)
-        if not self._rows:
-            return {}
-        return explain(self.matrix, self._facts.protocol, of_families(self._families))
+        if self._scores is None:
+            return scores(self.matrix, self._facts.protocol, self._families)
+        return self._scores.results()
 
     def _writing(self, what: str, how: str) -> RunWriter:
         if self._writer is None or self._is_over:

@@ -18,7 +18,6 @@ from ports import free_port
 from short_stream import SLOWLY, options
 from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
 
-from clear_mlflow import summarize
 from clear_mlflow.cli import main
 from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
@@ -28,6 +27,7 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy, load_strategy
+from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 
 

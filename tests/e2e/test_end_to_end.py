@@ -19,7 +19,8 @@ from layout_trees import LAYOUTS, Photos
 from short_stream import SLOWLY, options
 from stored_runs import rows_folder, wait_for_row
 
-from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow import AccuracyMatrix
+from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 
 STATUS_OF_MLFLOW = ("KILLED", "FAILED")

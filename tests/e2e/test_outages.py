@@ -16,6 +16,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from click.testing import CliRunner
+from courses import series
 from damaged_journals import DAMAGES
 from faulty_proxy import Fault, FaultyProxy, every, wait_until
 from feature_streams import config as features_config
@@ -25,13 +26,12 @@ from mlflow import MlflowClient
 from servers import tracking_server
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow import summarize
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.sender import UnsentError
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
-from clear_mlflow.metrics import series
+from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight

@@ -22,10 +22,11 @@ from servers import BUCKET, LONG, ObjectStore, Postgres, object_store, postgres,
 from stored_runs import histories, row_texts
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
 from clear_mlflow.store.search import Selection, select

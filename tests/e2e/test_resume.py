@@ -18,20 +18,21 @@ from types import SimpleNamespace
 import mlflow
 import psutil
 import pytest
+from courses import series
 from damaged_journals import DAMAGES
 from forked import Forked, environment, run_shell
 from mlflow import MlflowClient
 from safetensors.numpy import load_file
 from stored_runs import rows_folder, wait_for_row
 
-from clear_mlflow import AccuracyMatrix, AccuracyRow, summarize
+from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.predictions import predictions_file_name
 from clear_mlflow.core.record import RowRecord, row_index
 from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.metrics import series
+from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names

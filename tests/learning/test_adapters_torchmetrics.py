@@ -7,12 +7,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from courses import explain
 from torchmetrics.classification import MulticlassAccuracy
 
-from clear_mlflow import AccuracyMatrix, clear, explain, renate, summarize
+from clear_mlflow import AccuracyMatrix, clear, renate
 from clear_mlflow.adapters.torchmetrics import MatrixMetrics
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.metrics import FAMILIES
+from clear_mlflow.metrics import FAMILIES, summarize
 
 CLASSES, BUCKETS, IMAGES = 4, 3, 12
 

@@ -5,16 +5,17 @@ import json
 import pytest
 from click.testing import CliRunner
 from comparisons import counts, log_run, row_records
+from courses import reasons, series, values
 from stored_runs import histories
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 import clear_mlflow
-from clear_mlflow import AccuracyMatrix, series, summarize
+from clear_mlflow import AccuracyMatrix
 from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import assemble, row_file_name
-from clear_mlflow.metrics import FAMILIES, of_families
+from clear_mlflow.metrics import FAMILIES, of_families, summarize
 from clear_mlflow.store import names
 from clear_mlflow.tracking.in_process import train_in_process
 
@@ -82,8 +83,8 @@ def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
     with clear_mlflow.track(**loop, metrics=["renate", "tic"]) as run:
         for row, correct in enumerate(FOUR_BUCKETS):
             run.log_row(row, correct)
-        assert {name.split("/")[0] for name in run.scores} == {"renate", "tic"}
-        assert {name.split("/")[0] for name in run.reasons} <= {"renate", "tic"}
+        assert {name.split("/")[0] for name in values(run.metrics)} == {"renate", "tic"}
+        assert {name.split("/")[0] for name in reasons(run.metrics)} <= {"renate", "tic"}
     stored = only_run(store, experiment_id)
     expected = series(MATRIX, metrics=of_families(("renate", "tic")))
     assert steps(store, stored.info.run_id) == expected

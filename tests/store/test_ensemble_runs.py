@@ -190,12 +190,12 @@ def test_an_active_run_is_joined_as_the_one_above(store):
     assert {run.info.status for run in members.values()} == {"FINISHED"}
 
 
-def test_matrices_by_seed_from_python(store):
-    """One call, on the embedded dataset's pixels; train itself has no matrix to give for many."""
+def test_runs_by_seed_from_python(store):
+    """One call, on the embedded dataset's pixels; train itself has no run to give for many."""
     asked = {"features": "pixels", "epochs": 2, "seeds": "1,0", "device": "cpu"}
-    matrices = clear_mlflow.train_ensemble(**asked)
-    assert list(matrices) == [1, 0]
-    assert matrices[1].num_rows == 10
+    runs = clear_mlflow.train_ensemble(**asked)
+    assert list(runs) == [1, 0]
+    assert runs[1].matrix.num_rows == 10
     with pytest.raises(ConfigError, match="call train_ensemble, or pass seed=N"):
         clear_mlflow.train(**asked)
     with pytest.raises(ConfigError, match="pass seeds=0,1,2, or call train"):

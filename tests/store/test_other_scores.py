@@ -7,6 +7,7 @@ import mlflow
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from courses import values
 from stored_runs import histories
 
 import clear_mlflow
@@ -63,10 +64,12 @@ def test_a_loops_errors_are_a_run(store, experiment_id):
     assert run.data.metrics["renate/forward_transfer"] == pytest.approx((9.4 - 3.8 + 9 - 3.9) / 2)
     assert run.data.metrics["renate/forgetting"] == pytest.approx(0.55)
     assert run.data.metrics == pytest.approx(
-        {**tracked.scores, **{name: run.data.metrics[name] for name in series}}
+        {**values(tracked.metrics), **{name: run.data.metrics[name] for name in series}}
     )
     assert not any("accuracy" in name for name in run.data.metrics)
-    assert tracked.reasons["clear/challenge_score"] == "needs an accuracy (the score is rmse)"
+    assert (
+        tracked.metrics["clear/challenge_score"].reason == "needs an accuracy (the score is rmse)"
+    )
     note = run.data.tags["mlflow.note.content"]
     page = text_of(store, run, "report.html").split("</style>")[1].split("<script")[0]
     assert "2.90" in note

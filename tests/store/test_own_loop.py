@@ -8,12 +8,12 @@ import mlflow
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from courses import reasons, values
 from forked import run_python
 from stored_runs import histories
 from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
-from clear_mlflow import summarize
 from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
@@ -24,6 +24,7 @@ from clear_mlflow.core.loop_metadata import (
     measured_test,
 )
 from clear_mlflow.core.predictions import EvaluationSet
+from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 
@@ -54,7 +55,7 @@ def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
         "with clear_mlflow.track(buckets=['a', 'b', 'c', 'd'], num_instances=100) as run:\n"
         "    for i, correct in enumerate(rows):\n"
         "        run.log_row(i, correct)\n"
-        "print(run.scores['renate/backward_transfer'], run.matrix)\n"
+        "print(run.metrics['renate/backward_transfer'].value, run.matrix)\n"
         "import sys; print('torch' in sys.modules)\n"
     )
     done = subprocess.run(
@@ -98,7 +99,7 @@ def test_everything_that_is_told_stands_in_the_run(store, experiment_id):
     assert json.loads(entry.dataset.profile)["num_test"]["4"] == NUM_TEST
     assert "heatmap.png" in artifacts(store, found, "accuracy_matrix")
     assert run.matrix.equals(EXPECTED)
-    assert run.reasons == {}
+    assert reasons(run.metrics) == {}
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,8 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
     assert found.info.status == (status or "FINISHED")
     assert (names.ERROR_TAG in found.data.tags) == (status is not None)
     assert found.data.tags[names.ROWS_TAG] == "partial"
-    assert run.scores == summarize(EXPECTED.after(2))
-    assert {n: v for n, v in found.data.metrics.items() if "bucket" not in n} == run.scores
+    assert values(run.metrics) == summarize(EXPECTED.after(2))
+    assert {n: v for n, v in found.data.metrics.items() if "bucket" not in n} == values(run.metrics)
 
 
 def test_rows_come_in_any_order_and_twice(store, experiment_id):
@@ -184,12 +185,12 @@ def test_accuracies_instead_of_counts(store):
         run.log_row(1, values={"x": 0.5})
         run.log_row(2, values=np.array([0.25, 0.75], dtype=np.float32))
     np.testing.assert_equal(run.matrix.values, [[0.5, np.nan], [0.25, 0.75]])
-    assert run.scores["renate/backward_transfer"] == -0.25
-    assert "renate/micro_average_accuracy" in run.reasons
+    assert run.metrics["renate/backward_transfer"].value == -0.25
+    assert run.metrics["renate/micro_average_accuracy"].reason
     with clear_mlflow.track(buckets=2, num_instances=[3, 4]) as both:
         both.log_row(1, values=[0.5, None])
         both.log_row(2, [1, 2])
-    assert both.scores["renate/micro_average_accuracy"] == 3 / 7
+    assert both.metrics["renate/micro_average_accuracy"].value == 3 / 7
 
 
 LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
@@ -389,7 +390,7 @@ def test_an_adapters_run_takes_no_other_numbers_once_it_is_closed(store):
     run._log_row(1, "a", [0.5], [None])
     with pytest.raises(RecordError, match="arrived after run"):
         run._log_row(1, "a", [0.6], [None])
-    assert run.scores["clear/in_domain_accuracy"] == 0.5
+    assert run.metrics["clear/in_domain_accuracy"].value == 0.5
 
 
 def test_several_processes_track_in_the_first_alone(store, experiment_id, monkeypatch):
@@ -441,7 +442,9 @@ def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monke
     assert stored.data.tags[names.ANYTIME_TAG] == "own"
     # Bucket 1 was at 40 at its lowest after its row, bucket 2 at 60.
     lowest = stored.data.metrics["continual_evaluation/minimum_accuracy"]
-    assert lowest == again.scores["continual_evaluation/minimum_accuracy"] == pytest.approx(0.5)
+    assert (
+        lowest == again.metrics["continual_evaluation/minimum_accuracy"].value == pytest.approx(0.5)
+    )
     assert stored.data.metrics["continual_evaluation/worst_case_accuracy"] == pytest.approx(
         0.95 / 3 + 2 / 3 * 0.5
     )

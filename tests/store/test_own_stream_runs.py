@@ -82,7 +82,7 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
         {"dataset": "table", "dataset_args": {"table": "photos.csv", "buckets": "year"}},
         {"dataset": "table", "dataset_args": "table=photos.parquet"},
     ]
-    matrices = [clear_mlflow.train(data_root=root, **one, **SMALL) for one in asked]
+    matrices = [clear_mlflow.train(data_root=root, **one, **SMALL).matrix for one in asked]
     runs = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
     records = [assemble(rows_of(run)) for run in runs]
     assert len(records) == 3

@@ -3,10 +3,11 @@
 import json
 from dataclasses import replace
 
+from courses import series
 from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import NUM_TEST
 
-from clear_mlflow import AccuracyMatrix, series
+from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import METRICS, Metric

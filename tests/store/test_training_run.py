@@ -8,9 +8,9 @@ import pytest
 from stored_runs import stored_run
 from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 
-from clear_mlflow import summarize
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.metrics import summarize
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.scoring.scores import score

@@ -8,10 +8,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from courses import explain
 
-from clear_mlflow import AccuracyMatrix, explain, summarize
+from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import METRICS, summarize
 from clear_mlflow.metrics._user import load_own_metrics
 
 MATRIX = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])

@@ -34,6 +34,7 @@ from typing import NoReturn
 
 import mlflow
 import pytest
+from courses import series
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
@@ -45,7 +46,6 @@ from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.metrics import series
 from clear_mlflow.scoring import plan
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import heartbeat

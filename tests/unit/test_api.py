@@ -14,8 +14,8 @@ from clear_mlflow.learning.parameters.options import TrainOptions
 
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.
 PUBLIC = [
-    *("AccuracyMatrix", "AccuracyRow", "Score", "__version__", "clear", "explain", "metrics"),
-    *("renate", "series", "summarize", "track", "train", "train_ensemble"),
+    *("AccuracyMatrix", "AccuracyRow", "MetricResult", "Score", "__version__", "clear", "compare"),
+    *("load", "metrics", "renate", "runs", "scores", "track", "train", "train_ensemble"),
 ]
 
 
@@ -23,6 +23,9 @@ def test_the_public_names_are_these():
     """Each of them is there, too."""
     assert sorted(clear_mlflow.__all__) == PUBLIC
     assert all(getattr(clear_mlflow, name) is not None for name in PUBLIC)
+    assert set(PUBLIC) < set(dir(clear_mlflow))
+    # As a package of the same name is loaded, an attribute is set: no room may have one of these.
+    assert all(not hasattr(getattr(clear_mlflow, name), "__path__") for name in clear_mlflow._VERBS)
 
 
 @pytest.mark.parametrize("function", [clear_mlflow.train, clear_mlflow.train_ensemble])

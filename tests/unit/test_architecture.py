@@ -30,8 +30,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "grids": {"core", "comparison", "learning", "store"},
     "api": {
-        *("core", "metrics", "report", "comparison", "importers", "engines", "learning"),
-        *("store", "scoring", "journal", "tracking", "grids"),
+        *("core", "metrics", "statistics", "report", "comparison", "importers", "engines"),
+        *("learning", "store", "scoring", "journal", "tracking", "grids"),
     },
     "adapters": {"core", "metrics", "tracking", "api"},
     "server": {*("core", "metrics", "report", "comparison"), *("store", "scoring", "api")},

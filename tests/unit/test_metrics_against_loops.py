@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import courses
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from clear_mlflow.metrics import (
 # Of every family that there is, those that a user adds included.
 explain, series, summarize = (
     partial(function, metrics=ALL_METRICS)
-    for function in (metrics.explain, metrics.series, metrics.summarize)
+    for function in (courses.explain, courses.series, metrics.summarize)
 )
 # Families that by_loops computes; one that is added brings a twin of its own.
 TWINS = ("clear", "renate", "gem", "chaudhry", "diaz_rodriguez", "wild_time", "tic", "capymoa")

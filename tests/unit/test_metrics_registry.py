@@ -5,9 +5,10 @@ import re
 
 import numpy as np
 import pytest
+from courses import explain, series
 from published import SECOND_PLACE
 
-from clear_mlflow import AccuracyMatrix, explain, metrics, series, summarize
+from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.metrics import (
     ALL_METRICS,
@@ -19,6 +20,7 @@ from clear_mlflow.metrics import (
     gather,
     of_families,
     renate,
+    summarize,
 )
 
 NAMES = {

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow import AccuracyMatrix
+from clear_mlflow.metrics import summarize
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 
 

@@ -8,12 +8,13 @@ import re
 
 import numpy as np
 import pytest
+from courses import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clear_mlflow import AccuracyMatrix, AccuracyRow, explain, summarize
+from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
-from clear_mlflow.metrics import ALL_METRICS, METRICS
+from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
 

@@ -6,13 +6,14 @@ import warnings
 import matplotlib as mpl
 import numpy as np
 import pytest
+from courses import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from clear_mlflow import AccuracyMatrix, explain, summarize
-from clear_mlflow.metrics import ALL_METRICS, METRICS
+from clear_mlflow import AccuracyMatrix
+from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.pictures import (
     heatmap_figure,
     heatmap_png,

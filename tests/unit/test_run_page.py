@@ -11,13 +11,14 @@ import zlib
 import numpy as np
 import pytest
 from anytime_courses import inside_bucket
+from courses import explain
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
-from clear_mlflow.metrics import METRICS, anytime, explain, summarize
+from clear_mlflow.metrics import METRICS, anytime, summarize
 from clear_mlflow.metrics.from_predictions import Predictions, confusion
 from clear_mlflow.report.page import answers
 from clear_mlflow.report.page.run_page import RunReport, run_page

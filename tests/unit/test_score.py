@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import courses
 import numpy as np
 import pytest
 from html_pages import Page
@@ -42,7 +43,7 @@ NAN = math.nan
 ERRORS = [[2.0, 4.0, 6.0], [3.0, 2.5, 5.0], [3.5, 3.0, 1.5]]
 UNTRAINED = [8.0, 9.0, 10.0]
 explain, summarize = (
-    partial(function, metrics=ALL_METRICS) for function in (metrics.explain, metrics.summarize)
+    partial(function, metrics=ALL_METRICS) for function in (courses.explain, metrics.summarize)
 )
 
 
@@ -169,7 +170,7 @@ def test_intransigence_of_an_error_is_what_joint_training_spares():
     found = metrics.summarize(run.matrix, metrics=against_joint(family, run, joint))
     assert found["chaudhry/intransigence"] == 0.5
     other = run_of(score=Score("mae", higher_is_better=False))
-    reasons = metrics.explain(run.matrix, metrics=against_joint(family, run, other))
+    reasons = courses.explain(run.matrix, metrics=against_joint(family, run, other))
     assert reasons["chaudhry/intransigence"] == "needs a joint run of the same score"
 
 
@@ -177,7 +178,7 @@ def test_a_metric_of_ones_own_says_whether_it_takes_any_score():
     """Undeclared it is of accuracies: nobody's minimum becomes the best value without a word."""
     matrix = AccuracyMatrix(ERRORS, score=RMSE)
     own = Metric(name="lab/lowest", function=lambda m: float(m.values.min()))
-    assert metrics.explain(matrix, metrics=[own]) == {
+    assert courses.explain(matrix, metrics=[own]) == {
         "lab/lowest": "needs an accuracy (the score is rmse)"
     }
     assert metrics.summarize(matrix, metrics=[replace(own, takes=ANY)]) == {"lab/lowest": 1.5}
@@ -249,7 +250,7 @@ def report_of(run):
         run_id="1",
         record=run,
         summary=metrics.summarize(run.matrix),
-        reasons=metrics.explain(run.matrix),
+        reasons=courses.explain(run.matrix),
     )
 
 
@@ -260,7 +261,7 @@ def shown_text(page):
 def test_pages_and_descriptions_show_the_score_and_no_percent():
     """Cells in three digits, metrics in four, the direction said, and nothing is an accuracy."""
     run = run_of()
-    summary, reasons = metrics.summarize(run.matrix), metrics.explain(run.matrix)
+    summary, reasons = metrics.summarize(run.matrix), courses.explain(run.matrix)
     page = run_page(report_of(run))
     note = description(run, summary, reasons, lower_is_better=frozenset())
     part = run_html("a run", run.matrix, summary, reasons)

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from courses import series
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import METRICS, Metric, series
+from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring.series import (
     MOST_CHARTED,
     all_series,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from clear_mlflow import AccuracyMatrix, metrics, summarize
+from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric
+from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, summarize
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics import (
     ImageBootstrap,

@@ -7,10 +7,10 @@ from typing import Any
 
 from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
 from clear_mlflow.core.text import one_line
+from clear_mlflow.metrics._results import results
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.page import rendered_part
 from clear_mlflow.report.page.matrix_map import matrix_map
-from clear_mlflow.report.score_lines import score_lines
 
 _FRAGMENT = "clear_mlflow.report.page/fragment"
 
@@ -28,7 +28,7 @@ def run_html(
 
     An address in such a line becomes a link.
     """
-    lines = score_lines(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
+    lines = results(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
     return rendered_part(
         _FRAGMENT,
         title=one_line(title, 160),

@@ -21,6 +21,7 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import ALL_METRICS, METRICS, anytime, of_score
+from clear_mlflow.metrics._results import MetricResult, results
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.page import load, rendered
@@ -41,7 +42,6 @@ from clear_mlflow.report.page.matrix_map import (
     shown_rows,
     spread_positions,
 )
-from clear_mlflow.report.score_lines import ScoreLine, score_lines
 
 _PAGE = "clear_mlflow.report.page/run"
 # Raised when the page changes, so that stored ones are written again.
@@ -220,7 +220,7 @@ def _answers(predictions: Predictions | None) -> tuple[dict[str, Any] | None, st
 
 def _metrics(
     report: RunReport,
-) -> tuple[dict[str, list[ScoreLine]], list[ScoreLine], list[ScoreLine]]:
+) -> tuple[dict[str, list[MetricResult]], list[MetricResult], list[MetricResult]]:
     """The families of tiles, the tiles of tests inside buckets, and all other metrics.
 
     A family shows all of its metrics, those that were not computed among them.
@@ -228,9 +228,7 @@ def _metrics(
     score = report.record.matrix.score
     of_families = {m.name: m for m in of_score(METRICS, score)}
     reasons = {**dict.fromkeys(of_families, "not computed"), **report.reasons}
-    lines = score_lines(
-        report.summary, reasons, lower_is_better=report.lower_is_better, score=score
-    )
+    lines = results(report.summary, reasons, lower_is_better=report.lower_is_better, score=score)
     families = {
         label: [n for n in lines if n.name in of_families and n.name.startswith(f"{family}/")]
         for family, label in _FAMILIES.items()

@@ -1,0 +1,79 @@
+"""Which runs are meant, and stored runs as objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from mlflow.entities import Run as MlflowRun
+
+from clear_mlflow.api.run import Run
+from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.text import shown
+from clear_mlflow.store.client import MlflowClient, preflight, set_up_mlflow
+from clear_mlflow.store.matrices import read_matrices
+from clear_mlflow.store.search import MissingRun, Selection, select
+
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+# A run, by its id or as an object; an experiment, by its name; several runs; None: all experiments.
+Runs: TypeAlias = "str | Path | Run | Iterable[str | Path | Run] | None"
+
+
+def load(run: str | Path) -> Run:
+    """A stored run, by its id.
+
+    Raises:
+        TrackingError: there is none of this id, or the store does not answer.
+    """
+    client = open_store()
+    (found,) = chosen(client, [run])[0]
+    if isinstance(found, MissingRun):
+        raise TrackingError(f"cannot load run {found.run_id}: {found.problem}")
+    return Run(client, found)
+
+
+def runs(experiment: str | None = None, filter: str | None = None) -> list[Run]:  # noqa: A002
+    """All runs of an experiment that hold an accuracy matrix, newest first.
+
+    Args:
+        experiment: its name or id; None: all experiments.
+        filter: in MLflow's search syntax, as ``"tags.strategy = 'replay'"``.
+
+    Raises:
+        TrackingError: there is no such experiment, or the store does not answer.
+    """
+    client = open_store()
+    found = select(client, Selection(experiment=experiment, filter=filter))
+    there = (run for run in found if isinstance(run, MlflowRun))
+    stored = read_matrices(client, there, metrics=())
+    return [Run(client, one.run, record=one.record) for one in stored if one.record is not None]
+
+
+def open_store() -> MlflowClient:
+    """The store of the environment, to read and to write into runs that are there."""
+    set_up_mlflow()
+    return preflight(opens_run=False)
+
+
+def chosen(
+    client: MlflowClient,
+    of: Runs,
+    *,
+    filter: str | None = None,  # noqa: A002
+    unscored_only: bool = False,
+) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
+    """The runs that are meant, and whether they were named one by one."""
+    if isinstance(of, (Run, Path)) or (isinstance(of, str) and _RUN_ID.fullmatch(of)):
+        of = [of]
+    if of is None or isinstance(of, str):
+        return select(
+            client, Selection(experiment=of, filter=filter, unscored_only=unscored_only)
+        ), False
+    ids = tuple(run.run_id if isinstance(run, Run) else str(run) for run in of)
+    if filter is not None:
+        raise ConfigError(f"filter is {shown(filter)} beside runs by name; pass one of them")
+    if not ids:
+        raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
+    return select(client, Selection(run_ids=ids, unscored_only=unscored_only)), True

@@ -1,0 +1,194 @@
+"""The comparison for programs and papers: as JSON, in pandas, and as a table to be typeset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.groups import seeds_text
+from clear_mlflow.comparison.verdicts import Verdict
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import shown
+from clear_mlflow.report.markdown import escaped
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_LATEX = str.maketrans(
+    {
+        **{c: f"\\{c}" for c in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+    }
+)
+
+
+def comparison_dict(comparison: Comparison) -> dict[str, Any]:
+    """All of it as JSON has it; a metric that no seed of a group defines is not in that group."""
+    return {
+        "group_by": list(comparison.group_by),
+        "primary": comparison.ranked_by,
+        "score": comparison.score.name,
+        "lower_is_better": not comparison.score.higher_is_better,
+        "level": comparison.level,
+        "groups": [
+            {
+                "name": group.name,
+                "labels": dict(group.labels),
+                "runs": [{"run_id": m.run_id, "run_name": m.name} for m in group.members],
+                "diverged": [run.run_id for run in group.diverged],
+                "metrics": {
+                    name: {
+                        "mean": found.mean,
+                        "std": found.std,
+                        "interval": None if found.interval is None else list(found.interval),
+                        "n": found.n,
+                        "higher_is_better": comparison.is_higher_better(name),
+                    }
+                    for name, found in group.metrics.items()
+                },
+            }
+            for group in comparison.groups
+        ],
+        "verdicts": [_verdict_dict(comparison, verdict) for verdict in comparison.verdicts],
+        "warnings": list(comparison.warnings),
+    }
+
+
+def _verdict_dict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
+    """Interval and p are adjusted for all comparisons: these are to be cited."""
+    found: dict[str, Any] = {
+        "a": comparison.groups[verdict.a].name,
+        "b": comparison.groups[verdict.b].name,
+        "metric": verdict.metric,
+        "outcome": verdict.outcome,
+        "sentence": verdict.sentence,
+        "beside": list(verdict.beside),
+        "equivalence": None if verdict.equivalence is None else asdict(verdict.equivalence),
+        "hedges_g": verdict.hedges_g,
+        "more_seeds": verdict.more_seeds,
+    }
+    if (test := verdict.test) is not None:
+        found |= {
+            "difference": test.difference,
+            "interval": verdict.adjusted_interval,
+            "p": test.adjusted,
+            "test": test.method,
+            "unit": test.unit,
+            "n": [test.n_a, test.n_b],
+            "unadjusted": {"interval": list(test.interval), "p": test.p_value},
+        }
+    return found
+
+
+def metrics_frame(comparison: Comparison) -> DataFrame:
+    """A line for each group and metric: mean, deviation, interval and number of seeds."""
+    from pandas import DataFrame
+
+    lines = [
+        (g.name, *g.labels.values(), name, s.mean, s.std, *(s.interval or (None, None)), s.n)
+        for g in comparison.groups
+        for name, s in g.metrics.items()
+    ]
+    by = list(comparison.groups[0].labels)
+    return DataFrame(lines, columns=["group", *by, "metric", "mean", "std", "low", "high", "n"])
+
+
+def leaders_frame(comparison: Comparison, metrics: Sequence[str] | None = None) -> DataFrame:
+    """A line for each group, best first: seeds, and the mean of each metric."""
+    from pandas import DataFrame
+
+    names = _columns(comparison, metrics)
+    lines = [
+        (g.name, len(g.counted), *(g.metrics[n].mean if n in g.metrics else None for n in names))
+        for g in comparison.groups
+    ]
+    return DataFrame(lines, columns=["group", "seeds", *names])
+
+
+def verdicts_frame(comparison: Comparison) -> DataFrame:
+    """A line for each pair that was tested, or that has too few seeds to be."""
+    from pandas import DataFrame
+
+    columns = ["a", "b", "metric", "outcome", "difference", "low", "high", "p", "test", "sentence"]
+    lines = []
+    for found in (_verdict_dict(comparison, verdict) for verdict in comparison.verdicts):
+        ends = dict(zip(("low", "high"), found.get("interval") or (), strict=False))
+        lines.append({**found, **ends})
+    return DataFrame(lines, columns=columns)
+
+
+def latex_table(comparison: Comparison, metrics: Sequence[str] | None = None) -> str:
+    """The leaderboard for a paper (package booktabs): mean ± deviation, the best mean in bold."""
+    heads, lines = _cells(comparison, metrics)
+    rows = [
+        [text.translate(_LATEX) for text in (name, seeds)]
+        + [
+            rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$" if mean else "--"
+            for mean, spread, best in values
+        ]
+        for name, seeds, values in lines
+    ]
+    columns = "lr" + "r" * (len(heads) - 2)
+    body = [" & ".join(row) + r" \\" for row in ([h.translate(_LATEX) for h in heads], *rows)]
+    begin = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", body[0], r"\midrule"]
+    return "\n".join([*begin, *body[1:], r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def markdown_table(comparison: Comparison, metrics: Sequence[str] | None = None) -> str:
+    """The leaderboard in Markdown: mean ± deviation, the best mean in bold."""
+    heads, lines = _cells(comparison, metrics)
+    text = [f"| {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) - 1)}"]
+    for name, seeds, values in lines:
+        cells = [
+            f"**{mean}**{_plain(spread)}" if best else f"{mean}{_plain(spread)}" or "–"
+            for mean, spread, best in values
+        ]
+        text.append(f"| {' | '.join([escaped(name, 60), seeds, *cells])} |")
+    return "\n".join(text) + "\n"
+
+
+def _cells(
+    comparison: Comparison, metrics: Sequence[str] | None
+) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, bool]]]]]:
+    """Heads, and of each group its name, its seeds, and of each metric mean, spread, if best."""
+    names, number = _columns(comparison, metrics), comparison.score.number
+    several = len(comparison.groups) > 1 and len(comparison.settings) == 1
+    best = {}
+    for name in names:
+        means = [g.metrics[name].mean for g in comparison.groups if name in g.metrics]
+        best[name] = (max if comparison.is_higher_better(name) else min)(means)
+
+    def lines() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
+        for group in comparison.groups:
+            values = []
+            for name in names:
+                found = group.metrics.get(name)
+                mean = "" if found is None else number(found.mean)
+                std = None if found is None else found.std
+                spread = "" if std is None else rf" \pm {number(std)}"
+                is_best = several and found is not None and found.mean == best[name]
+                values.append((mean, spread, is_best))
+            yield group.name, seeds_text(group), values
+
+    return ["group", "seeds", *names], lines()
+
+
+def _plain(spread: str) -> str:
+    return spread.replace(r"\pm", "±")
+
+
+def _columns(comparison: Comparison, metrics: Sequence[str] | None) -> list[str]:
+    """The metrics of a table: those asked for, else the usual ones."""
+    if metrics is None:
+        return comparison.headline_metrics
+    for name in metrics:
+        if name not in comparison.metrics:
+            raise ConfigError(
+                f"metrics names {shown(name)}, which no run defines; there are "
+                f"{', '.join(comparison.metrics)}"
+            )
+    return list(metrics)

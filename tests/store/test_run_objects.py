@@ -1,0 +1,203 @@
+"""Runs, matrices and comparisons as objects: what notebooks, terminals, papers and programs get."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from courses import values
+from html_pages import Page
+from kept_predictions import kept_run
+from stored_runs import stored_run
+from trainings import FOUR_BUCKETS, NUM_TEST
+
+import clear_mlflow
+from clear_mlflow import AccuracyMatrix
+from clear_mlflow.api.live import NotebookProgress, in_notebook
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.metrics import summarize
+from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.store import names
+
+
+def loaded(run):
+    return clear_mlflow.load(run.info.run_id)
+
+
+def run_of(store, experiment_id, *rows, **facts):
+    """A run with tags by which it is found and grouped."""
+    run = stored_run(store, experiment_id, *rows, seed=facts["seed"])
+    for name, value in facts.items():
+        store.set_tag(run.info.run_id, name, value)
+    return run
+
+
+@pytest.fixture
+def result(store, experiment_id):
+    return loaded(stored_run(store, experiment_id, name="<b>a run</b>"))
+
+
+def test_a_run_is_all_that_it_holds(store, experiment_id):
+    """Matrix, metrics with their course, configuration, curves; the same in JSON."""
+    run = loaded(kept_run(store, experiment_id))
+    assert run.matrix.num_rows == run.matrix.num_buckets == len(run.curves)
+    assert values(run.metrics).items() >= summarize(run.matrix).items()
+    final = run.metrics["renate/average_accuracy"]
+    assert final.series[run.matrix.num_rows] == final.value
+    assert final.interval[0] < final.value < final.interval[1]
+    assert final.formula == "mean of R[last, j] over j <= last"
+    assert run.predictions.k == run.matrix.num_rows
+    assert run.curves[run.matrix.buckets[0]][1] == run.matrix.values[0, 0]
+    told = json.loads(json.dumps(run.to_dict(), allow_nan=False))
+    assert told["matrix"]["values"] == run.matrix.values.tolist()
+    assert told["metrics"]["renate/average_accuracy"]["value"] == final.value
+    assert set(run.to_frame()["metric"]) == set(run.metrics)
+    assert run.links == (f"open     clear-mlflow open {run.run_id}",)
+
+
+def test_runs_are_found_as_mlflow_finds_them(store, experiment_id):
+    """An experiment's runs with rows, by a filter; and what is not there is one line."""
+    for seed in (1, 3):
+        run_of(store, experiment_id, seed=seed)
+    store.create_run(experiment_id)
+    assert len(clear_mlflow.runs(experiment_id)) == 2
+    (run,) = clear_mlflow.runs(experiment_id, filter="tags.seed = '3'")
+    assert run.tags["seed"] == "3"
+    with pytest.raises(TrackingError, match="no experiment has the name or id 'other'"):
+        clear_mlflow.runs("other")
+    with pytest.raises(TrackingError, match="no_such"):
+        clear_mlflow.load("no_such_run")
+
+
+def test_a_run_without_rows_says_so(store, experiment_id):
+    run = loaded(store.create_run(experiment_id))
+    with pytest.raises(RecordError, match="holds no rows"):
+        run.matrix  # noqa: B018
+
+
+def test_a_notebook_shows_matrix_metrics_and_links(result):
+    text = result._repr_html_()
+    page = Page(text)
+    assert {"script", "b", "style"}.isdisjoint(tag for tag, _ in page.tags)
+    cells = re.findall(r"<td style=\"text-align:center[^>]*>(.*?)</td>", text)
+    assert cells == [f"{100 * n / NUM_TEST:.1f}" for row in FOUR_BUCKETS for n in row]
+    for name, value in values(result.metrics).items():
+        assert f"<code>{name}</code></th>" in text
+        assert f">{value:.4f}</td>" in text
+    assert f"clear-mlflow open {result.run_id}</code>" in text
+    # A matrix alone is the same map.
+    assert cells == re.findall(r"center[^>]*>(.*?)</td>", result.matrix._repr_html_())
+
+
+def test_an_address_is_a_link():
+    """Of a store that is a server, one that a person can follow."""
+    text = run_html("a", AccuracyMatrix([[0.5]]), {}, {}, ("run      http://server/#/runs/1",))
+    assert [a["href"] for tag, a in Page(text).tags if tag == "a"] == ["http://server/#/runs/1"]
+
+
+def test_print_shows_tables_and_links(store, experiment_id):
+    """And why a metric has no value, as a notebook does."""
+    run = loaded(stored_run(store, experiment_id, FOUR_BUCKETS[:2]))
+    text = str(run)
+    for told in ("after 1", "renate/forgetting", f"clear-mlflow open {run.run_id}"):
+        assert told in text
+    assert "\x1b" not in text
+    assert "needs a past bucket" in text
+    assert "needs a past bucket" in run._repr_html_()
+    assert run.metrics["renate/forgetting"].reason.startswith("needs a past bucket")
+
+
+def test_the_picture_is_the_heat_map_and_is_saved_with_its_fonts(result, tmp_path):
+    """A notebook asks an object for its PNG; no pyplot is needed; a PDF has no Type 3 font."""
+    figure = result.plot(width=3.3)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure.get_size_inches()[0] == pytest.approx(3.3)
+    figure.savefig(tmp_path / "matrix.pdf")
+    content = (tmp_path / "matrix.pdf").read_bytes()
+    assert b"/Type3" not in content
+    assert b"/CIDFontType2" in content
+
+
+def test_runs_are_compared(store, experiment_id):
+    """By object or by id; stored as a run of its own, or not."""
+    one, other = (loaded(kept_run(store, experiment_id)) for _ in range(2))
+    count = len(store.search_runs([experiment_id]))
+    for pair in ([one, other], [one, other.run_id]):
+        compared = clear_mlflow.compare(pair, group_by=(), log=False)
+        assert len(compared.leaderboard()) == 2
+        assert compared._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
+        assert "clear/challenge" in str(compared) or "challenge" in str(compared)
+    assert len(store.search_runs([experiment_id])) == count
+    stored = clear_mlflow.compare(experiment_id, group_by=())
+    assert store.get_run(stored.run_id).data.tags[names.KIND_TAG] == names.KIND_COMPARE
+    with pytest.raises((ConfigError, TrackingError), match="no_such"):
+        clear_mlflow.compare([one, "no_such_run"])
+
+
+def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
+    """Frames, LaTeX and Markdown say what the groups say; the best mean is bold."""
+    for strategy, less in (("na_ive", 0), ("replay", 10)):
+        for seed in range(3):
+            rows = [
+                [max(0, n - less - (1 + bool(less)) * seed * i) for n in row]
+                for i, row in enumerate(FOUR_BUCKETS)
+            ]
+            run_of(store, experiment_id, rows, strategy=strategy, seed=seed)
+    compared = clear_mlflow.compare(experiment_id, group_by=["strategy"], log=False)
+    best, other = compared.comparison.groups
+    name = "renate/average_accuracy"
+    board = compared.leaderboard([name])
+    assert board.to_dict("list") == {
+        "group": ["na_ive", "replay"],
+        "seeds": [3, 3],
+        name: [best.metrics[name].mean, other.metrics[name].mean],
+    }
+    mean, std = best.metrics[name].mean, best.metrics[name].std
+    latex = compared.to_latex([name])
+    assert rf"na\_ive & 3 & $\mathbf{{{mean:.4f}}} \pm {std:.4f}$ \\" in latex
+    assert latex.startswith(r"\begin{tabular}{lrr}")
+    assert f"**{mean:.4f}** ± {std:.4f}" in compared.to_markdown([name])
+    frame = compared.to_frame()
+    (line,) = frame[(frame["group"] == "replay") & (frame["metric"] == name)].to_dict("records")
+    assert (line["mean"], line["n"]) == (other.metrics[name].mean, 3)
+    (verdict,) = compared.verdicts().to_dict("records")
+    assert verdict["sentence"] == compared.comparison.verdicts[0].sentence
+    assert verdict["p"] == compared.comparison.verdicts[0].test.adjusted
+    assert [line.get_label() for line in compared.plot(name).axes[0].lines] == ["na_ive", "replay"]
+    with pytest.raises(ConfigError, match="which no run defines"):
+        compared.to_latex(["renate/none"])
+    json.dumps(compared.to_dict(), allow_nan=False)
+
+
+def test_an_error_is_one_line_in_a_notebook():
+    """IPython asks an error for what it shows."""
+    error = ConfigError("lr is '-1'; expected a number above 0")
+    assert error._render_traceback_() == ["error: lr is '-1'; expected a number above 0"]
+
+
+class Shown:
+    """Stands for the output of a notebook's cell."""
+
+    def __init__(self):
+        self.texts = []
+
+    def update(self, content):
+        self.texts.append(content.data)
+
+
+def test_the_matrix_grows_row_by_row():
+    """Each row is shown when it is measured, under streaming without what is no evidence."""
+    assert not in_notebook()
+    for protocol, cells in (("iid", 4), ("streaming", 3)):
+        progress, shown = NotebookProgress(protocol), Shown()
+        progress._handle = shown
+        progress.bucket_started("<i>", position=0, num_buckets=4)
+        assert "bucket &lt;i&gt;: 1 of 4" in shown.texts[-1]
+        keys = ("1", "2", "3", "4")
+        progress.row_measured(AccuracyRow(1, keys, tuple(FOUR_BUCKETS[1]), (NUM_TEST,) * 4))
+        assert "1 of 4 buckets, on itself 90.0 %" in shown.texts[-1]
+        found = re.findall(r"<td style=\"text-align:center[^>]*>([0-9.]+)</td>", shown.texts[-1])
+        assert len(found) == cells
+        assert '<progress value="1" max="4"' in shown.texts[-1]
