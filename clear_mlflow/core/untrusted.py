@@ -39,6 +39,7 @@ MAX_LOG_BYTES: Final = 64 * _MIB
 MAX_METADATA_BYTES: Final = 256 * _MIB
 # A million lines of a path, a class and a time take 60 MB; of packed columns, when unpacked.
 MAX_TABLE_BYTES: Final = 512 * _MIB
+MAX_VECTORS_BYTES: Final = 16 * _GIB
 MAX_TABLE_ROWS: Final = 5_000_000
 MAX_TABLE_COLUMNS: Final = 1000
 # The probabilities of CLEAR-100's 55,000 test images (11 buckets of about 4,980) take 11 MB.

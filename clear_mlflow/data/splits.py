@@ -49,6 +49,9 @@ class Listing:
         warnings: what is odd about it and does not stop a run; one line each.
         source: where it was read from, for people; empty where that is the root.
         times: bucket key to its date, as 2004-05-17; of all buckets, or of none where not known.
+        standardise: how vectors become a model's input: ``first``, less the mean and over the
+            standard deviation of the first bucket's training vectors; ``past``, of those of all
+            buckets so far; ``none``, as they are.
     """
 
     layout: str
@@ -60,6 +63,7 @@ class Listing:
     warnings: tuple[str, ...] = ()
     source: str = ""
     times: Mapping[str, str] = field(default_factory=dict)
+    standardise: str = "none"
 
 
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -143,10 +147,10 @@ def validation_split(images: ImageSet) -> Split:
 
     So all seeds of all methods are measured on the same images. Those trained on come first.
     """
-    out = np.zeros(len(images), dtype=np.bool_)
+    out, ids = np.zeros(len(images), dtype=np.bool_), images.ids()
     for label in np.unique(images.labels).tolist():
         own = np.flatnonzero(images.labels == label).tolist()
-        drawn = sorted(own, key=lambda i: _draw(label, images.paths[i].stem))
+        drawn = sorted(own, key=lambda i: _draw(label, ids[i]))
         out[drawn[: max(1, (len(own) + 5) // 10) if len(own) > 1 else 0]] = True
     return np.flatnonzero(~out), np.flatnonzero(out)
 

@@ -18,15 +18,41 @@ from clear_mlflow.data.problems import Report, reported
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
-    """Image files and their labels, in a fixed order; nothing is decoded."""
+class Vectors:
+    """Rows of an array, which may be a mapped file: they are read when they are asked for."""
 
-    paths: tuple[Path, ...]
+    array: NDArray[np.float32]  # (all rows, width)
+    rows: NDArray[np.int64]  # (N,), which of them
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, width)."""
+        return len(self.rows), self.array.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+        """The chosen rows, (n, width), in memory."""
+        return np.asarray(self.array[self.rows[index]])
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Image files, or vectors, and their labels, in a fixed order; nothing is decoded."""
+
+    paths: tuple[Path, ...]  # of a vector, what it is called: ``row 17``
     labels: NDArray[np.int64]  # (len(paths),), an index into the stream's class names; read-only
-    contents: tuple[str, ...] = ()  # SHA-256 of each file, hexadecimal; empty where not yet known
+    # SHA-256 of each file, or of a vector's bytes, hexadecimal; empty where not yet known.
+    contents: tuple[str, ...] = ()
+    vectors: Vectors | None = None  # in the place of files
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def ids(self) -> list[str]:
+        """What distinguishes images of a class, wherever they lie: file names, vectors' contents."""
+        return [path.stem for path in self.paths] if self.vectors is None else [*self.contents]
 
     def take(self, indices: NDArray[np.int64]) -> ImageSet:
         """The images at *indices*, in that order."""
@@ -37,6 +63,7 @@ class ImageSet:
             paths=tuple(self.paths[i] for i in order),
             labels=labels,
             contents=tuple(self.contents[i] for i in order) if self.contents else (),
+            vectors=self.vectors and Vectors(self.vectors.array, self.vectors.rows[indices]),
         )
 
 
@@ -114,6 +141,12 @@ class BucketStream:
     source: str = ""  # where it was read from, for people; never opened again
     times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
     licence: str = ""  # of the images, as whoever published them says; empty where not known
+    standardise: str = "none"  # of vectors: see splits.Listing
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether it is of vectors, and not of images."""
+        return self.buckets[0].train.vectors is not None
 
     @property
     def tested_on(self) -> str:

@@ -20,7 +20,7 @@ from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.loop import Trained, fresh_model, measure_row
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.recipes import NONE
+from clear_mlflow.learning.parameters.recipes import LINEAR, NONE
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream, batch_bounds
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
@@ -29,7 +29,7 @@ from clear_mlflow.learning.strategies._base import Strategy, check_strategy, loa
 def check_ensemble(config: TrainConfig) -> None:
     """Raise ConfigError unless members can train together: float32 heads, of plain strategies."""
     is_plain = load_strategy(config.strategy).has_plain_steps(check_strategy(config))
-    on_heads = config.features != NONE and (config.precision, config.compile) == ("off", "off")
+    on_heads = config.model == LINEAR and (config.precision, config.compile) == ("off", "off")
     if not (is_plain and on_heads):
         raise ConfigError(
             f"seeds is {config.seeds}, and only linear heads train together: pass features=NAME "
@@ -70,6 +70,7 @@ def train_ensemble(
 
     yield from rows(0)
     for position, key in enumerate(stream.keys):
+        stream.begin(position)
         progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
         samples = [strategy.training_set(position) for strategy in strategies]
         sizes = sorted({len(of_member) for of_member in samples})

@@ -16,7 +16,7 @@ from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import RngPurpose, autocast, is_out_of_memory, seed_everything
-from clear_mlflow.learning.models import build_model, linear_head, logits_in_float32
+from clear_mlflow.learning.models import build_model, feature_model, logits_in_float32
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
@@ -54,6 +54,7 @@ class Trained:
     model: nn.Module  # training continues with it: read it before the next row is asked for
     # Captures what training is resumed from; call it before the next row is asked for.
     snapshot: Callable[[], Snapshot] | None = None
+    standardised: tuple[Tensor, Tensor] | None = None  # see TrainingStream
 
 
 def train(
@@ -97,6 +98,7 @@ def train(
         restore(saved.snapshot, model, strategy, descent)
     first = 0 if saved is None else saved.row.row
     for position, key in list(enumerate(stream.keys))[first:]:
+        stream.begin(position)
         progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
         strategy.learn(position, descent)
         strategy.after_bucket(position)
@@ -108,7 +110,7 @@ def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.
     seed_everything(config.seed, RngPurpose.WEIGHTS, *where)
     model = load_strategy(config.strategy).build_model(config, stream)
     if model is None and isinstance(stream, FeatureStream):
-        model = linear_head(stream.width, num_classes=stream.num_classes)
+        model = feature_model(config.model, stream.width, num_classes=stream.num_classes)
     if model is None:
         model = build_model(
             config.model,
@@ -146,7 +148,7 @@ def measure_row(
     row = AccuracyRow(
         row=trained, buckets=stream.keys, correct=tested.correct, num_instances=held_out.counts
     )
-    return Trained(row, tested, model)
+    return Trained(row, tested, model, standardised=stream.standardised)
 
 
 def measure(

@@ -22,7 +22,7 @@ from clear_mlflow.learning.inference.backbone import (
 )
 from clear_mlflow.learning.parameters.recipes import NONE
 
-SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
+SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: feature_model
 
 # Sizes that the message about a size that does not work tries, the smallest first.
 _USUAL_SIZES = (32, 64, 96, 128, 224, 299)
@@ -103,8 +103,15 @@ def trainable(model: nn.Module, freeze: str) -> None:
         head_of(model).train()
 
 
-def linear_head(width: int, *, num_classes: int) -> nn.Linear:
-    """One layer on stored features, zero before it is trained: the same for all seeds."""
+def feature_model(name: str, width: int, *, num_classes: int) -> nn.Module:
+    """A model on stored features: ``linear``, or ``mlp:256-128`` with hidden layers so wide."""
+    layers: list[nn.Module] = []
+    for hidden in map(int, name.partition(":")[2].split("-") if ":" in name else ()):
+        layers += [nn.Linear(width, hidden), nn.ReLU()]
+        width = hidden
+    if layers:
+        return nn.Sequential(*layers, nn.Linear(width, num_classes))
+    # Zero before it is trained: the same for all seeds.
     head = nn.Linear(width, num_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 from own_streams import CLASSES, write_years
 
@@ -191,3 +192,16 @@ def test_without_the_package_it_says_what_to_install(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'clear_mlflow\[huggingface\]'"):
         load(saved[1])
+
+
+def test_a_column_of_vectors(tmp_path):
+    """In the place of images: the numbers of its rows, as they are."""
+    vectors = [[float(i), i / 7, -i] for i in range(8)]
+    columns = {"taken": vectors, "label": list("abababab"), "bucket": [1] * 4 + [2] * 4}
+    datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
+    stream = load(tmp_path / "saved", protocol="streaming", vector="taken", standardise="none")
+    found = [row for bucket in stream.buckets for row in bucket.train.vectors[:].tolist()]
+    assert sorted(found) == np.array(vectors, np.float32).tolist()
+    assert stream.standardise == "none"
+    with pytest.raises(DataError, match="has no column 'other'"):
+        load(tmp_path / "saved", vector="other")

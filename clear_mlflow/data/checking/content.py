@@ -70,6 +70,7 @@ def stream_of(
         protocol=protocol,
         split=chosen_split,
         times=tuple(listing.times[bucket.key] for bucket in buckets) if listing.times else (),
+        standardise=listing.standardise,
     )
 
 

@@ -123,13 +123,16 @@ class _Survey:
     def _take(self, split: str, images: Mapping[str, ImageSet]) -> None:
         for key, of_bucket in images.items():
             self.buckets[split, key] = None
-            for path, label in zip(of_bucket.paths, of_bucket.labels.tolist(), strict=True):
-                self.images.append(Image(split, key, self.class_names[label], path))
+            contents = of_bucket.contents or [""] * len(of_bucket)
+            labels = of_bucket.labels.tolist()
+            for path, label, content in zip(of_bucket.paths, labels, contents, strict=True):
+                self.images.append(Image(split, key, self.class_names[label], path, content))
 
     def findings(self, name: str, on_progress: OnImages) -> Findings:
         """Decode the images, compare them, and see whether the loader takes the dataset."""
         seen = _looked_at(self.images, self.root, on_progress)
-        gone = {image.path for image in self.images if not os.path.lexists(image.path)}
+        files = (image.path for image in self.images if not image.content)
+        gone = {path for path in files if not os.path.lexists(path)}
         for image, (_, wrong) in zip(self.images, seen, strict=True):
             if wrong:
                 self.add("missing" if image.path in gone else "unreadable", image.path, wrong)
@@ -185,13 +188,16 @@ def _looked_at(images: Sequence[Image], root: Path, on_progress: OnImages) -> li
     seen: list[tuple[str, str]] = []
     on_progress("looking at images", 0, len(images))
     with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
-        for block in pool.map(lambda block: [_looked(i.path, root) for i in block], blocks):
+        for block in pool.map(lambda block: [_looked(i, root) for i in block], blocks):
             seen += block
             on_progress("looking at images", len(seen), len(images))
     return seen
 
 
-def _looked(path: Path, root: Path) -> tuple[str, str]:
+def _looked(image: Image, root: Path) -> tuple[str, str]:
+    path = image.path
+    if image.content:  # a vector, which was read to be listed
+        return image.content, ""
     try:
         num_bytes = regular_file(path, root=root).st_size
         if num_bytes > MAX_IMAGE_BYTES:

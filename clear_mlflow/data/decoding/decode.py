@@ -156,6 +156,8 @@ def decode_blocks(
     on_image: Callable[[int], None] | None = None,
 ) -> Iterator[DecodedBlock]:
     """Every image decoded once, in threads: blocks in order, with what is damaged in each."""
+    if images.vectors is not None:
+        raise DataError("the dataset is of vectors, and not of images; pass features=vectors")
     if resize.side**2 > _MAX_PIXELS:
         # Pillow takes what memory there is, block by block, until the system ends the process.
         raise DataError(

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +21,25 @@ from clear_mlflow.data.features.extracted import (
     refuse_other_extraction,
 )
 from clear_mlflow.data.features.shipped import own_names, shipped_features
-from clear_mlflow.data.stream import BucketStream, ImageSet, counted, image_sets
+from clear_mlflow.data.stream import BucketStream, ImageSet, Vectors, counted, image_sets
 
-PIXELS = "pixels"  # the name of those that every dataset has; no others may have it
+# Names that no others may have: those that every dataset of images has, and those that a dataset
+# is made of.
+PIXELS, VECTORS = "pixels", "vectors"
 _SIDE = 16  # of the small image; wider would make a covariance of pixels large and no better
 
 
 @dataclass(frozen=True, eq=False)
 class StoredFeatures:
-    """The features of all images of a stream."""
+    """The features of all images of a stream, or the vectors that it is of."""
 
     name: str  # as the user gave it
     digest: str  # of every image's content, bucket, split and features; not of where they lie
     width: int  # numbers per image
-    train: tuple[NDArray[np.float32], ...]  # per bucket (N, width), in the order of its images
-    test: tuple[NDArray[np.float32], ...]  # likewise; the same arrays where the images are
+    # Per bucket (N, width), in the order of its images.
+    train: tuple[NDArray[np.float32] | Vectors, ...]
+    test: tuple[NDArray[np.float32] | Vectors, ...]  # likewise; the same where the images are
+    standardise: str = "none"  # how they become a model's input: see splits.Listing
 
 
 def load_features(
@@ -45,6 +50,8 @@ def load_features(
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> StoredFeatures:
     """Find the features of a stream's images: the dataset's own, else extracted ones."""
+    if stream.has_vectors:
+        return _own_vectors(stream, name)
     load: Callable[[str, ImageSet], NDArray[np.float32]]
     if name == PIXELS:
         progress = {id(images): told for images, told in counted([*image_sets(stream)], on_image)}
@@ -88,6 +95,25 @@ def load_features(
     )
 
 
+def _own_vectors(stream: BucketStream, name: str) -> StoredFeatures:
+    """The vectors that a stream is of; its digest is of their contents."""
+    if name != VECTORS:
+        raise ConfigError(
+            f"dataset {stream.name} is of vectors and features is {name}; pass features={VECTORS}"
+        )
+    train = [bucket.train.vectors for bucket in stream.buckets]
+    test = [bucket.test.vectors for bucket in stream.buckets]
+    whole = f"{stream.digest}\0{stream.standardise}"
+    return StoredFeatures(
+        name=name,
+        digest="sha256:" + hashlib.sha256(whole.encode()).hexdigest(),
+        width=cast("Vectors", train[0]).shape[1],
+        train=tuple(cast("list[Vectors]", train)),
+        test=tuple(cast("list[Vectors]", test)),
+        standardise=stream.standardise,
+    )
+
+
 def pixel_features(
     images: ImageSet, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
@@ -102,9 +128,9 @@ def pixel_features(
 
 def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
     """Make sure that one name means one way to compute features in all records."""
-    if extraction.name == PIXELS:
+    if extraction.name in (PIXELS, VECTORS):
         raise ConfigError(
-            f"name {PIXELS} is that of the features that every dataset has; pass another --name"
+            f"name {extraction.name} is that of built-in features; pass another --name"
         )
     if extraction.name in own_names(stream):
         raise ConfigError(

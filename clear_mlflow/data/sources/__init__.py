@@ -23,6 +23,7 @@ CLEAR = ("clear10", "clear100")  # read in whichever of CLEAR's layouts lies in 
 SOURCES = tuple(
     sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 )
+OF_VECTORS = ("vectors", "weather")
 DATASETS = (*EMBEDDED, *CLEAR, *SOURCES)
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -56,10 +57,12 @@ def source_of(dataset: str) -> Any:
 
 
 def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -> str:
-    """What a stream is called in records: what its arguments say, else as its folder is called.
+    """What a stream is called in records: what its arguments say, else as its folder or file is.
 
     >>> stream_name("folder", "/data/yearbook", {}), stream_name("lab.photos:by_year", "auto", {})
     ('yearbook', 'by_year')
+    >>> stream_name("table", "/data/photos.csv", {})
+    'photos'
     >>> stream_name("clear10", "/data/somewhere", {})
     'clear10'
     """
@@ -70,4 +73,8 @@ def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -
         return given
     if is_own_function(dataset):
         return dataset.partition(":")[2]
-    return Path(data_root).absolute().name or dataset
+    if data_root == "auto":
+        return dataset
+    path = Path(data_root).absolute()
+    is_file = path.suffix.lower() in (".csv", ".parquet", ".npz", ".safetensors")
+    return (path.stem if is_file else path.name) or dataset

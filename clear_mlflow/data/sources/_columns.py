@@ -26,15 +26,15 @@ from clear_mlflow.data.sources._entries import (
     Entry,
     OrderedArguments,
     listing_of,
+    listing_of_vectors,
 )
-from clear_mlflow.data.sources._times import MONTH, QUARTER, YEAR, Time, parse_time, period
+from clear_mlflow.data.sources._times import HALF, MONTH, QUARTER, YEAR, Time, parse_time, period
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
     from pandas import Categorical
 
-_PERIODS: Final = {"year": YEAR, "quarter": QUARTER, "month": MONTH}
-_LEVELS: Final = ("no quarter", "no month", "no day")
+_PERIODS: Final = {"year": YEAR, "half": HALF, "quarter": QUARTER, "month": MONTH}
 _EQUAL = re.compile("equal:([0-9]{1,8})")
 _Place: TypeAlias = Callable[[int], str]  # a row, from 0, as messages name it
 
@@ -48,8 +48,9 @@ class ColumnArguments(OrderedArguments):
         time: column of the times, from a year to a moment; used where *buckets* says how.
         bucket: column of the buckets' names; used where *buckets* is none.
         split: column of train and test; where there is none, nothing is for testing.
-        buckets: ``none``: the column *bucket*; ``year``, ``quarter`` or ``month`` of the time;
-            ``equal:N``: N buckets of about as many images each, in the order of time.
+        buckets: ``none``: the column *bucket*; ``year``, ``half`` (a half-year), ``quarter`` or
+            ``month`` of the time; ``equal:N``: N buckets of about as many images each, in the order
+            of time.
     """
 
     label: str = "label"
@@ -65,8 +66,8 @@ class ColumnArguments(OrderedArguments):
         number = _EQUAL.fullmatch(self.buckets)
         if number is None or not 1 <= int(number[1]) <= MAX_BUCKETS:
             raise ConfigError(
-                f"dataset_args has buckets={shown(self.buckets)}; expected none, year, quarter, "
-                f"month, or equal:N with N from 1 to {MAX_BUCKETS}"
+                f"dataset_args has buckets={shown(self.buckets)}; expected none, year, half, "
+                f"quarter, month, or equal:N with N from 1 to {MAX_BUCKETS}"
             )
 
 
@@ -99,7 +100,7 @@ def wanted_columns(
 
 
 def listing_of_columns(
-    paths: Sequence[Path],
+    paths: Sequence[Path] | NDArray[np.float32],
     columns: Mapping[str, Categorical],
     arguments: ColumnArguments,
     *,
@@ -108,7 +109,7 @@ def listing_of_columns(
     named_in: str,
     first_row: int,
 ) -> Listing:
-    """The listing of images, *paths* row by row below *root*, that the wanted columns describe."""
+    """The listing of images, *paths* row by row below *root*, or of vectors, by their columns."""
 
     def place(row: int) -> str:
         return f"{named_in} row {row + first_row}"
@@ -128,6 +129,19 @@ def listing_of_columns(
     else:
         number = int(arguments.buckets.partition(":")[2])
         keys, of_rows, times = _of_equal_counts(columns[arguments.time], number, place, named_in)
+    if isinstance(paths, np.ndarray):
+        return listing_of_vectors(
+            paths,
+            labels,
+            np.array(keys)[of_rows],
+            np.where(is_test, TEST, TRAIN),
+            root=root,
+            layout=layout,
+            named_in=named_in,
+            order=arguments.buckets_in_order,
+            times=times,
+            first_row=first_row,
+        )
     _refuse_twice(paths, place)
     names = list(labels.categories)
     entries = (
@@ -196,15 +210,14 @@ def _parsed(times: Categorical, place: _Place) -> list[Time]:
 def _by_period(
     times: Categorical, wanted: str, place: _Place
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """The years, quarters or months that there are, and which of them each row is in."""
+    """The years, quarters or others that there are, and which of them each row is in."""
     parsed, level = _parsed(times, place), _PERIODS[wanted]
     vague = np.array([time.exact_to < level for time in parsed], dtype=bool)[times.codes]
     if vague.any():
         row = int(np.flatnonzero(vague)[0])
-        lacks = _LEVELS[parsed[times.codes[row]].exact_to]
         raise DataError(
-            f"{place(row)} has time {shown(times[row])}, which says {lacks}; expected times that "
-            f"are exact enough for {wanted}"
+            f"{place(row)} has time {shown(times[row])}, which says no {wanted}; expected "
+            f"times that are exact enough for {wanted}"
         )
     keys, of_times = np.unique([period(time, level) for time in parsed], return_inverse=True)
     return keys.tolist(), of_times[times.codes]

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 _TIME = re.compile(
     r"(?P<year>\d{4})"
-    r"(-Q(?P<quarter>[1-4])|-(?P<month>\d\d)(-(?P<day>\d\d)"
+    r"(-H(?P<half>[12])|-Q(?P<quarter>[1-4])|-(?P<month>\d\d)(-(?P<day>\d\d)"
     r"([T ](?P<hour>\d\d):(?P<minute>\d\d)(:(?P<second>\d\d)([.]\d{1,9})?)?"
     r" ?(Z|(?P<sign>[+-])(?P<east>\d\d):?(?P<east_minutes>\d\d))?)?)?)?",
     re.ASCII,
 )
-# How exact a time is: 2004 says no quarter, and 2004-Q2 no month.
-YEAR, QUARTER, MONTH, DAY = range(4)
+# How exact a time is: 2004 says no half-year, and 2004-Q2 no month.
+YEAR, HALF, QUARTER, MONTH, DAY = range(5)
 
 
 class Time(NamedTuple):
@@ -25,9 +25,9 @@ class Time(NamedTuple):
 
 
 def parse_time(text: str) -> Time | None:
-    """A year, quarter, month, day or moment in ISO 8601; None where a text is none of them.
+    """A year, half-year, quarter, month, day or moment; None where a text is none of them.
 
-    A moment without a zone is taken to be UTC; one with a zone is converted.
+    A moment, as in ISO 8601, is taken to be UTC where it has no zone; one with a zone is converted.
 
     >>> parse_time("2004-05").begin.isoformat(), parse_time("2004-Q2").begin.isoformat()
     ('2004-05-01T00:00:00', '2004-04-01T00:00:00')
@@ -40,7 +40,9 @@ def parse_time(text: str) -> Time | None:
     if match is None:
         return None
     part = {name: int(v) for name, v in match.groupdict().items() if v and name != "sign"}
-    month = 3 * part["quarter"] - 2 if "quarter" in part else part.get("month", 1)
+    month = part.get("month", 6 * part.get("half", 1) - 5)
+    if "quarter" in part:
+        month = 3 * part["quarter"] - 2
     try:
         begin = datetime(
             part["year"],
@@ -55,15 +57,16 @@ def parse_time(text: str) -> Time | None:
             begin = begin - east if match["sign"] == "+" else begin + east
     except (ValueError, OverflowError):
         return None
-    exact = (("day", DAY), ("month", MONTH), ("quarter", QUARTER))
+    exact = (("day", DAY), ("month", MONTH), ("quarter", QUARTER), ("half", HALF))
     return Time(begin, next((level for name, level in exact if name in part), YEAR))
 
 
 def period(time: Time, level: int) -> str:
-    """The year, quarter or month that a time is in, as its bucket is called.
+    """The year, half-year, quarter or month that a time is in, as its bucket is called.
 
-    >>> [period(parse_time("2004-05-17"), level) for level in (YEAR, QUARTER, MONTH)]
-    ['2004', '2004-Q2', '2004-05']
+    >>> [period(parse_time("2004-05-17"), level) for level in (YEAR, HALF, QUARTER, MONTH)]
+    ['2004', '2004-H1', '2004-Q2', '2004-05']
     """
     year, month = f"{time.begin.year:04d}", time.begin.month
-    return (year, f"{year}-Q{(month + 2) // 3}", f"{year}-{month:02d}")[level]
+    half, quarter = f"{year}-H{(month + 5) // 6}", f"{year}-Q{(month + 2) // 3}"
+    return (year, half, quarter, f"{year}-{month:02d}")[level]

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import shown
@@ -37,6 +40,7 @@ from clear_mlflow.data.sources._columns import (
     wanted_columns,
 )
 from clear_mlflow.data.sources._entries import NONE, TRAIN
+from clear_mlflow.data.sources.vectors import check_standardise
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
@@ -56,12 +60,16 @@ class Arguments(ColumnArguments):
 
     Args:
         image: column of the images.
+        vector: column of feature vectors, in the place of images; none: there are images.
+        standardise: as of ``vectors``.
         hub: the dataset's name on the hub, as user/name; none: it lies in the stream's folder.
         revision: its branch, tag or commit there.
         subset: its configuration there, where it has several; none: its default.
     """
 
     image: str = "image"
+    vector: str = NONE
+    standardise: str = "first"
     hub: str = NONE
     revision: str = "main"
     subset: str = NONE
@@ -70,6 +78,7 @@ class Arguments(ColumnArguments):
         super().__post_init__()
         if not _HUB_NAME.fullmatch(self.hub):
             raise ConfigError(f"dataset_args has hub={shown(self.hub)}; expected a name: user/name")
+        check_standardise(self.standardise)
 
 
 def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> Listing:
@@ -88,10 +97,15 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
         if not 0 < rows.num_rows <= MAX_TABLE_ROWS:
             raise DataError(f"{named_in} has {rows.num_rows} rows; expected 1 to {MAX_TABLE_ROWS}")
         columns = _columns(rows, arguments, named_in)
-        paths = [
-            store.path(image, f"{named_in} row {row}", row)
-            for row, image in enumerate(_images(rows, arguments.image))
-        ]
+        paths: list[Path] | NDArray[np.float32] = []
+        if arguments.vector == NONE:
+            paths = [
+                store.path(image, f"{named_in} row {row}", row)
+                for row, image in enumerate(_images(rows, arguments.image))
+            ]
+        else:
+            column = rows.select_columns([arguments.vector]).with_format("numpy")
+            paths = np.array(column[:][arguments.vector], np.float32)
     except (DataError, ConfigError):
         raise
     except Exception as error:  # what a damaged dataset makes the package raise has no end
@@ -100,13 +114,15 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
         paths,
         columns,
         arguments,
-        root=store.folder,
+        root=store.folder if arguments.vector == NONE else Path(),
         layout="huggingface",
         named_in=named_in,
         first_row=0,
     )
     source = named_in if root is not None else f"{arguments.hub}@{arguments.revision}"
-    return dataclasses.replace(listed, source=source, warnings=(*warnings, *listed.warnings))
+    told = (*warnings, *listed.warnings)
+    how = NONE if arguments.vector == NONE else arguments.standardise
+    return dataclasses.replace(listed, source=source, warnings=told, standardise=how)
 
 
 def _loaded(root: Path | None, arguments: Arguments, named_in: str) -> Any:
@@ -191,7 +207,13 @@ def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Catego
     import pyarrow as pa
 
     features = rows.features
-    if not isinstance(features.get(arguments.image), datasets.Image):
+    if arguments.vector not in (NONE, *features):
+        raise DataError(
+            f"{named_in} has no column {shown(arguments.vector)}; its columns are "
+            f"{names_of(list(features))}: pass dataset_args=vector=COLUMN"
+        )
+    is_image = isinstance(features.get(arguments.image), datasets.Image)
+    if arguments.vector == NONE and not is_image:
         raise DataError(
             f"{named_in} has {shown(features.get(arguments.image))} as column "
             f"{shown(arguments.image)}; expected images, its columns are "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +33,7 @@ from clear_mlflow.data.sources._entries import AUTO
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pandas import Categorical
 
 NEEDS_FOLDER = True
@@ -45,7 +48,8 @@ class Arguments(ColumnArguments):
     """Where the table is, which of its columns hold paths, and what every set of columns has.
 
     Args:
-        table: path of the table in the stream's folder; auto: the only .csv or .parquet there.
+        table: path of the table in the stream's folder; auto: the folder is the table itself, or
+            has one .csv or .parquet.
         path: column of the images' paths, relative to the folder.
     """
 
@@ -55,13 +59,8 @@ class Arguments(ColumnArguments):
 
 def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
     """List the images that a table names."""
-    if root.suffix.lower() in _ENDINGS and not is_folder(root):
-        raise DataError(
-            f"data root {path_text(root)} is a table; pass the folder that its paths are relative "
-            "to, and dataset_args=table=NAME"
-        )
-    real_root = resolve_root(root)
-    file = _find(real_root, arguments.table)
+    file = find_file(root, arguments.table, _ENDINGS, limit=MAX_TABLE_BYTES)
+    real_root = resolve_root(root if is_folder(root) else root.parent)
     columns, first_row = _read(file, arguments)
     paths = columns.pop(arguments.path)
     by_text = [stored_path(t, base=real_root, below=None, named_in=file) for t in paths.categories]
@@ -77,48 +76,64 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
     return dataclasses.replace(found, source=path_text(file))
 
 
-def _find(root: Path, table: str) -> Path:
+def find_file(root: Path, table: str, endings: tuple[str, ...], *, limit: int) -> Path:
+    """The file that a stream is read from: the data root itself, or one in it."""
+    if root.suffix.lower() in endings and not is_folder(root) and table == AUTO:
+        root, table = root.parent, root.name
+    root = resolve_root(root)
     if table == AUTO:
-        found = [name for name in names_in(root) if name.lower().endswith(_ENDINGS)]
+        found = [name for name in names_in(root) if name.lower().endswith(endings)]
         if len(found) != 1:
             there = ", ".join(shown(name) for name in found[:8]) or "none"
             raise DataError(
                 f"{path_text(root)} has {len(found)} tables ({there}); expected one that ends in "
-                f"{' or '.join(_ENDINGS)}, or pass dataset_args=table=NAME"
+                f"{' or '.join(endings)}, or pass dataset_args=table=NAME"
             )
         table = found[0]
     file = stored_path(table, base=root, below=None, named_in=root)
-    if file.suffix.lower() not in _ENDINGS:
+    if file.suffix.lower() not in endings:
         raise DataError(
             f"{path_text(file)} is no table by its name; expected one that ends in "
-            f"{' or '.join(_ENDINGS)}"
+            f"{' or '.join(endings)}"
         )
-    expect_file(file, root=root, limit=MAX_TABLE_BYTES)
+    expect_file(file, root=root, limit=limit)
     return file
 
 
 def _read(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], int]:
     """The columns that are needed, and the number of the first row as people count."""
-    import pyarrow as pa
+    with one_line_of(file):
+        if file.suffix.lower() == _CSV:
+            roles, texts = read_csv(file, arguments, path=arguments.path)
+            return {name: texts[name].astype("category").array for name in roles}, 2
+        return read_parquet(file, arguments, path=arguments.path), 1
 
-    is_csv = file.suffix.lower() == _CSV
+
+@contextmanager
+def one_line_of(file: Path) -> Iterator[None]:
+    """What a damaged or hostile file can make of it; none of these ran anything of the file's."""
+    import pyarrow as pa
+    from safetensors import SafetensorError
+
+    damaged = (pa.ArrowException, SafetensorError, zipfile.BadZipFile, csv.Error, LookupError)
     try:
-        columns = (_read_csv if is_csv else _read_parquet)(file, arguments)
-    # What a damaged or hostile file can make of it; none of these ran anything of the file's.
-    except (pa.ArrowException, csv.Error, OSError, ValueError, MemoryError) as error:
+        yield
+    except (*damaged, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path_text(file)} cannot be read: {reason(error)[:300]}") from None
-    return columns, 2 if is_csv else 1
 
 
 def _check_rows(number: int, file: Path) -> None:
     if not 0 < number <= MAX_TABLE_ROWS:
         raise DataError(
-            f"{path_text(file)} has {number or 'no'} rows; expected one for each image, at most "
-            f"{MAX_TABLE_ROWS}"
+            f"{path_text(file)} has {number or 'no'} rows; expected one for each image or vector, "
+            f"at most {MAX_TABLE_ROWS}"
         )
 
 
-def _read_csv(file: Path, arguments: Arguments) -> dict[str, Categorical]:
+def read_csv(
+    file: Path, arguments: ColumnArguments, *, path: str | None = None
+) -> tuple[dict[str, str], pd.DataFrame]:
+    """The columns that are needed, each with what it is, and all columns as texts."""
     import pandas as pd
 
     with file.open(encoding="utf-8-sig", newline="") as text:
@@ -128,7 +143,7 @@ def _read_csv(file: Path, arguments: Arguments) -> dict[str, Categorical]:
             f"{path_text(file)} has no rows, or no line of column names before them; expected "
             "such a line, as path,label,time"
         )
-    roles = _roles(next(csv.reader([header]), []), arguments, file)
+    roles = _roles(next(csv.reader([header]), []), arguments, file, path)
     # Texts as they are: NA, None and 007 are names.
     found = pd.read_csv(
         file,
@@ -140,16 +155,19 @@ def _read_csv(file: Path, arguments: Arguments) -> dict[str, Categorical]:
     if not isinstance(found.index, pd.RangeIndex):  # pandas then takes the first column for names
         raise ValueError("its rows have more columns than its first line names")
     _check_rows(len(found), file)
-    return {name: found[name].fillna("").astype("category").array for name in roles}
+    return roles, found.fillna("")
 
 
-def _read_parquet(file: Path, arguments: Arguments) -> dict[str, Categorical]:
+def read_parquet(
+    file: Path, arguments: ColumnArguments, *, path: str | None = None
+) -> dict[str, Categorical]:
+    """The columns that are needed, as texts."""
     import pyarrow as pa
     from pyarrow import parquet
 
     with parquet.ParquetFile(file) as opened:
         about, schema = opened.metadata, opened.schema_arrow
-        roles = _roles(schema.names, arguments, file)
+        roles = _roles(schema.names, arguments, file, path)
         for name, role in roles.items():
             check_type(schema.field(name).type, name, role, path_text(file))
         rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
@@ -172,7 +190,9 @@ def _read_parquet(file: Path, arguments: Arguments) -> dict[str, Categorical]:
     }
 
 
-def _roles(known: Sequence[str], arguments: Arguments, file: Path) -> dict[str, str]:
+def _roles(
+    known: Sequence[str], arguments: ColumnArguments, file: Path, path: str | None
+) -> dict[str, str]:
     """The columns to read, and what each is."""
     named_in = path_text(file)
     if len(known) > MAX_TABLE_COLUMNS or len(set(known)) < len(known):
@@ -180,4 +200,4 @@ def _roles(known: Sequence[str], arguments: Arguments, file: Path) -> dict[str, 
             f"{named_in} has {len(known)} columns, {len(set(known))} of different names; expected "
             f"at most {MAX_TABLE_COLUMNS}, each of a name of its own"
         )
-    return wanted_columns(arguments, known, named_in, path=arguments.path)
+    return wanted_columns(arguments, known, named_in, path=path)

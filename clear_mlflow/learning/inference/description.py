@@ -11,6 +11,8 @@ from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_FEATURES_WIDTH, js
 
 _KEY = "clear_mlflow"  # of a safetensors file's metadata
 OF_A_STRATEGY = {_KEY: "null"}  # metadata of a network that its class alone can build
+# Tensors of a model on standardised vectors, (width,): what they are less, and what times.
+STANDARDISED = ("standardise.mean", "standardise.scale")
 _LARGEST_SIDE = 9433  # pixels: a square of 89 million, above which no image is decoded
 
 

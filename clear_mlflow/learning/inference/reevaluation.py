@@ -12,6 +12,7 @@ from torch import nn
 
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.learning.device import tf32, translate_oom
+from clear_mlflow.learning.inference.description import STANDARDISED
 from clear_mlflow.learning.loop import fresh_model, measure_row
 from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, ignore
 from clear_mlflow.learning.session import StreamTraining
@@ -48,6 +49,7 @@ class Reevaluation(StreamTraining):
             model = fresh_model(stream, config)
             for row, path in self.models.items():
                 _load(model, path)
+                stream.begin(max(row - 1, 0))
                 trained = measure_row(model, stream, config, trained=row)
                 progress.row_measured(trained.row)
                 yield self.measured(trained)
@@ -55,7 +57,8 @@ class Reevaluation(StreamTraining):
 
 def _load(model: nn.Module, path: Path) -> None:
     try:
-        model.load_state_dict(load_file(path))
+        weights = load_file(path)
+        model.load_state_dict({n: w for n, w in weights.items() if n not in STANDARDISED})
     except (OSError, SafetensorError, RuntimeError) as error:
         problem = " ".join(str(error).split())[:200]
         raise RecordError(

@@ -16,8 +16,12 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.data.decoding.decode import decode_bytes
 from clear_mlflow.learning.device import autocast, resolve_device, tf32
-from clear_mlflow.learning.inference.description import ModelDescription, read_description
-from clear_mlflow.learning.models import build_model, linear_head, logits_in_float32
+from clear_mlflow.learning.inference.description import (
+    STANDARDISED,
+    ModelDescription,
+    read_description,
+)
+from clear_mlflow.learning.models import build_model, feature_model, logits_in_float32
 from clear_mlflow.learning.samples.decoded import Normaliser
 from clear_mlflow.learning.samples.photos import augmentation, photos_of
 
@@ -29,8 +33,15 @@ _BATCH = 64
 class ServedModel:
     """Answers for images of any size, or for features, as the run's own tests did."""
 
-    def __init__(self, model: nn.Module, about: ModelDescription, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        about: ModelDescription,
+        device: torch.device,
+        standardised: Sequence[Tensor] = (),
+    ) -> None:
         self.about = about
+        self._standardised = [tensor.to(device) for tensor in standardised]
         self._device = device
         self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
@@ -59,7 +70,11 @@ class ServedModel:
 
     def _inputs(self, some: Any) -> Tensor:
         if self.about.width:
-            return torch.from_numpy(some).to(self._device)
+            inputs = torch.from_numpy(some).to(self._device)
+            if self._standardised:
+                mean, scale = self._standardised
+                inputs = (inputs - mean) * scale
+            return inputs
         size = self.about.image_size
         view = augmentation(self.about.augment, size)
         photos = photos_of(decode_bytes(some, view.resize), view)
@@ -88,17 +103,19 @@ def load_served_model(path: Path) -> ServedModel:
     if (about := read_description(path)) is None:
         raise RecordError(f"{path.name} does not say what it is of; its own program can load it")
     model: nn.Module = (
-        linear_head(about.width, num_classes=about.num_classes)
+        feature_model(about.model, about.width, num_classes=about.num_classes)
         if about.width
         else build_model(about.model, num_classes=about.num_classes, image_size=about.image_size)
     )
     try:
-        model.load_state_dict(load_file(path))
+        weights = load_file(path)
+        standardised = [weights.pop(name) for name in STANDARDISED if name in weights]
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise RecordError(
             f"{path.name} does not hold the weights of {about.model} ({str(error)[:200]})"
         ) from error
-    return ServedModel(model, about, torch.device(resolve_device("auto")))
+    return ServedModel(model, about, torch.device(resolve_device("auto")), standardised)
 
 
 def _load_pyfunc(path: str) -> ServedModel:

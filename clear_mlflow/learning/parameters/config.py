@@ -17,12 +17,14 @@ from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import nearest, shown
 from clear_mlflow.data.embedded import EMBEDDED
-from clear_mlflow.data.sources import SOURCES, needs_folder, stream_name
+from clear_mlflow.data.features.stored import VECTORS
+from clear_mlflow.data.sources import OF_VECTORS, SOURCES, needs_folder, stream_name
 from clear_mlflow.learning.anytime.schedule import OFF, EvalInterval, parse_interval
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
     FEATURES_RECIPE,
     LINEAR,
+    MLP_RECIPE,
     NONE,
     RANDOM_CROP,
     RANDOM_CROP_FLIP,
@@ -33,6 +35,7 @@ from clear_mlflow.learning.parameters.values import (
     Argument,
     argument_text,
     feature_name,
+    is_mlp,
     number,
     parse_arguments,
     parse_batch_size,
@@ -104,8 +107,8 @@ class TrainConfig:
         DATA,
         parse_dataset,
         default="digits",
-        help="digits or digits-writers (embedded; nothing to download), clear10, clear100, a "
-        f"stream of your own ({', '.join(SOURCES)}), or a function of your own "
+        help="digits, digits-writers or weather (in the package), clear10, clear100, a stream of "
+        f"your own ({', '.join(s for s in SOURCES if s != 'weather')}), or a function of your own "
         "(package.module:function); see docs/own-streams.md.",
     )
     data_root: str = _parameter(
@@ -114,7 +117,8 @@ class TrainConfig:
         may_move=True,
         path="dir",
         python="str | Path",
-        help="Folder of the dataset, in any of CLEAR's layouts, or of your own stream. auto, of "
+        help="Folder of the dataset, in any of CLEAR's layouts, or of your own stream, or its "
+        "table or file of arrays. auto, of "
         "CLEAR: its folder below CLEAR_MLFLOW_DATA, downloaded where it is not there; an embedded "
         "dataset has none.",
     )
@@ -146,7 +150,8 @@ class TrainConfig:
         DATA,
         feature_name,
         default=NONE,
-        help="Name of stored features to train a linear head on, for example moco_b0.",
+        help="Name of stored features to train a linear head on, for example moco_b0; vectors: "
+        "what a dataset of vectors is made of, and nothing else.",
     )
     damaged: str = _parameter(
         DATA,
@@ -181,7 +186,7 @@ class TrainConfig:
         MODEL,
         str,
         help="small_cnn; any torchvision classification model by its name, for example resnet18; "
-        "or linear, which is for features.",
+        "or, for features, linear or a network with hidden layers, as mlp:64 or mlp:256-128.",
     )
     weights: str = _parameter(
         MODEL,
@@ -348,8 +353,12 @@ class TrainConfig:
         texts = {**parameter_defaults(), **asked}
         dataset = parse_parameter("dataset", texts["dataset"])
         recipe = RECIPES.get(dataset, STREAM_RECIPE)
+        if dataset in OF_VECTORS and texts["features"] == NONE:
+            texts["features"] = VECTORS
         if texts["features"] != NONE:
             recipe = {**recipe, **FEATURES_RECIPE}
+        if is_mlp(texts["model"]):
+            recipe = {**recipe, **MLP_RECIPE}
         values = {
             name: parse_parameter(name, recipe.get(name, text) if text == AUTO else text)
             for name, text in texts.items()
@@ -367,11 +376,18 @@ class TrainConfig:
                 f"protocol is streaming and split is {config.split}; a bucket's test set is its "
                 "training data then: leave split at auto, or pass protocol=iid"
             )
-        if (config.features == NONE) == (config.model == LINEAR):
+        if (config.features == NONE) == (config.model == LINEAR or is_mlp(config.model)):
             raise ConfigError(
                 f"model is {config.model} and features is {config.features}; stored features are "
-                "for the model linear, images for every other: pass model=linear with "
-                "features=NAME, or leave both out"
+                "for the models linear and mlp:WIDTH, images for every other: pass model=linear "
+                "with features=NAME, or leave both out"
+            )
+        if config.strategy in WITHOUT_STEPS and (
+            is_mlp(config.model) or config.dataset_args.get("standardise") == "past"
+        ):
+            raise ConfigError(
+                f"strategy {config.strategy} sets a linear layer on features that stay as they "
+                "are; pass model=linear, and standardise=first or none"
             )
         for name in ("weights", "freeze", "augment", "damaged") if config.features != NONE else ():
             if (given := getattr(config, name)) not in (NONE, "stop"):

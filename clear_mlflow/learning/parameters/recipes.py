@@ -10,7 +10,7 @@ from clear_mlflow.data.sources import CLEAR
 AUTO = "auto"
 NONE = "none"
 FULL: Literal["full"] = "full"
-LINEAR = "linear"  # the only model on stored features, and a model on nothing else
+LINEAR = "linear"  # a model on stored features, and on nothing else; so is mlp:WIDTH
 
 RANDOM_CROP = "random_crop"
 RANDOM_CROP_FLIP = "random_crop_flip"
@@ -71,6 +71,9 @@ FEATURES_RECIPE: Mapping[str, str] = {
     "lr_step": "60",
     "precision": "off",  # a layer eleven numbers wide waits for memory, not for arithmetic
 }
+
+# A network with hidden layers does not bear the rate of a single layer.
+MLP_RECIPE: Mapping[str, str] = {"lr": "0.1"}
 
 EMBEDDED_RECIPES: Mapping[str, Mapping[str, str]] = {
     "digits": _DIGITS_RECIPE,

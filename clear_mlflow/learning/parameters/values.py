@@ -145,6 +145,15 @@ def feature_name(text: str) -> str:
     return text
 
 
+def is_mlp(model: str) -> bool:
+    """Whether a model is a network with hidden layers on features.
+
+    >>> is_mlp("mlp:256-128"), is_mlp("mlp"), is_mlp("mlp:0")
+    (True, False, False)
+    """
+    return re.fullmatch("mlp:[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})*", model) is not None
+
+
 def parse_path(text: str) -> str:
     """An absolute path, its ``~`` expanded, or ``auto``."""
     if text == AUTO:

@@ -27,6 +27,8 @@ from clear_mlflow.learning.samples.photos import Crops, Photos, augmentation, ph
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
+_ROWS = 2**14  # of vectors that are read at once
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -83,8 +85,14 @@ class TrainingStream(ABC):
         self.device = device
         self._train_sets = tuple(bucket.train for bucket in stream.buckets)
         self._test_sets = tuple(bucket.test for bucket in stream.buckets)
+        # Of vectors, (width,) each on the CPU: what they are less, and times; None: as they are.
+        self.standardised: tuple[Tensor, Tensor] | None = None
         self._selected: tuple[SampleIndices, Samples] | None = None
         self._test: HeldOutImages | None = None
+
+    def begin(self, position: int) -> None:
+        """Training comes to a bucket, or continues at it."""
+        return
 
     def labels(self, position: int) -> NDArray[np.int64]:
         """(N,), the classes of one bucket's training images; known before any is fetched."""
@@ -177,7 +185,10 @@ class DecodedStream(TrainingStream):
 
 
 class FeatureStream(TrainingStream):
-    """A stream whose ``images`` are features, (N, width), float32; nothing of them is random."""
+    """A stream whose ``images`` are features, (N, width), float32; nothing of them is random.
+
+    Vectors are standardised by the training part of the first bucket, or of all buckets so far.
+    """
 
     def __init__(
         self, stream: BucketStream, features: StoredFeatures, *, device: torch.device
@@ -185,6 +196,35 @@ class FeatureStream(TrainingStream):
         super().__init__(stream, device)
         self.width = features.width
         self._features = features
+        if features.standardise != NONE:
+            self.standardised = self._statistics(1)
+
+    def begin(self, position: int) -> None:
+        """Standardise by the buckets so far, where that is asked for."""
+        if self._features.standardise == "past" and position > 0:
+            self._selected = self._test = None
+            self.standardised = self._statistics(position + 1)
+
+    def _statistics(self, buckets: int) -> tuple[Tensor, Tensor]:
+        """Mean, and one over the standard deviation, of training vectors; 1 where all are equal."""
+        number, total = 0, np.zeros((2, self.width))
+        middle = self._features.train[0][:1].astype(np.float64)  # so that squares do not cancel
+        for features in self._features.train[:buckets]:
+            number += len(features)
+            for start in range(0, len(features), _ROWS):
+                away = features[start : start + _ROWS] - middle
+                total += away.sum(axis=0), np.square(away).sum(axis=0)
+        mean = total[0] / number
+        deviation = np.sqrt(np.maximum(total[1] / number - mean**2, 0))
+        scale = 1 / np.where(deviation > 0, deviation, 1)
+        return torch.from_numpy(mean + middle[0]).float(), torch.from_numpy(scale).float()
+
+    def _standardise(self, inputs: Tensor) -> Tensor:
+        """In place."""
+        if self.standardised is not None:
+            mean, scale = (tensor.to(inputs.device) for tensor in self.standardised)
+            inputs.sub_(mean).mul_(scale)
+        return inputs
 
     def _fetch(self, picks: SampleIndices) -> Tensor:
         room = self._room_for(len(picks))
@@ -192,13 +232,15 @@ class FeatureStream(TrainingStream):
             places = np.flatnonzero(picks.bucket == position)
             rows = torch.from_numpy(self._features.train[position][picks.index[places]])
             room[torch.from_numpy(places).to(room.device)] = rows.to(room.device)
-        return room
+        return self._standardise(room)
 
     def _fetch_tests(self, counts: tuple[int, ...]) -> Tensor:
         room = self._room_for(sum(counts))
         for part, rows in zip(torch.split(room, list(counts)), self._features.test, strict=True):
-            part.copy_(torch.from_numpy(np.array(rows)))  # a mapped file, which is read-only
-        return room
+            for start in range(0, len(rows), _ROWS):  # copies: a mapped file is read-only
+                some = np.array(rows[start : start + _ROWS])
+                part[start : start + _ROWS].copy_(torch.from_numpy(some))
+        return self._standardise(room)
 
     def _room_for(self, count: int) -> Tensor:
         home = storage_device(count * self.width * 4, self.device)

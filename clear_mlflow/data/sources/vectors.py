@@ -1,0 +1,209 @@
+"""Feature vectors: the numbers of a table (CSV, Parquet), or arrays (.npz, .safetensors)."""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_VECTORS_BYTES
+from clear_mlflow.data.files import path_text
+from clear_mlflow.data.sources._columns import (
+    ColumnArguments,
+    listing_of_columns,
+    names_of,
+    wanted_columns,
+)
+from clear_mlflow.data.sources._entries import AUTO, NONE
+from clear_mlflow.data.sources.table import find_file, one_line_of, read_csv, read_parquet
+from clear_mlflow.data.splits import Listing
+
+if TYPE_CHECKING:
+    from pandas import Categorical
+
+NEEDS_FOLDER = True
+
+ENDINGS = (".csv", ".parquet", ".npz", ".safetensors")
+STANDARDISE = ("first", "past", NONE)
+_ARRAY = "vectors"  # in a file of arrays
+_MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None")
+
+
+@dataclass(frozen=True)
+class Arguments(ColumnArguments):
+    """Where the vectors are, how they become a model's input, and what every set of columns has.
+
+    Args:
+        table: path of the file in the stream's folder; auto: the folder is the file itself, or has
+            one .csv, .parquet, .npz or .safetensors.
+        columns: of the numbers, with colons between; or one column of lists, or an array of
+            (rows, width). auto: all columns that are nothing else; of arrays, ``vectors``.
+        fill: the number in the place of a missing one; none: a missing one is an error.
+        standardise: ``first``, less the mean and over the standard deviation of the first bucket's
+            training vectors; ``past``, of those of all buckets so far; ``none``, as they are.
+    """
+
+    table: str = AUTO
+    columns: str = AUTO
+    fill: str = NONE
+    standardise: str = "first"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            filled = self.fill == NONE or np.isfinite(float(self.fill))
+        except ValueError:
+            filled = False
+        if not filled:
+            raise ConfigError(f"dataset_args has fill={shown(self.fill)}; expected a number")
+        check_standardise(self.standardise)
+
+
+def check_standardise(text: str) -> None:
+    """Refuse what is no way to standardise vectors."""
+    if text not in STANDARDISE:
+        raise ConfigError(
+            f"dataset_args has standardise={shown(text)}; expected {', '.join(STANDARDISE)}"
+        )
+
+
+def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
+    """List the vectors of a file."""
+    file = find_file(root, arguments.table, ENDINGS, limit=MAX_VECTORS_BYTES)
+    first_row = 2 if file.suffix.lower() == ".csv" else 1
+    with one_line_of(file):
+        columns, vectors = _READERS[file.suffix.lower()](file, arguments)
+    _fill_missing(vectors, arguments.fill, path_text(file), first_row)
+    found = listing_of_columns(
+        vectors,
+        columns,
+        arguments,
+        root=file.parent,
+        layout=f"vectors ({file.suffix[1:].lower()})",
+        named_in=path_text(file),
+        first_row=first_row,
+    )
+    return dataclasses.replace(found, source=path_text(file), standardise=arguments.standardise)
+
+
+def _fill_missing(vectors: NDArray[np.float32], fill: str, named_in: str, first_row: int) -> None:
+    """Fill what is missing, in place, or refuse it."""
+    for start in range(0, len(vectors), 2**16):
+        some = vectors[start : start + 2**16]
+        missing = np.isnan(some)
+        if fill != NONE:
+            some[missing] = float(fill)
+        elif missing.any():
+            row, column = (int(where[0]) for where in np.nonzero(missing))
+            raise DataError(
+                f"{named_in} row {start + row + first_row} lacks number {column + 1} of "
+                f"{vectors.shape[1]}; expected all, or dataset_args=fill=NUMBER in their place"
+            )
+
+
+def _of_csv(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
+    roles, texts = read_csv(file, arguments)
+    names = _number_columns(list(texts.columns), roles, arguments, file)
+    vectors = np.empty((len(texts), len(names)), np.float32)
+    for i, name in enumerate(names):
+        column = texts[name].mask(texts[name].isin(_MISSING), "nan").to_numpy(object)
+        try:
+            with np.errstate(over="ignore"):
+                vectors[:, i] = column.astype(np.float64)  # as exact as Python reads numbers
+        except ValueError as error:
+            raise DataError(
+                f"{path_text(file)} has a text in column {shown(name)} ({error}); expected "
+                "numbers: pass dataset_args=columns=A:B with the columns that hold them"
+            ) from None
+    return {name: texts[name].astype("category").array for name in roles}, vectors
+
+
+def _of_parquet(
+    file: Path, arguments: Arguments
+) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
+    from pyarrow import compute, parquet, types
+
+    columns = read_parquet(file, arguments)
+    with parquet.ParquetFile(file) as opened:
+        schema = opened.schema_arrow
+        names = _number_columns(schema.names, columns, arguments, file)
+        parts = []
+        for i in range(opened.metadata.num_row_groups):
+            group = opened.read_row_group(i, columns=names)
+            if len(names) == 1 and types.is_nested(schema.field(names[0]).type):
+                lists = group[names[0]].combine_chunks()
+                if len(compute.list_value_length(lists).unique()) > 1 or lists.null_count:
+                    raise ValueError(f"column {names[0]} has lists of several lengths")
+                part = np.asarray(lists.flatten(), np.float32).reshape(len(lists), -1)
+            else:
+                part = np.empty((group.num_rows, len(names)), np.float32)
+                for j, name in enumerate(names):
+                    part[:, j] = group[name].to_pandas().to_numpy(np.float64, na_value=np.nan)
+            parts.append(part)
+    return columns, np.concatenate(parts)
+
+
+def _of_arrays(
+    file: Path, arguments: Arguments
+) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
+    import pandas as pd
+    from safetensors.numpy import load_file
+
+    arrays: Mapping[str, Any]
+    if file.suffix.lower() == ".npz":
+        # A zip file of some kilobytes may claim to hold gigabytes of zeros.
+        with zipfile.ZipFile(file) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > MAX_VECTORS_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_VECTORS_BYTES} bytes")
+        arrays = np.load(file, allow_pickle=False)
+    else:
+        arrays = load_file(file)
+    name = _ARRAY if arguments.columns == AUTO else arguments.columns
+    if name not in arrays:
+        raise DataError(
+            f"{path_text(file)} has no array {shown(name)}, only {names_of(list(arrays))}; "
+            "pass dataset_args=columns=NAME with that of the vectors"
+        )
+    roles = wanted_columns(arguments, list(arrays), path_text(file), path=name)
+    vectors, *texts = (np.asarray(arrays[name]) for name in roles)
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiub" or any(t.ndim != 1 for t in texts):
+        raise ValueError(f"{name} is {vectors.dtype} of shape {vectors.shape}, not (rows, width)")
+    columns = {
+        role: pd.Categorical(text.astype(str))
+        for role, text in zip([*roles][1:], texts, strict=True)
+    }
+    with np.errstate(over="ignore"):
+        return columns, vectors.astype(np.float32, copy=False)
+
+
+def _number_columns(
+    known: Sequence[str], roles: Mapping[str, object], arguments: Arguments, file: Path
+) -> list[str]:
+    """The columns of the numbers, in the order in which they are named."""
+    used = {arguments.label, arguments.time, arguments.bucket, arguments.split, *roles}
+    # What pandas writes beside a table's own columns is no number of a row's.
+    names = [n for n in known if n not in used and not n.startswith("__index_level_")]
+    if arguments.columns != AUTO:
+        names = arguments.columns.split(":")
+    if not names or set(names) - set(known) or len(set(names)) < len(names):
+        raise DataError(
+            f"{path_text(file)} has the columns {names_of(known)}; expected columns of numbers: "
+            "pass dataset_args=columns=A:B, each of them once"
+        )
+    return names
+
+
+_READERS = {
+    ".csv": _of_csv,
+    ".parquet": _of_parquet,
+    ".npz": _of_arrays,
+    ".safetensors": _of_arrays,
+}

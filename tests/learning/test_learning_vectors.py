@@ -1,0 +1,130 @@
+"""Trainings on streams of vectors: standardised by the past alone, served as they were tested."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.preprocessing import StandardScaler
+
+from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.predictions import RowPredictions
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.learning.inference.served import load_served_model
+from clear_mlflow.learning.models import feature_model
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.samples.decoded import FeatureStream
+from clear_mlflow.learning.session import check
+
+CPU = torch.device("cpu")
+
+
+def weather(standardise):
+    stream = load_stream(
+        "weather", "auto", cache_dir=default_cache_dir(), arguments={"standardise": standardise}
+    )
+    features = load_features(stream, "vectors", cache_dir=default_cache_dir())
+    return stream, FeatureStream(stream, features, device=CPU)
+
+
+def training(**changes):
+    asked = {"dataset": "weather", "device": "cpu", "epochs": "5", "lr_step": "3", **changes}
+    return prepare(check(TrainConfig.resolve(asked)), TrainingProgress())
+
+
+def raw(stream, position):
+    return stream.buckets[position].train.vectors[:]
+
+
+def test_the_first_bucket_standardises_all():
+    """As scikit-learn's StandardScaler that was fitted on its training part."""
+    stream, placed = weather("first")
+    scaler = StandardScaler().fit(raw(stream, 0))
+    for position in (0, 3):
+        placed.begin(position)
+        found = placed.train(position).images.numpy()
+        np.testing.assert_allclose(found, scaler.transform(raw(stream, position)), atol=1e-5)
+    tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
+    np.testing.assert_allclose(placed.test().images.numpy(), scaler.transform(tests), atol=1e-5)
+
+
+def test_past_buckets_standardise_and_later_ones_do_not():
+    stream, placed = weather("past")
+    for position in (0, 1, 4):
+        placed.begin(position)
+        scaler = StandardScaler().fit(np.concatenate([raw(stream, k) for k in range(position + 1)]))
+        for of in (0, position):
+            expected = scaler.transform(raw(stream, of))
+            np.testing.assert_allclose(placed.train(of).images.numpy(), expected, atol=1e-5)
+        tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
+        found = placed.test().images.numpy()
+        np.testing.assert_allclose(found, scaler.transform(tests), atol=1e-5)
+
+
+def test_as_they_are():
+    stream, placed = weather("none")
+    assert placed.train(2).images.numpy().tobytes() == raw(stream, 2).tobytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "replay", "memory": "50"},
+        {"strategy": "ncm"},
+        {"strategy": "slda"},
+        {"strategy": "derpp", "model": "mlp:16-8", "memory": "50"},
+        {"strategy": "ewc", "dataset_args": "standardise=past"},
+    ],
+)
+def test_strategies_learn_from_vectors(changes):
+    rows = [measured.row for measured in training(**changes).rows()]
+    assert len(rows) == 9
+    assert sum(rows[1].cells[:1]) > sum(rows[0].cells[:1])
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp:12"])
+@pytest.mark.parametrize("standardise", ["first", "past"])
+def test_a_stored_model_takes_vectors_as_they_were_given(tmp_path, model, standardise):
+    """It answers raw numbers as the run's own test did, which standardised them."""
+    made = training(model=model, dataset_args=f"standardise={standardise}", log_models="last")
+    *_, last = made.rows()
+    (tmp_path / "model.safetensors").write_bytes(last.model)
+    (tmp_path / "row_008.safetensors").write_bytes(last.predictions)
+    served = load_served_model(tmp_path / "model.safetensors")
+    asked = np.concatenate([bucket.test.vectors[:] for bucket in made.stream.buckets])
+    expected = RowPredictions.load(tmp_path / "row_008.safetensors").labels
+    assert served.predict(asked)["class"].tolist() == expected.tolist()
+    assert served.predict(pd.DataFrame(asked))["class"].tolist() == expected.tolist()
+
+
+def test_widths_are_those_of_the_name():
+    layers = [
+        layer for layer in feature_model("mlp:7-5", 3, num_classes=2) if hasattr(layer, "bias")
+    ]
+    assert [(of.in_features, of.out_features) for of in layers] == [(3, 7), (7, 5), (5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"strategy": "ncm", "model": "mlp:8"}, "sets a linear layer"),
+        ({"strategy": "slda", "dataset_args": "standardise=past"}, "sets a linear layer"),
+        ({"model": "resnet18"}, "stored features are for the models linear and mlp:WIDTH"),
+        ({"dataset": "digits", "model": "mlp:8"}, "stored features are for the models"),
+        ({"seeds": "0,1", "model": "mlp:8"}, "only linear heads train together"),
+    ],
+)
+def test_what_does_not_go_with_vectors_is_one_line(changes, told):
+    with pytest.raises(ConfigError, match=told):
+        training(**changes)
+
+
+def test_images_and_vectors_are_not_mixed_up(tmp_path):
+    """Neither is taken for the other."""
+    with pytest.raises(ConfigError, match="pass features=vectors"):
+        training(features="pixels")

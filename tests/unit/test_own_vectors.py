@@ -1,0 +1,230 @@
+"""Streams of vectors: the same numbers are the same stream, however they are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import save_file
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.data import listing_of_vectors, load_stream, own_listing
+from clear_mlflow.data.checking.content import stream_of
+from clear_mlflow.data.features.stored import load_features
+
+COLUMNS = ["a", "b", "c"]
+
+
+@pytest.fixture
+def table():
+    """Forty vectors of four years and two classes, to float32's last digit."""
+    draws = np.random.default_rng(0)
+    numbers = draws.normal(size=(40, 3)) * [1, 100, 1e-3]
+    frame = pd.DataFrame(numbers, columns=COLUMNS)
+    frame["label"] = ["bus", "cab"] * 20
+    frame["time"] = [f"{2004 + i // 10}-0{1 + i % 9}-17" for i in range(40)]
+    frame["split"] = ["train", "train", "train", "test"] * 10
+    return frame
+
+
+def by_year(root, table, **changes):
+    vectors, buckets = table[COLUMNS].to_numpy(), [time[:4] for time in table["time"]]
+    return listing_of_vectors(vectors, table["label"], buckets, table["split"], **changes)
+
+
+def stored(table, folder: Path, kind: str) -> Path:
+    """The table as a file of one kind."""
+    file = folder / f"numbers.{kind.partition('-')[0]}"
+    arrays = {name: table[name].to_numpy().astype(str) for name in ("label", "time", "split")}
+    if kind == "csv":
+        table.to_csv(file, index=False)
+    elif kind == "parquet":
+        table.to_parquet(file, row_group_size=7)
+    elif kind == "parquet-lists":
+        lists = table.drop(columns=COLUMNS)
+        lists["vectors"] = list(table[COLUMNS].to_numpy())
+        lists.to_parquet(file)
+    elif kind == "npz":
+        np.savez(file, vectors=table[COLUMNS].to_numpy(), **arrays)
+    elif kind == "safetensors":
+        numbers = {
+            "vectors": table[COLUMNS].to_numpy(),
+            "label": (table["label"] == "cab").to_numpy().astype(np.int64),
+            "time": np.array([int(time[:4]) for time in table["time"]]),
+        }
+        save_file(numbers, file)
+    return file
+
+
+def loaded(path: Path, cache: Path, **arguments):
+    given = {"buckets": "year", **arguments}
+    return load_stream("vectors", str(path), cache_dir=cache, arguments=given)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "parquet-lists", "npz"])
+def test_the_same_vectors_are_the_same_stream(table, tmp_path, kind):
+    """One digest, and the same numbers in the same order; of rows in another order, too."""
+    expected = stream_of(by_year(tmp_path, table), name="x")
+    for of in (table, table.sample(frac=1, random_state=1)):
+        columns = {"columns": "vectors"} if kind == "parquet-lists" else {}
+        found = loaded(stored(of, tmp_path, kind), tmp_path, **columns)
+        assert found.digest == expected.digest
+        assert [b.key for b in found.buckets] == ["2004", "2005", "2006", "2007"]
+        assert found.times[1] == "2005-01-01"
+        for ours, theirs in zip(found.buckets, expected.buckets, strict=True):
+            for one, other in ((ours.train, theirs.train), (ours.test, theirs.test)):
+                assert one.vectors[:].tobytes() == other.vectors[:].tobytes()
+                assert one.labels.tolist() == other.labels.tolist()
+                assert one.contents == other.contents
+    assert loaded(stored(table, tmp_path, kind), tmp_path).name == "numbers" or kind != "csv"
+
+
+def test_splits_are_of_the_vectors_and_not_of_their_order(table, tmp_path):
+    """Seeded and validation splits of a table that was shuffled."""
+    for split in ("3", "validation:3"):
+        one, other = (
+            load_stream(
+                "vectors",
+                str(stored(of, tmp_path, "csv")),
+                cache_dir=tmp_path,
+                arguments={"buckets": "equal:2"},
+                split=split,
+            )
+            for of in (table, table[::-1])
+        )
+        assert one.digest == other.digest
+        assert one.buckets[0].test.contents == other.buckets[0].test.contents
+
+
+def test_safetensors_hold_numbers_alone(table, tmp_path):
+    found = loaded(stored(table, tmp_path, "safetensors"), tmp_path)
+    assert found.class_names == ("0", "1")
+    assert [b.key for b in found.buckets] == ["2004", "2005", "2006", "2007"]
+
+
+def test_features_are_the_vectors_themselves(table, tmp_path):
+    stream = loaded(stored(table, tmp_path, "csv"), tmp_path, standardise="past")
+    features = load_features(stream, "vectors", cache_dir=tmp_path)
+    assert (features.width, features.standardise) == (3, "past")
+    assert features.train[0] is stream.buckets[0].train.vectors
+    other = loaded(tmp_path / "numbers.csv", tmp_path, standardise="none")
+    assert other.digest == stream.digest
+    assert load_features(other, "vectors", cache_dir=tmp_path).digest != features.digest
+    with pytest.raises(ConfigError, match="pass features=vectors"):
+        load_features(stream, "pixels", cache_dir=tmp_path)
+
+
+def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
+    table.loc[5, "b"] = np.nan
+    for kind, row in (("csv", 7), ("parquet", 6), ("npz", 6)):
+        file = stored(table, tmp_path, kind)
+        with pytest.raises(DataError, match=f"row {row} lacks number 2 of 3"):
+            loaded(file, tmp_path)
+        vectors = loaded(file, tmp_path, fill="-7").buckets[0].train.vectors
+        assert (vectors[:] == -7).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"b": "tall"}, "has a text in column 'b'"),
+        ({"b": np.inf}, "holds a number that is missing, infinite or beyond"),
+        ({"b": 1e39}, "beyond the range of 32-bit floats"),
+        ({"label": ""}, "has no label"),
+        ({"label": "1.5"}, "regression is not done here"),
+    ],
+)
+def test_what_is_no_vector_is_one_line(table, tmp_path, change, told):
+    with pytest.raises(DataError, match=told):
+        loaded(stored(table.astype(object).assign(**change), tmp_path, "csv"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"columns": "a:z"}, "pass dataset_args=columns=A:B"),
+        ({"columns": "a:a"}, "each of them once"),
+        ({"label": "class"}, "no column 'class'"),
+    ],
+)
+def test_columns_that_are_not_there_are_one_line(table, tmp_path, arguments, told):
+    with pytest.raises(DataError, match=told):
+        loaded(stored(table, tmp_path, "csv"), tmp_path, **arguments)
+
+
+def test_arrays_of_other_shapes_are_one_line(tmp_path):
+    file = tmp_path / "x.npz"
+    for arrays, told in (
+        ({"numbers": np.ones((4, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]}, "no array"),
+        (
+            {"vectors": np.ones(4), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
+            "not .rows, width",
+        ),
+        ({"vectors": np.ones((3, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]}, "beside col"),
+    ):
+        np.savez(file, **arrays)
+        with pytest.raises(DataError, match=told):
+            own_listing("vectors", str(file), cache_dir=tmp_path)
+    file.write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(DataError, match="cannot be read"):
+        own_listing("vectors", str(file), cache_dir=tmp_path)
+
+
+def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):
+    """Tables repeat rows; more than half of a bucket in another one is a mistake."""
+    table.loc[39, COLUMNS] = table.loc[0, COLUMNS].to_numpy()
+    (warning, *_) = loaded(stored(table, tmp_path, "csv"), tmp_path).warnings
+    assert "1 image is in both a training and a test set" in warning
+    table.loc[10:19, COLUMNS] = table.loc[0:9, COLUMNS].to_numpy()
+    with pytest.raises(DataError, match="buckets and splits must be disjoint"):
+        loaded(stored(table, tmp_path, "csv"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("fill", "some"), ("fill", "inf"), ("standardise", "all")]
+)
+def test_arguments_are_checked_before_a_file_is_opened(name, value):
+    with pytest.raises(ConfigError, match=f"dataset_args has {name}='{value}'"):
+        own_listing("vectors", "/nowhere", cache_dir=Path(), arguments={name: value})
+
+
+def test_a_mapped_array_stays_mapped(table, tmp_path):
+    np.save(tmp_path / "v.npy", table[COLUMNS].to_numpy(np.float32))
+    mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
+    listing = listing_of_vectors(mapped, table["label"], [time[:4] for time in table["time"]])
+    held = listing.images["2004"].vectors.array
+    assert np.shares_memory(held, mapped)
+
+
+# --- the weather of Seattle
+
+
+def weather(tmp_path, **arguments):
+    return load_stream("weather", "auto", cache_dir=tmp_path, arguments=arguments)
+
+
+def test_the_weather_is_as_it_was_measured(tmp_path):
+    """Its digest, its half-years and their days; each in its time."""
+    stream = weather(tmp_path)
+    assert stream.class_names == ("drizzle", "fog", "rain", "snow", "sun")
+    assert [b.key for b in stream.buckets][:3] == ["2012-H1", "2012-H2", "2013-H1"]
+    assert [len(b.train) + len(b.test) for b in stream.buckets] == [182, 184, 181, 184] + [
+        181,
+        184,
+    ] * 2
+    assert stream.times[:2] == ("2012-01-01", "2012-07-01")
+    assert (stream.name, stream.source) == ("weather", "embedded")
+    rain = weather(tmp_path, buckets="year")
+    days = [sum((images.labels == 2).sum() for images in (b.train, b.test)) for b in rain.buckets]
+    assert days == [191, 60, 3, 5]
+    assert len(weather(tmp_path, buckets="quarter").buckets) == 16
+    assert stream.digest == DIGEST
+    with pytest.raises(ConfigError, match="expected year, half, quarter"):
+        weather(tmp_path, buckets="month")
+    with pytest.raises(ConfigError, match="is embedded and reads no folder"):
+        load_stream("weather", str(tmp_path), cache_dir=tmp_path)
+
+
+DIGEST = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f7"
