@@ -16,6 +16,8 @@ from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.data.files import check_place, path_text, resolve_folder
 from clear_mlflow.data.problems import Report, reported
 
+DOMAIN = "domain"  # the scenario in which all buckets hold the same classes
+
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
@@ -51,7 +53,7 @@ class ImageSet:
         return len(self.paths)
 
     def ids(self) -> list[str]:
-        """What distinguishes images of a class, wherever they lie: file names, vectors' contents."""
+        """What distinguishes images of a class: names of files, contents of vectors."""
         return [path.stem for path in self.paths] if self.vectors is None else [*self.contents]
 
     def take(self, indices: NDArray[np.int64]) -> ImageSet:
@@ -142,6 +144,13 @@ class BucketStream:
     times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
     licence: str = ""  # of the images, as whoever published them says; empty where not known
     standardise: str = "none"  # of vectors: see splits.Listing
+    scenario: str = DOMAIN  # or "class" or "task": see scenarios.in_scenario
+
+    @property
+    def bucket_classes(self) -> tuple[tuple[str, ...], ...]:
+        """The classes that each bucket has training images of."""
+        found = (np.unique(bucket.train.labels).tolist() for bucket in self.buckets)
+        return tuple(tuple(self.class_names[label] for label in labels) for labels in found)
 
     @property
     def has_vectors(self) -> bool:

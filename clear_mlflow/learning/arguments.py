@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.data.scenarios import ScenarioArguments
 from clear_mlflow.data.sources import source_of, stream_name
+from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.parameters.config import parse_parameter
 from clear_mlflow.learning.parameters.values import Argument
 
@@ -60,6 +62,15 @@ def dataset_arguments(
         values["name"] = stream_name(dataset, data_root, values)
         kind(**values)  # a folder may be called as no stream can be
     return values
+
+
+def scenario_arguments(scenario: str, given: Mapping[str, Argument]) -> dict[str, Argument]:
+    """What ``scenario_args`` says, with all that it leaves out; of ``domain``, nothing."""
+    kind: Any = dataclasses.make_dataclass("Arguments", [])
+    if scenario != DOMAIN:
+        kind = ScenarioArguments
+    found = parse_arguments("scenario_args", f"scenario {scenario}", kind, given)
+    return dataclasses.asdict(found)
 
 
 def named_dataset(dataset: str, data_root: str, text: str) -> tuple[str, dict[str, Argument]]:

@@ -166,6 +166,7 @@ def measure(
     normalise = None if side is None else Normaliser(side, device)
     step = (_TEST_BATCH_OF_FEATURES if side is None else _TEST_BATCH)[device.type]
     answers, likelihoods = [], []
+    possible = None if held_out.answers is None else held_out.answers.to(device)
     not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
     with torch.inference_mode(), logits_in_float32(model):
@@ -184,8 +185,11 @@ def measure(
                 bounds = [(begin + first, begin + last) for first, last in rest]
                 continue
             del bounds[0]
-            answers.append(logits.argmax(dim=1))
             not_finite += (~torch.isfinite(logits)).sum()
+            if possible is not None:
+                tested = held_out.bucket[start + begin : start + end].to(device)
+                logits = logits.masked_fill(~possible[tested], -torch.inf)
+            answers.append(logits.argmax(dim=1))
             if probabilities:
                 likelihoods.append(logits.float().softmax(dim=1).half())
         labels = torch.cat(answers)

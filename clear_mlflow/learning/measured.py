@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
@@ -59,6 +59,8 @@ class StreamMetadata:
     features_digest: str | None = None
     num_left_out: int = 0  # damaged images
     times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
+    # Of any but domain: its name and arguments, and "classes", those that each bucket brings.
+    scenario: dict[str, Any] = field(default_factory=dict)
     licence: str = ""  # of the images; empty where it is not known
     evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept
 

@@ -12,6 +12,7 @@ from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCach
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.fetching.download import clear_folder
 from clear_mlflow.data.files import resolve_root
+from clear_mlflow.data.scenarios import in_scenario
 from clear_mlflow.data.sources import CLEAR
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -41,6 +42,7 @@ def prepare(
         protocol=config.protocol,
         split=config.split,
     )
+    stream = in_scenario(stream, config.scenario, config.scenario_args)
     training = partial(
         StreamTraining, config=config, source=stream.source, progress=progress, group=group
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -20,9 +21,9 @@ from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
-from clear_mlflow.data.stream import BucketStream, evaluation_set
+from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS
-from clear_mlflow.learning.arguments import dataset_arguments
+from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
 from clear_mlflow.learning.device import resolve_device, resolve_precision, tf32, translate_oom
 from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
@@ -83,6 +84,7 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
         precision=precision,
         strategy_args=dataclasses.asdict(arguments),
         dataset_args=of_dataset,
+        scenario_args=scenario_arguments(config.scenario, config.scenario_args),
     )
     if config.seeds != NONE:
         check_ensemble(resolved)
@@ -168,9 +170,18 @@ class StreamTraining:
             features_digest=None if self.features is None else self.features.digest,
             num_left_out=self.num_left_out,
             times=self.stream.times,
+            scenario=self._scenario,
             licence=self.stream.licence,
             evaluation_set=None if images is None else images.to_bytes(),
         )
+
+    @property
+    def _scenario(self) -> dict[str, Any]:
+        """What the record says of a scenario but that of domains."""
+        if self.stream.scenario == DOMAIN:
+            return {}
+        classes = [list(names) for names in self.stream.bucket_classes]
+        return {"name": self.stream.scenario, **self.config.scenario_args, "classes": classes}
 
     @cached_property
     def _evaluation_set(self) -> EvaluationSet | None:

@@ -209,7 +209,7 @@ def parameters_to_resume(
     asked = {**texts, **named}
     wanted = TrainConfig.resolve(asked)
     # A strategy's and a dataset's own are compared when those that are left out are known.
-    check_parameters(point, wanted, but=("strategy_args", "dataset_args"))
+    check_parameters(point, wanted, but=("strategy_args", "dataset_args", "scenario_args"))
     return asked, wanted
 
 

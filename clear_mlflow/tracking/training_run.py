@@ -320,12 +320,14 @@ def _files_of(measured: MeasuredRow) -> dict[str, bytes]:
 
 
 def _extra_of(facts: StreamMetadata) -> dict[str, JSON]:
-    """What a record says beside its numbers: features, damaged images left out, buckets' dates."""
+    """What a record says beside its numbers: features, images left out, scenario, dates."""
     extra: dict[str, JSON] = {}
     if facts.features is not None:
         extra["features"] = {"name": facts.features, "digest": facts.features_digest}
     if facts.num_left_out:
         extra["left_out"] = facts.num_left_out
+    if facts.scenario:
+        extra["scenario"] = facts.scenario
     if facts.times:
         extra[TIMES] = list(facts.times)
     return extra

@@ -103,9 +103,8 @@ def test_a_stored_model_takes_vectors_as_they_were_given(tmp_path, model, standa
 
 
 def test_widths_are_those_of_the_name():
-    layers = [
-        layer for layer in feature_model("mlp:7-5", 3, num_classes=2) if hasattr(layer, "bias")
-    ]
+    model = feature_model("mlp:7-5", 3, num_classes=2)
+    layers = [layer for layer in model.children() if hasattr(layer, "bias")]
     assert [(of.in_features, of.out_features) for of in layers] == [(3, 7), (7, 5), (5, 2)]
 
 

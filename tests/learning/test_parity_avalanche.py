@@ -16,6 +16,7 @@ from avalanche.benchmarks import tensors_benchmark
 from avalanche.training import plugins
 from avalanche.training.plugins.synaptic_intelligence import SynapticIntelligencePlugin
 from avalanche.training.supervised import Cumulative, Naive
+from plain_avalanche import LwfInEvaluation, PerImageEwc
 from strategy_runs import CLASSES, WIDTH, feature_stream, on_features, strategy_on
 from torch import nn
 
@@ -113,13 +114,6 @@ def test_cumulative(stream):
 
 
 # --- EWC
-
-
-class PerImageEwc(plugins.EWCPlugin):
-    """The gradient of each image squared, and not that of a batch's mean."""
-
-    def compute_importances(self, model, criterion, optimizer, dataset, device, batch_size, **more):
-        return super().compute_importances(model, criterion, optimizer, dataset, device, 1, **more)
 
 
 @pytest.fixture
@@ -222,14 +216,6 @@ def test_avalanches_si_holds_nothing_on_a_cpu(stream):
 
 
 # --- LwF
-
-
-class LwfInEvaluation(plugins.LwFPlugin):
-    """The teacher answers in evaluation mode."""
-
-    def after_training_exp(self, strategy, **kwargs):
-        super().after_training_exp(strategy, **kwargs)
-        self.lwf.prev_model.eval()
 
 
 def test_lwf(stream):

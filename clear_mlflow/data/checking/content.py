@@ -22,7 +22,7 @@ from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.checking.hashes import RememberedHashes
 from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
-from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.data.stream import DOMAIN, Bucket, BucketStream, ImageSet
 
 _FILES_IN_A_TASK = 32
 
@@ -74,9 +74,15 @@ def stream_of(
     )
 
 
-def stream_digest(buckets: Sequence[Bucket], class_names: Sequence[str], tested_on: str) -> str:
+def stream_digest(
+    buckets: Sequence[Bucket], class_names: Sequence[str], tested_on: str, scenario: str = DOMAIN
+) -> str:
     """The digest of buckets whose contents are hashed; see :class:`BucketStream`."""
-    return _digest(_images(buckets, class_names, tested_on))
+    digest = _digest(_images(buckets, class_names, tested_on))
+    if scenario == DOMAIN:
+        return digest
+    # Scenarios ask different questions of the same images: results are never set side by side.
+    return "sha256:" + hashlib.sha256(f"{scenario}\0{digest}".encode()).hexdigest()
 
 
 def _images(buckets: Sequence[Bucket], class_names: Sequence[str], tested_on: str) -> list[Image]:

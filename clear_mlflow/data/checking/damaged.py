@@ -59,7 +59,7 @@ def sound_stream(
     sound = dataclasses.replace(
         stream,
         buckets=buckets,
-        digest=stream_digest(buckets, stream.class_names, stream.tested_on),
+        digest=stream_digest(buckets, stream.class_names, stream.tested_on, stream.scenario),
         warnings=(*stream.warnings, *warnings),
     )
     # A set without its damaged images is another one to the cache. It is decoded now, as the others

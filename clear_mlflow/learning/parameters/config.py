@@ -18,7 +18,9 @@ from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import nearest, shown
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.features.stored import VECTORS
+from clear_mlflow.data.scenarios import SCENARIOS
 from clear_mlflow.data.sources import OF_VECTORS, SOURCES, needs_folder, stream_name
+from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.anytime.schedule import OFF, EvalInterval, parse_interval
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
@@ -145,6 +147,22 @@ class TrainConfig:
         "with seed N. auto: the released test set; in the released layout its lack is an error, in "
         "the others auto is split 0. validation: a tenth of what auto trains on, for choosing "
         "parameters; no test image is read (validation:N: a tenth of what split N trains on).",
+    )
+    scenario: str = _parameter(
+        DATA,
+        SCENARIOS,
+        default=DOMAIN,
+        help="domain: buckets of the stream's time. class: each bucket brings classes of its own; "
+        "task: likewise, and an answer is one of the tested bucket's classes.",
+    )
+    scenario_args: Mapping[str, Argument] = _parameter(
+        DATA,
+        parse_arguments,
+        default=NONE,
+        unused=lambda config: config.scenario == DOMAIN,
+        python="str | Mapping[str, object]",
+        help="Of class and task: classes_per_bucket=N,order=labels|seed:N|A:B:...,times=own|all; "
+        "see docs/datasets.md.",
     )
     features: str = _parameter(
         DATA,
@@ -371,6 +389,11 @@ class TrainConfig:
                 f"data_root is {config.data_root}, but dataset {dataset} is embedded and reads no "
                 "folder; pass the dataset that it is of"
             )
+        if config.scenario != DOMAIN and (config.protocol == "streaming" or config.seeds != NONE):
+            raise ConfigError(
+                f"scenario is {config.scenario}; its buckets are tested on held-out images, one "
+                "seed at a time: pass protocol=iid, and seed=N in the place of seeds"
+            )
         if config.protocol == "streaming" and config.split != AUTO:
             raise ConfigError(
                 f"protocol is streaming and split is {config.split}; a bucket's test set is its "
@@ -413,7 +436,8 @@ class TrainConfig:
     @property
     def stream_name(self) -> str:
         """What records, tags and runs call the dataset."""
-        return stream_name(self.dataset, self.data_root, self.dataset_args)
+        name = stream_name(self.dataset, self.data_root, self.dataset_args)
+        return name if self.scenario == DOMAIN else f"{name} ({self.scenario})"
 
     @property
     def arithmetic(self) -> str:

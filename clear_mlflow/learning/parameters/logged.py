@@ -50,6 +50,8 @@ def parameters_to_log(
         found[f"strategy/{name}"] = argument_text(value)
     for name, value in config.dataset_args.items():
         found[f"dataset/{name}"] = argument_text(value)
+    for name, value in config.scenario_args.items():
+        found[f"scenario/{name}"] = argument_text(value)
     # MLflow's page lists them in this order: what was asked for comes last.
     ordered = sorted(found.items(), key=lambda item: item[0].startswith("asked/"))
     return {name: text for name, text in ordered if name not in there}

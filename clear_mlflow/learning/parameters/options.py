@@ -15,6 +15,8 @@ class TrainOptions(TypedDict, total=False):
     dataset_args: str | Mapping[str, object]
     protocol: Literal["iid", "streaming"]
     split: int | str
+    scenario: Literal["domain", "class", "task"]
+    scenario_args: str | Mapping[str, object]
     features: str
     damaged: Literal["stop", "leave_out"]
     strategy: str

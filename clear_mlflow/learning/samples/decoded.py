@@ -15,6 +15,7 @@ from torch import Tensor
 from clear_mlflow.data.decoding.decode import DecodedImages, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
+from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.device import RngPurpose, generator, storage_device
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
@@ -63,6 +64,8 @@ class HeldOutImages:
     labels: Tensor  # (N,), int64
     bucket: Tensor  # (N,), int64: the position of each image's bucket in the stream
     counts: tuple[int, ...]  # images per bucket
+    # (T, classes), bool: what an answer to a bucket's images may be; None: any class.
+    answers: Tensor | None = None
 
     @property
     def side(self) -> int | None:
@@ -82,6 +85,7 @@ class TrainingStream(ABC):
         self.keys = tuple(bucket.key for bucket in stream.buckets)
         self.train_counts = tuple(len(bucket.train) for bucket in stream.buckets)
         self.num_classes = len(stream.class_names)
+        self._answers = _answers(stream) if stream.scenario == TASK else None
         self.device = device
         self._train_sets = tuple(bucket.train for bucket in stream.buckets)
         self._test_sets = tuple(bucket.test for bucket in stream.buckets)
@@ -123,7 +127,11 @@ class TrainingStream(ABC):
             bucket = np.repeat(np.arange(len(counts)), counts)
             home = images.device
             self._test = HeldOutImages(
-                images, torch.tensor(labels, device=home), torch.tensor(bucket, device=home), counts
+                images,
+                torch.tensor(labels, device=home),
+                torch.tensor(bucket, device=home),
+                counts,
+                self._answers,
             )
         return self._test
 
@@ -134,6 +142,13 @@ class TrainingStream(ABC):
     @abstractmethod
     def _fetch_tests(self, counts: tuple[int, ...]) -> Crops | Tensor:
         """All test images, end to end; *counts* of them in each bucket."""
+
+
+def _answers(stream: BucketStream) -> Tensor:
+    found = torch.zeros(len(stream.buckets), len(stream.class_names), dtype=torch.bool)
+    for position, bucket in enumerate(stream.buckets):
+        found[position, bucket.train.labels] = True
+    return found
 
 
 class DecodedStream(TrainingStream):

@@ -1,0 +1,171 @@
+"""Trainings on new classes, and Avalanche's class-incremental benchmark beside them.
+
+Both programs are given the same images and the same order of classes, and train on all of a bucket
+at once, as in test_parity_avalanche.py: then weights and cells agree.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks import nc_benchmark
+from avalanche.benchmarks.utils import make_tensor_classification_dataset
+from avalanche.training import plugins
+from avalanche.training.supervised import Naive
+from plain_avalanche import LwfInEvaluation, PerImageEwc
+from strategy_runs import on_features, strategy_on
+from torch import nn
+
+from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.predictions import RowPredictions
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.scenarios import in_scenario
+from clear_mlflow.learning.loop import measure
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.samples.decoded import FeatureStream
+from clear_mlflow.learning.session import check
+from clear_mlflow.learning.strategies.ewc import Ewc
+
+CPU = torch.device("cpu")
+ORDER = (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)
+EPOCHS = 4
+OPTIMISER = {"momentum": 0.8, "weight_decay": 0.01}
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def stream():
+    """The digits in five buckets of two classes, as pixels."""
+    digits = load_stream("digits", "auto", cache_dir=default_cache_dir())
+    arguments = {"order": ":".join(map(str, ORDER)), "times": "all"}
+    made = in_scenario(digits, "class", arguments)
+    features = load_features(made, "pixels", cache_dir=default_cache_dir())
+    return FeatureStream(made, features, device=CPU)
+
+
+def network(width):
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(width, 20), nn.Tanh(), nn.Linear(20, 10))
+
+
+def flat(model):
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()]).clone()
+
+
+def cells(model, stream):
+    return measure(model, stream.test(), device=CPU).correct
+
+
+def ours(stream, strategy, **changes):
+    asked = {"batch_size": "full", "epochs": str(EPOCHS), "lr": "0.05", "lr_step": "100"}
+    asked |= {"optimizer_state": "keep", "memory": "2000", "strategy": strategy}
+    model = network(stream.width)
+    made, descent = strategy_on(stream, on_features(**{**asked, **changes}), model)
+    found = []
+    for position in range(len(stream.keys)):
+        made.learn(position, descent)
+        made.after_bucket(position)
+        found.append((flat(model), cells(model, stream)))
+    return found
+
+
+def theirs(stream, plugin=None):
+    """Avalanche deals out the images itself, from one dataset of all."""
+    parts = [stream.train(position) for position in range(len(stream.keys))]
+    parts = [(part.images.clone(), part.labels.clone()) for part in parts]
+    images, labels = (torch.cat(of) for of in zip(*parts, strict=True))
+    whole = make_tensor_classification_dataset(images, labels)
+    benchmark = nc_benchmark(whole, whole, 5, task_labels=False, fixed_class_order=list(ORDER))
+    model = network(stream.width)
+    trained = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, **OPTIMISER),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=10_000,
+        train_epochs=EPOCHS,
+        plugins=[] if plugin is None else [plugin],
+        evaluator=None,
+    )
+    found = []
+    for experience in benchmark.train_stream:
+        trained.train(experience)
+        found.append((flat(model), cells(copy.deepcopy(model), stream)))
+    return found
+
+
+def apart(one, other):
+    return [(a - b).abs().max().item() for (a, _), (b, _) in zip(one, other, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "plugin"),
+    [
+        ("naive", {}, lambda: None),
+        (
+            "replay",
+            {"strategy_args": "batches=balanced"},
+            lambda: plugins.ReplayPlugin(mem_size=2000),
+        ),
+        (
+            "ewc",
+            {"strategy_args": "strength=2,images=0"},
+            lambda: PerImageEwc(ewc_lambda=1.0),
+        ),
+    ],
+)
+def test_the_same_weights_and_cells_as_nc_benchmark(stream, monkeypatch, strategy, changes, plugin):
+    if strategy == "ewc":  # theirs differentiates the likelihood of an image's true label alone
+        only = lambda _, batch: (batch.labels[:, None], torch.ones(len(batch.labels), 1))  # noqa: E731
+        monkeypatch.setattr(Ewc, "_labels", only)
+    held, expected = ours(stream, strategy, **changes), theirs(stream, plugin())
+    assert max(apart(held, expected)) < TOLERANCE
+    assert [row for _, row in held] == [row for _, row in expected]
+    assert held[-1][1][0] < held[0][1][0]  # of the first classes something is forgotten
+
+
+def test_lwf_distils_classes_that_did_not_come_yet(stream):
+    """Avalanche's LwF distils the classes seen so far alone: the same in the first two buckets."""
+    held = ours(stream, "lwf", strategy_args="strength=1,temperature=2")
+    other = theirs(stream, LwfInEvaluation(alpha=1, temperature=2))
+    first, second, *_ = apart(held, other)
+    assert first < TOLERANCE < second
+
+
+def test_the_first_bucket_alone_is_answered_after_it(stream):
+    """Nothing of a class that did not come is answered right; the row is measured all the same."""
+    (_, first), *_, (_, last) = ours(stream, "naive", epochs="30")
+    assert first[0] > 0
+    assert sum(first[1:]) == 0
+    assert last[-1] > last[0]
+
+
+@pytest.mark.parametrize("strategy", ["naive", "replay", "lwf", "ewc", "derpp"])
+def test_answers_of_a_task_are_its_classes(tmp_path, strategy):
+    """Of both scenarios the training is the same; of tasks, answers are of the tested bucket."""
+    rows = {}
+    for scenario in ("class", "task"):
+        asked = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}
+        asked |= {"strategy": strategy, "epochs": "3", "lr_step": "2", "lr": "0.1", "memory": "50"}
+        made = prepare(check(TrainConfig.resolve({**asked, "device": "cpu"})), TrainingProgress())
+        assert made.facts.scenario == {
+            "name": scenario,
+            "classes_per_bucket": 2,
+            "order": "labels",
+            "times": "all",
+            "classes": [["0", "1"], ["2", "3"], ["4", "5"], ["6", "7"], ["8", "9"]],
+        }
+        *_, last = made.rows()
+        file = tmp_path / "row_005.safetensors"
+        file.write_bytes(last.predictions)
+        rows[scenario] = RowPredictions.load(file).labels
+    truth = np.concatenate([bucket.test.labels for bucket in made.stream.buckets])
+    assert (rows["task"] // 2 == truth // 2).all()
+    inside = rows["class"] // 2 == truth // 2
+    assert (rows["class"] == rows["task"])[inside].all()
+    assert (rows["task"] == truth).mean() > (rows["class"] == truth).mean()

@@ -1,0 +1,131 @@
+"""Streams of new classes made of streams of time: the same images, each where it belongs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.data import listing_of_vectors
+from clear_mlflow.data.checking.content import stream_of
+from clear_mlflow.data.scenarios import in_scenario
+from clear_mlflow.learning.parameters.config import TrainConfig
+
+NAMES = tuple("abcdefg")
+YEARS = ("2004", "2005", "2006", "2007")
+
+
+def made(*, without=(), split="2"):
+    """Ten vectors of each class in each year, but of the pairs *without*."""
+    draws, rows = np.random.default_rng(0), []
+    for year in YEARS:
+        for name in NAMES:
+            rows += [(name, year)] * (0 if (name, year) in without else 10)
+    names, years = zip(*rows, strict=True)
+    listing = listing_of_vectors(draws.normal(size=(len(rows), 3)), names, years)
+    return stream_of(listing, name="made", split=split)
+
+
+def contents(stream, split):
+    found = {}
+    for bucket in stream.buckets:
+        images = getattr(bucket, split)
+        found |= zip(images.contents, images.labels.tolist(), strict=True)
+    return found
+
+
+def sides(stream):
+    return [(b.key, sorted(b.train.contents), sorted(b.test.contents)) for b in stream.buckets]
+
+
+def test_domain_is_the_stream_itself():
+    stream = made()
+    assert in_scenario(stream, "domain") is stream
+
+
+def test_each_bucket_brings_classes_of_its_own():
+    """The last what is left; every image of all times keeps its label and its side of the split."""
+    stream = made()
+    found = in_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
+    assert found.bucket_classes == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
+    assert [b.key for b in found.buckets] == ["1", "2", "3", "4"]
+    assert (found.name, found.class_names, found.times) == ("made (class)", NAMES, ())
+    for split in ("train", "test"):
+        assert contents(found, split) == contents(stream, split)
+    for bucket, classes in zip(found.buckets, found.bucket_classes, strict=True):
+        assert {found.class_names[label] for label in bucket.test.labels} == set(classes)
+        for content, vector in zip(bucket.test.contents, bucket.test.vectors[:], strict=True):
+            where = next(b.test for b in stream.buckets if content in b.test.contents)
+            assert where.vectors[:][where.contents.index(content)].tolist() == vector.tolist()
+
+
+def test_in_the_streams_own_time_new_classes_come_with_drift():
+    """Half of the classes in the first half of the time, and the others in the second."""
+    stream = made()
+    found = in_scenario(stream, "class", {"classes_per_bucket": 4})
+    assert found.times == ("2004-01-01", "2006-01-01")
+    for bucket, years, classes in zip(
+        found.buckets, (stream.buckets[:2], stream.buckets[2:]), ("abcd", "efg"), strict=True
+    ):
+        expected = {
+            content
+            for year in years
+            for content, label in zip(year.train.contents, year.train.labels, strict=True)
+            if NAMES[label] in classes
+        }
+        assert set(bucket.train.contents) == expected
+
+
+def test_an_order_is_said_or_drawn():
+    stream = made()
+    said = in_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
+    assert said.bucket_classes[0] == ("f", "g")
+    one, again, other = (
+        in_scenario(stream, "class", {"order": f"seed:{seed}", "times": "all"})
+        for seed in (1, 1, 2)
+    )
+    assert sides(one) == sides(again) != sides(other)
+
+
+def test_scenarios_and_orders_are_data_of_their_own():
+    """Of task and class the images are the same, and the digest is not: nothing mixes them."""
+    stream = made()
+    found = [
+        in_scenario(stream, scenario, {"times": "all", "order": order})
+        for scenario in ("class", "task")
+        for order in ("labels", "seed:1")
+    ]
+    assert len({s.digest for s in (stream, *found)}) == 5
+    assert sides(found[0]) == sides(found[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"classes_per_bucket": 0}, "expected at least 1"),
+        ({"times": "some"}, "own or all"),
+        ({"order": "a:b"}, "expected labels, seed:N, or all of a, b, c, d, e, f, g"),
+        ({"order": "a:a:b:c:d:e:f"}, "each once"),
+        ({"classes_per_bucket": 7}, "makes 1 buckets of the 7 classes"),
+        ({"classes_per_bucket": 1}, "makes 7 buckets of the 7 classes"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_one_line(arguments, told):
+    with pytest.raises(ConfigError, match=told):
+        in_scenario(made(), "class", arguments)
+
+
+def test_a_class_that_is_not_there_in_its_time_is_one_line():
+    stream = made(without={("a", "2004"), ("b", "2004")})
+    with pytest.raises(DataError, match="has 0 training and 0 test images of a, b"):
+        in_scenario(stream, "class", {"classes_per_bucket": 2})
+
+
+@pytest.mark.parametrize("changes", [{"protocol": "streaming"}, {"seeds": "0,1"}])
+def test_what_does_not_go_with_new_classes_is_refused(changes):
+    with pytest.raises(ConfigError, match="its buckets are tested on held-out images"):
+        TrainConfig.resolve({"scenario": "class", "features": "pixels", **changes})
+
+
+def test_runs_are_called_as_their_scenario():
+    assert TrainConfig.resolve({"scenario": "task"}).stream_name == "digits (task)"
