@@ -11,12 +11,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 
 import pytest
 from file_server import Hub, serving
+from forked import ForkedPython, run_forked
 from released_layout import write_released
 
 from clear_mlflow.data.fetching.download import RELEASES, WORK_FOLDER
@@ -64,12 +64,12 @@ def begin(project, experiment_id, hub, archives, tmp_path):
     md5s = [hashlib.md5(content).hexdigest() for content in archives.values()]
     (patched / "sitecustomize.py").write_text(PATCH.format(md5s=md5s))
 
-    def begin(**environment: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "mlflow", "run", ".", "--env-manager", "local"]
+    def begin(**environment: str) -> ForkedPython:
         asked = [word for given in ("dataset=clear10", *SHORT) for word in ("-P", given)]
         begun.append(
-            subprocess.Popen(
-                [*command, *asked, "--experiment-name", "test"],
+            ForkedPython(
+                *("-m", "mlflow", "run", ".", "--env-manager", "local"),
+                *(*asked, "--experiment-name", "test"),
                 cwd=project,
                 env={
                     **os.environ,
@@ -81,7 +81,6 @@ def begin(project, experiment_id, hub, archives, tmp_path):
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
                 start_new_session=True,
             )
         )
@@ -93,13 +92,13 @@ def begin(project, experiment_id, hub, archives, tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def finished(process: subprocess.Popen) -> str:
+def finished(process: ForkedPython) -> str:
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     return output
 
 
-def the_error(process: subprocess.Popen) -> str:
+def the_error(process: ForkedPython) -> str:
     output, _ = process.communicate(timeout=240)
     assert process.returncode != 0
     (line,) = (line for line in output.splitlines() if line.startswith("error: "))
@@ -133,12 +132,9 @@ def test_killed_while_downloading_and_run_again(
 
     hub.asked.clear()
     for arguments in (["download", "clear10"], ["check", "clear10"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "clear_mlflow", "data", *arguments],
+        done = run_forked(
+            *("data", *arguments),
             env={**os.environ, "CLEAR_MLFLOW_DATA": str(tmp_path / "data"), "HF_HUB_OFFLINE": "1"},
-            text=True,
-            capture_output=True,
-            check=False,
         )
         # Its marker has the small archives' checksums, which are not the authors'.
         expected = "holds another dataset" if "download" in arguments else "nothing is wrong"

@@ -27,7 +27,6 @@ from servers import tracking_server
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.cli import main
-from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.sender import UnsentError
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
@@ -212,7 +211,7 @@ STUTTERS = [
 ]
 
 
-@pytest.mark.parametrize(("number", "part"), [(2, ""), (3, ""), (2, "/rows/row_")])
+@pytest.mark.parametrize(("number", "part"), [(3, ""), (2, "/rows/row_")])
 def test_a_server_that_stutters_gets_every_row_once(
     server, proxy, tmp_path, monkeypatch, number, part
 ):
@@ -270,59 +269,6 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
     assert summary == summarize(EXPECTED)
     assert not journal.exists()
     assert sync().output == "nothing waits for a store\n"
-
-
-def test_a_sync_that_is_cut_off_is_continued(server, proxy, tmp_path):
-    """The server goes away again after one file: the rest waits, and is told."""
-    journal = left_behind(proxy, tmp_path)
-    before = len(list(journal.glob("0*")))
-    proxy.up()
-    proxy.plan = lambda method, path: Fault("drop") if "row_003" in path else None
-    result = sync(journal)
-    assert result.exit_code == 2
-    assert "row_003.json" in result.output
-    assert 0 < len(list(journal.glob("0*"))) < before
-    proxy.plan = lambda method, path: None
-    assert sync(journal).exit_code == 0
-    direct, (run,) = runs_of(server, tmp_path)
-    check_whole(direct, run.info.run_id)
-    assert run.info.status == "FINISHED"
-
-
-def test_a_run_that_could_not_be_closed_is_closed_by_sync(server, proxy, tmp_path, capsys):
-    """The server goes away after it took the last row: nothing waits but the run's end."""
-
-    def lose():
-        wait_until(lambda: not list(journals(tmp_path)[0].glob("0*")), LONG)
-        proxy.down()
-
-    with pytest.raises(TrackingError, match="cannot read run"):
-        train_in_process(preflight(), Events(FOUR_BUCKETS, before={5: lose}), ASKED)
-    (journal,) = journals(tmp_path)
-    assert f"clear-mlflow sync {journal}" in capsys.readouterr().err
-    proxy.up()
-    assert "0 sent; scored, FINISHED" in sync().output
-    direct, (run,) = runs_of(server, tmp_path)
-    check_whole(direct, run.info.run_id)
-    assert run.info.status == "FINISHED"
-
-
-def test_the_true_end_is_kept(server, proxy, tmp_path):
-    """A training that diverged while the server was away is closed by sync as what it was."""
-    training = Events(
-        FOUR_BUCKETS[:4], ends_with=DivergedError("the loss is nan"), before={2: proxy.down}
-    )
-    with pytest.raises(UnsentError) as told:
-        train_in_process(preflight(), training, ASKED)
-    assert isinstance(told.value.__cause__, DivergedError)
-    proxy.up()
-    assert sync().exit_code == 0
-    direct, (run,) = runs_of(server, tmp_path)
-    check_whole(direct, run.info.run_id, FOUR_BUCKETS[:4])
-    assert run.info.status == "FAILED"
-    assert run.data.tags[names.ERROR_TAG] == "the loss is nan"
-    assert run.data.tags[names.DIVERGED_TAG] == "true"
-    assert run.data.tags[names.ROWS_TAG] == "partial"
 
 
 def test_a_server_that_is_silent_holds_training_up_for_seconds(

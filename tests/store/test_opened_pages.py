@@ -1,15 +1,14 @@
 """What ``clear-mlflow open`` opens: a run's best page, and a leaderboard beside others' views."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 
 import pytest
 from click.testing import CliRunner
+from forked import Forked
 from stored_runs import stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
@@ -189,8 +188,7 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment
     """The printed address answers; Ctrl-C, or a closed terminal, ends server and command."""
     run = stored_run(store, experiment_id)
     score(store, run.info.run_id)
-    command = [sys.executable, "-m", "clear_mlflow", "open", run.info.run_id, "--browser", "no"]
-    opened = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    opened = Forked("open", run.info.run_id, "--browser", "no", stdout=subprocess.PIPE)
     try:
         address = opened.stdout.readline().strip()
         assert address.endswith("/artifacts/report.html?workflowType=machine_learning")

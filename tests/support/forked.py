@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 from setproctitle import setproctitle
 
 PROGRAM = "clear_mlflow"
@@ -133,7 +134,10 @@ class _ForkedToo(_Popen):
         if words[:2] == ["bash", "-c"]:  # mlflow run
             options.pop("close_fds")
             words = [sys.executable, *shlex.split(words[2])[1:]]
-        if words[:2] == [sys.executable, "-m"] and words[2].startswith(PROGRAM):
+        if words[:1] == [PROGRAM.replace("_", "-")]:
+            words = [sys.executable, "-m", PROGRAM, *words[1:]]
+        is_module = words[:2] == [sys.executable, "-m"]
+        if is_module and words[2].partition(".")[0] in (PROGRAM, "mlflow"):
             return ForkedPython(*words[1:], **options)
         return super().__new__(cls)
 
@@ -164,6 +168,14 @@ class Forked(ForkedPython):
 
     def __init__(self, *arguments: str, **options: Any) -> None:
         super().__init__("-m", PROGRAM, *arguments, **options)
+
+
+def training_of(process: subprocess.Popen) -> psutil.Process:
+    """The process that trains below a command."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if f"{PROGRAM}.process.child" in " ".join(child.cmdline()):
+            return child
+    raise AssertionError("no training process")
 
 
 def run_forked(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -250,6 +262,10 @@ def _run(
     sys.path[0] = str(Path(words[0]).resolve().parent) if is_file else cwd
     sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     code = 0
+    for folder in sys.path:
+        if (custom := Path(folder, "sitecustomize.py")).is_file():
+            runpy.run_path(str(custom))
+            break
     try:
         if words[0] == "-m":
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)

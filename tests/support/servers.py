@@ -22,7 +22,7 @@ from typing import Any
 
 import boto3
 import psycopg2
-from forked import ForkedPython
+from forked import ForkedPython, run_python
 from moto.server import ThreadedMotoServer
 from ports import free_port
 
@@ -39,15 +39,25 @@ class Postgres:
     def connect(self, database: str = "postgres"):
         return psycopg2.connect(host=str(self.folder), user="postgres", dbname=database)
 
-    def create(self, database: str) -> str:
-        """Make a database; give the URI that MLflow takes."""
+    def uri(self, database: str) -> str:
+        """As MLflow takes it; SQLAlchemy 2.1 would take psycopg where no driver is named."""
+        return f"postgresql+psycopg2://postgres@/{database}?host={self.folder}"
+
+    def create(self, database: str, like: str = "template1") -> str:
+        """Make a database; give its URI."""
         connection = self.connect()
         connection.autocommit = True
         with connection.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {database}")
+            cursor.execute(f"CREATE DATABASE {database} TEMPLATE {like}")
         connection.close()
-        # The driver by its name: without one, SQLAlchemy 2.1 takes psycopg, older ones psycopg2.
-        return f"postgresql+psycopg2://postgres@/{database}?host={self.folder}"
+        return self.uri(database)
+
+    def set_up(self, first: str, *others: str) -> None:
+        """Make databases with MLflow's tables; making these takes long."""
+        ask = f"import mlflow; mlflow.MlflowClient({self.create(first)!r}).search_experiments()"
+        run_python("-c", ask, check=True)
+        for other in others:
+            self.create(other, like=first)
 
     def rows(self, database: str, query: str) -> list[tuple[object, ...]]:
         """What a database itself says, with no MLflow between."""

@@ -26,7 +26,7 @@ def wait_for_row(client, experiment_id, row, process, run_id=None, seconds=240):
         if runs and (rows_folder(runs[0]) / f"row_{row:03}.json").exists():
             return runs[0]
         assert process.poll() is None, process.stdout.read()
-        time.sleep(0.02)
+        time.sleep(0.05)
     raise AssertionError(f"row {row} was not stored within {seconds} s")
 
 
