@@ -36,20 +36,23 @@ for _signal, _usual in (
 # others, none of them is left to the end.
 _LONGEST = (
     "test_examples.py",
+    "test_sweep.py",
+    "test_end_to_end.py",
     "test_distributed.py",
     "test_real_servers.py",
-    "test_end_to_end.py",
     "test_resume.py",
-    "test_readme.py",
-    "test_sweep.py",
-    "test_on_ray.py",
     "test_outages.py",
-    "test_faults.py",
-    "test_api_types.py",
+    "test_readme.py",
     "test_docs.py",
+    "test_clusters.py",
+    "test_preloaded.py",
+    "test_faults.py",
+    "test_notebook.py",
+    "test_power_cut.py",
+    "test_clear10_command.py",
+    "test_logged_models.py",
     "test_fuzz.py",
 )
-
 
 _MOST_WORKERS = 8  # each holds torch and MLflow, and starts a process that does
 

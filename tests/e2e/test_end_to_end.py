@@ -205,16 +205,6 @@ def listens(process):
     return False
 
 
-def test_store_that_takes_no_artifacts_is_told(project, store):
-    """An artifact root whose plugin is not installed: one line, and the run FAILED."""
-    store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
-    done = clear_mlflow("train", cwd=project, experiment="elsewhere")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    elsewhere = store.get_experiment_by_name("elsewhere").experiment_id
-    assert [run.info.status for run in store.search_runs([elsewhere])] in (["FAILED"], [])
-
-
 def test_options_go_before_a_configuration_file(
     project, store, experiment_id, short_stream, tmp_path
 ):
@@ -301,29 +291,3 @@ def test_a_training_that_diverges_keeps_its_rows_and_says_so(
     assert run.info.status == "FAILED"
     assert run.data.tags[names.DIVERGED_TAG] == "true"
     assert (rows_folder(run) / "row_000.json").is_file()
-
-
-def test_evaluate_says_what_is_wrong_with_which_run(project, store, experiment_id):
-    """One line and exit code 2 for each run that cannot be scored, and for no choice of runs."""
-    empty = store.create_run(experiment_id).info.run_id
-    for arguments, told in [
-        (["--run-id", f"{'0' * 32},{empty}"], ["no such run", "holds no rows"]),
-        (["--experiment", "nowhere"], ["no experiment has the name or id 'nowhere'"]),
-        ([], ["no runs are chosen"]),
-        (["--run-id", empty, "--experiment", "test"], ["give run ids alone"]),
-    ]:
-        done = clear_mlflow("evaluate", *arguments, cwd=project)
-        assert done.returncode == 2
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert len(errors) == len(told)
-        for line, words in zip(errors, told, strict=True):
-            assert words in line
-
-
-def test_unreachable_server_is_told_before_training(project, store):
-    """Within seconds, with the address, and before data is read."""
-    nobody = environment(MLFLOW_TRACKING_URI="http://127.0.0.1:9")
-    done = run_forked("train", env=nobody, cwd=project, timeout=60)
-    assert done.returncode == 2
-    assert "http://127.0.0.1:9" in done.stderr
-    assert "Traceback" not in done.stderr

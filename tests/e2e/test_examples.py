@@ -53,6 +53,10 @@ def folder(empty_store, tmp_path_factory):
     return folder
 
 
+# In place of our program, in bash: say what would be called.
+SAYING = {"BASH_FUNC_clear-mlflow%%": '() { printf "%q " clear-mlflow "$@"; echo; }'}
+
+
 def run(command, folder):
     command = SHORTER.get(command, command).replace("DIR", str(folder / "data"))
     done = run_shell(
@@ -61,12 +65,15 @@ def run(command, folder):
         env=environment(
             MLFLOW_TRACKING_URI=f"sqlite:///{folder / 'mlflow.db'}",
             MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING="false",
-            **({} if "clear10" in command else {"MLFLOW_EXPERIMENT_NAME": "test"}),
+            MLFLOW_EXPERIMENT_NAME="clear10" if "clear10" in command else "test",
+            **SAYING,
         ),
         timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    if "bash" not in command:
+        return done.stdout
+    return "".join(run(line, folder) for line in done.stdout.splitlines())
 
 
 def test_the_page_lists_every_example():

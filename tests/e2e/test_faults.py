@@ -1,13 +1,15 @@
 """Trainings that are killed, suspended, cut off or out of disk at random moments lose nothing."""
 
+import os
+
 from faults import strike_and_take_over
 
-TIMES = 4
-SEED = 6
+TIMES = int(os.environ.get("FAULTS", "4"))
+SEED = int(os.environ.get("FAULTS_SEED", "6"))
 
 
 def test_of_several_processes_on_a_run_one_stores(empty_store, tmp_path):
-    """Struck, taken over by another machine, woken; ``faults.py --times 100`` does more.
+    """Struck, taken over by another machine, woken; ``FAULTS=100`` does more.
 
     Every row that was measured is stored once and stays; every point of every metric is there once;
     who lost the run says so and ends with 2.
@@ -16,4 +18,5 @@ def test_of_several_processes_on_a_run_one_stores(empty_store, tmp_path):
     struck = [found.did[what] for what in ("suspend", "cut_off", "fill", "kill")]
     assert sum(struck) >= TIMES, found.did
     assert found.did["lost the run: one line, exit code 2"] >= 1, found.did
+    print(f"{found.rows} rows, seed {SEED}: {dict(found.did)}")
     assert (found.lost, found.doubled, found.overwritten, found.wrong) == ([], [], [], [])

@@ -24,6 +24,7 @@ from feature_streams import training as features_training
 from forked import Forked
 from mlflow import MlflowClient
 from servers import tracking_server
+from short_stream import BUCKETS, SLOWLY, options
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.cli import main
@@ -380,10 +381,10 @@ def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
     assert journals(tmp_path) == []
 
 
-def test_the_command_says_where_the_rows_are(server, proxy, tmp_path):
+def test_the_command_says_where_the_rows_are(server, proxy, short_stream, tmp_path):
     """clear-mlflow train ends with 2 and the command that sends them; after it, all is as ever."""
     process = Forked(
-        *("train", "--epochs", "1", "--device", "cpu"),
+        *("train", *options({**short_stream, **SLOWLY})),
         env={**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -402,30 +403,29 @@ def test_the_command_says_where_the_rows_are(server, proxy, tmp_path):
     direct, (run,) = runs_of(server, tmp_path)
     assert run.info.status == "FINISHED"
     assert run.data.tags[names.ROWS_TAG] == "complete"
-    assert len(rows_in(direct, run.info.run_id)) == 11
+    assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1
 
 
-def test_a_sweep_outlasts_an_outage(server, proxy, tmp_path, monkeypatch):
+def test_a_sweep_outlasts_an_outage(server, proxy, short_stream, tmp_path, monkeypatch):
     """The run under way keeps its rows, the next one is opened when the server is there again."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "60")
     grid = tmp_path / "sweep.yaml"
-    quick = {"features": "pixels", "predictions": "none", "strategy": "naive", "device": "cpu"}
-    content = {"fixed": quick, "runs": [{"epochs": "80"}, {"epochs": "1"}]}
+    content = {"fixed": {**short_stream, **SLOWLY}, "runs": [{"epochs": "150"}, {"epochs": "1"}]}
     grid.write_text(json.dumps(content))  # JSON is YAML
     process = Forked("sweep", "--grid", str(grid), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until(lambda: len(requests_of_rows(proxy)) >= 2 or process.poll() is not None, LONG)
     proxy.down()
     # Until the run under way has measured its last row, which waits as all before it.
-    wait_until(lambda: bool(list((tmp_path / "cache" / "unsent").glob("*/*row_010.json"))), LONG)
+    wait_until(lambda: bool(list((tmp_path / "cache" / "unsent").glob("*/*row_004.json"))), LONG)
     assert process.poll() is None
     proxy.up()
     output, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0, output
     direct, runs = runs_of(server, tmp_path)
     trained = [run for run in runs if run.data.tags[names.KIND_TAG] == names.KIND_TRAIN]
-    assert sorted(run.data.params["epochs"] for run in trained) == ["1", "80"]
+    assert sorted(run.data.params["epochs"] for run in trained) == ["1", "150"]
     for run in trained:
         assert run.info.status == "FINISHED"
-        assert len(rows_in(direct, run.info.run_id)) == 11
+        assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1
     assert Counter(run.info.status for run in runs) == {"FINISHED": 4}  # the sweep, the comparison
     assert journals(tmp_path) == []

@@ -184,8 +184,11 @@ def test_a_port_of_another_program_is_refused_at_once(store, experiment_id):
 
 
 @pytest.mark.parametrize("stopped_by", [signal.SIGINT, signal.SIGHUP])
-def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id, stopped_by):
+def test_a_store_without_a_server_gets_one_until_it_is_stopped(
+    store, experiment_id, monkeypatch, stopped_by
+):
     """The printed address answers; Ctrl-C, or a closed terminal, ends server and command."""
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # processes that nobody asks
     run = stored_run(store, experiment_id)
     score(store, run.info.run_id)
     opened = Forked("open", run.info.run_id, "--browser", "no", stdout=subprocess.PIPE)

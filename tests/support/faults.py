@@ -6,12 +6,9 @@ while it trains. All spans of time are hundredths of the program's own.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import errno
 import faulthandler
-import json
-import math
 import multiprocessing
 import os
 import random
@@ -405,21 +402,16 @@ def _printed(text: str) -> bool:
     return printed == row(printed.row) and "takes no more" in text
 
 
-def strike_and_take_over(
-    folder: Path, database: Path, *, times: int, seed: int, seconds: float = math.inf
-) -> Found:
-    """Do it so many times, each with a run of its own; begin none after so many seconds."""
+def strike_and_take_over(folder: Path, database: Path, *, times: int, seed: int) -> Found:
+    """Do it so many times, each with a run of its own."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["faults"])
-    until = time.monotonic() + seconds
 
     def trial(number: int) -> Found:
-        found = Found()
-        if time.monotonic() < until:
-            found.did["runs"] += 1
-            at = folder / str(number)
-            at.mkdir()
-            Trial(at, database, random.Random(f"{seed} {number}"), found).go()
-            shutil.rmtree(at)
+        found = Found(Counter(runs=1))
+        at = folder / str(number)
+        at.mkdir()
+        Trial(at, database, random.Random(f"{seed} {number}"), found).go()
+        shutil.rmtree(at)
         return found
 
     total = Found()
@@ -427,29 +419,3 @@ def strike_and_take_over(
         for found in pool.map(trial, range(times)):
             total += found
     return total
-
-
-def main() -> None:
-    """Do it as often as asked for, and say what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after these")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        database = Path(folder, "empty.db")
-        MlflowClient(f"sqlite:///{database}").search_experiments()
-        found = strike_and_take_over(
-            Path(folder), database, times=asked.times, seed=asked.seed, seconds=asked.seconds
-        )
-    print(json.dumps(found.did, indent=1, sort_keys=True))
-    wrong = {what: getattr(found, what) for what in ("lost", "doubled", "overwritten", "wrong")}
-    for what, lines in {"rows": [found.rows], **wrong}.items():
-        print(f"{what}: {len(lines)}", *lines[:5], sep="\n  ")
-    sys.exit(1 if any(wrong.values()) else 0)
-
-
-if __name__ == "__main__":
-    import faults  # the functions that are started have to be importable by name
-
-    faults.main()
