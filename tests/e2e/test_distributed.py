@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from distributed_worker import results
-from forked import ForkedPython, run_python, run_shell, training_of
+from forked import ForkedPython, run_python, run_shell
 from ports import free_port
 from short_stream import SLOWLY, options
 from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
@@ -155,9 +156,22 @@ def test_several_processes_give_the_matrix_of_one(by_processes, size, case):
                 )
 
 
-TORCHRUN = (*("torch.distributed.run", "--standalone", "--nproc-per-node", "2"), "-m")
-TORCHRUN += ("clear_mlflow", "train")
-OURS = ("clear_mlflow", "train-distributed", "--processes", "2")
+def start(project, *command):
+    """A launcher as a user starts it; of ours only itself is signalled, and all may be forked."""
+    # Rank 0 looks into the environments of the others, which of forked ones says nothing.
+    start = ForkedPython if command[0] == "-m" else partial(subprocess.Popen, text=True)
+    return start(
+        *(command if command[0] == "-m" else [command]),
+        env=environment(MLFLOW_EXPERIMENT_NAME="test"),
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "clear_mlflow", "train")
+OURS = ("-m", "clear_mlflow", "train-distributed", "--processes", "2")
 
 
 def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
@@ -182,23 +196,20 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     np.testing.assert_array_equal(matrix.values, alone[1:])
 
 
-def rank_1(process):
-    """The process of rank 1, which keeps no arithmetic and was started second."""
-    found = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "-m clear_mlflow train" in " ".join(child.cmdline())
-        and os.getsid(child.pid) == child.pid
-    ]
-    return sorted(found, key=psutil.Process.create_time)[-1]
+def rank_1(process, module):
+    """Of the processes of rank 1, the one that keeps no arithmetic, or the one that trains."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if child.environ().get("RANK") == "1" and module in " ".join(child.cmdline()):
+            return child
+    raise AssertionError(f"rank 1 does not run {module}")
 
 
 def kill_process_of_rank_1(process):
-    rank_1(process).kill()
+    rank_1(process, "clear_mlflow train").kill()
 
 
 def kill_training_of_rank_1(process):
-    training_of(rank_1(process)).kill()
+    rank_1(process, "clear_mlflow.process.child").kill()
 
 
 def interrupt(process):
@@ -228,14 +239,7 @@ def test_run_of_several_is_scored_and_closed(
 ):
     """Whichever process dies or is told to stop: rows are kept, and no process stays behind."""
     asked = {**short_stream, **SLOWLY, "epochs": "150", "batch_size": "2", "device": "cpu"}
-    process = ForkedPython(
-        *("-m", *launcher, *options(asked)),
-        env=environment(MLFLOW_EXPERIMENT_NAME="test"),
-        cwd=project,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    process = start(project, *launcher, *options(asked))
     until = time.monotonic() + LONG
     while not ((runs := store.search_runs([experiment_id])) and row_is_stored(runs[0], 1)):
         assert process.poll() is None, process.communicate()[0]
