@@ -271,17 +271,6 @@ def test_a_comparison_has_their_metrics(store, finished):
     assert {n: unscored.groups[0].metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
 
 
-def test_a_comparison_says_once_why_tests_are_not_used(store, finished):
-    """The run is compared by its rows."""
-    (folder_of(finished) / FILES[0]).write_text("{}")
-    store.delete_tag(finished.info.run_id, names.ANYTIME_SCORED_TAG)
-    comparison = comparison_of(store, [store.get_run(finished.info.run_id)])
-    (line,) = (text for text in comparison.warnings if "Tests inside" in text)
-    assert line.startswith("Tests inside buckets of naive")
-    assert FILES[0] in line
-    assert "clear/in_domain_accuracy" in comparison.groups[0].metrics
-
-
 def test_the_live_page_of_a_run_draws_its_tests(store, finished):
     """Also those inside the bucket in training; a page that is followed knows of each."""
     run_id = finished.info.run_id

@@ -75,17 +75,6 @@ def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, experiment_i
     assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
 
 
-def test_dry_run_writes_nothing(store, experiment_id):
-    """It says what it would do."""
-    run = stored_run(store, experiment_id)
-    before = everything(store, run.info.run_id)
-    (verdict,) = run_evaluate(store, run.info.run_id, dry_run=True)
-    assert verdict.action == "scored"
-    assert "4 of 4 rows; would write" in verdict.detail
-    assert "the reports, the page, the tags" in verdict.detail
-    assert everything(store, run.info.run_id) == before
-
-
 @pytest.mark.parametrize("alive", [True, False])
 def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
     """A run that trains now is left alone; one whose process is gone is scored and closed."""

@@ -1,4 +1,4 @@
-"""Training on stored features: against a literal twin, to the bit, and as a user runs it."""
+"""Training on stored features: to the bit, and as a user runs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from feature_files import KIND, write_released_features
-from feature_streams import CLASSES, WIDTH, config, made_up, rows_of, trained, training
+from feature_streams import config, made_up, rows_of, trained, training
 from released_layout import write_released
 
 from clear_mlflow.core.errors import ConfigError
@@ -19,53 +19,6 @@ from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.tracking.in_process import train_in_process
-
-
-def literal_matrix(settings, *, cumulative=False):
-    """Softmax regression by plain gradient descent on all images at once, written out in numpy."""
-    stream, features = made_up()
-    weights = np.zeros((CLASSES, WIDTH))
-    bias = np.zeros(CLASSES)
-    matrix = []
-
-    def test():
-        matrix.append(
-            tuple(
-                int(((rows @ weights.T + bias).argmax(axis=1) == bucket.test.labels).sum())
-                for bucket, rows in zip(stream.buckets, features.test, strict=True)
-            )
-        )
-
-    test()
-    for i, bucket in enumerate(stream.buckets):
-        rows = features.train[i].astype(np.float64)
-        labels = bucket.train.labels
-        if cumulative:
-            rows = np.concatenate(features.train[: i + 1]).astype(np.float64)
-            labels = np.concatenate([b.train.labels for b in stream.buckets[: i + 1]])
-        speed_w, speed_b = np.zeros_like(weights), np.zeros_like(bias)
-        for epoch in range(settings.epochs):
-            lr = settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
-            logits = rows @ weights.T + bias
-            probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-            wrong = (probabilities - np.eye(CLASSES)[labels]) / len(labels)
-            speed_w = settings.momentum * speed_w + wrong.T @ rows + settings.weight_decay * weights
-            speed_b = settings.momentum * speed_b + wrong.sum(axis=0) + settings.weight_decay * bias
-            weights = weights - lr * speed_w
-            bias = bias - lr * speed_b
-        test()
-    return matrix
-
-
-@pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])
-def test_rows_are_those_of_a_literal_twin(strategy):
-    """Cell for cell; a replay buffer that holds everything is cumulative."""
-    settings = config(strategy=strategy, batch_size=10_000, weight_decay=0.01, memory=10_000)
-    expected = literal_matrix(settings, cumulative=strategy != "naive")
-    assert rows_of(settings) == expected
-    assert expected[1] != expected[3], "the twin learns"
-    rows = training(settings).rows()
-    assert all(measured.row.num_instances == (20, 9, 13) for measured in rows)
 
 
 @pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])

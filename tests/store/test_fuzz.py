@@ -14,7 +14,6 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.core.record import assemble, row_index
 from clear_mlflow.core.text import one_line
 from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, new_array
 from clear_mlflow.data.features.torch_files import load_torch_file
@@ -46,10 +44,6 @@ from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults, parse_parameter
 from clear_mlflow.learning.parameters.logged import read_config_file
-from clear_mlflow.scoring.plan import _read_versions
-from clear_mlflow.store import heartbeat as liveness
-from clear_mlflow.store import names
-from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag
 from clear_mlflow.store.rows import parse_rows
 from clear_mlflow.store.states import Manifest
 
@@ -147,30 +141,6 @@ def test_rows(data):
         told = [math.nan if value is None else value for value in said["accuracy"]]
         assert np.array_equal(record.row.cells, told, equal_nan=True)
     assert parse_rows({name: record.to_json().encode()})[name] == record
-
-
-@fuzz(200)
-@given(ANY)
-def test_sets_of_rows(data):
-    """Every cell of an accepted matrix is one row's, or is empty."""
-    good = {name: json.loads(text) for name, text in row_texts().items()}
-    chosen = data.draw(st.lists(st.sampled_from(sorted(good)), min_size=1, unique=True))
-    files_of = {name: json.dumps(good[name]).encode() for name in chosen}
-    if data.draw(st.booleans()):
-        name = data.draw(st.sampled_from([*chosen, "row_001.json", "row_009.json"]))
-        files_of[name] = data.draw(changed_json(good[chosen[0]], (1, 1, 2)))
-    record = read_or_refused(lambda: assemble(parse_rows(files_of)))
-    if record is None:
-        return
-    expected = np.full((max(map(row_index, files_of)) + 1, len(record.matrix.buckets)), np.nan)
-    for name, content in files_of.items():
-        said = json.loads(content)
-        expected[row_index(name)] = np.array(said["correct"]) / np.array(said["num_instances"])
-    assert np.array_equal(record.matrix.values, expected[1:], equal_nan=True)
-    initial = np.full(len(expected[0]), np.nan)
-    if record.matrix.initial is not None:
-        initial = record.matrix.initial
-    assert np.array_equal(initial, expected[0], equal_nan=True)
 
 
 @fuzz(200)
@@ -508,26 +478,3 @@ def spoil(root: Path, outside: Path, draw: Callable[[Any], Any]) -> None:
             path.symlink_to(outside)
         elif kind == "pipe":
             os.mkfifo(path)
-
-
-@fuzz(200)
-@given(ANY)
-def test_tags(data):
-    """Tags that hold JSON: what is not ours counts as not there."""
-    contents = {name: text.encode() for name, text in row_texts().items()}
-    records = parse_rows(contents)
-    tag = matrix_tag("run", contents, records)
-    assert read_matrix_tag("run", tag).records == records
-
-    def changed(document: object) -> str:
-        return data.draw(changed_json(document)).decode("utf-8", "replace")
-
-    found = read_matrix_tag("run", changed(json.loads(tag)))
-    assert found is None or found.records == records
-    versions = _read_versions({names.VERSIONS_TAG: changed({"renate/average_accuracy": 1})})
-    assert all(isinstance(version, int) for version in versions.values())
-    run = SimpleNamespace(
-        info=SimpleNamespace(status="RUNNING"),
-        data=SimpleNamespace(tags={names.PROCESS_TAG: changed(json.loads(liveness.heartbeat()))}),
-    )
-    assert liveness.seems_abandoned(run) in (True, False)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import result_files as files
 from click.testing import CliRunner
-from published import SECOND_PLACE
 
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
@@ -155,25 +154,3 @@ def test_a_store_that_breaks_leaves_no_run_that_looks_whole(
     assert names.IMPORTED_DIGEST_TAG not in run.data.tags
     (tmp_path / "artifacts").unlink()
     assert "1 imported" in run_import(matrix_file).output
-
-
-def test_the_published_matrix_gives_the_published_numbers(store, experiment_id, tmp_path):
-    """2nd place of the CLEAR-10 challenge, through the run and not around it."""
-    published = tmp_path / "published.csv"
-    published.write_text("\n".join(",".join(map(str, row)) for row in SECOND_PLACE))
-    done = run_import(published, "--dataset", "clear10", "--name", "2nd place")
-    assert done.exit_code == 0, done.output
-    run = stored(store, experiment_id)["2nd place"]
-    # As the challenge printed them: score / in-domain / next-domain / backward / forward.
-    printed = [
-        f"{run.data.metrics[f'clear/{name}']:.3f}"
-        for name in (
-            "challenge_score",
-            "in_domain_accuracy",
-            "next_domain_accuracy",
-            "backward_transfer",
-            "forward_transfer",
-        )
-    ]
-    assert printed == ["0.916", "0.923", "0.917", "0.939", "0.887"]
-    np.testing.assert_array_equal(record_of(store, run).matrix.values, SECOND_PLACE)

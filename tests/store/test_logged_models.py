@@ -29,7 +29,7 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import Strategy
 from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.logged_models import LOADER, stored_models
+from clear_mlflow.tracking.logged_models import stored_models
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "24", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off", "log_models": "all"}
@@ -143,22 +143,6 @@ def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
             assert (metric.dataset_name, metric.dataset_digest) == (dataset.name, dataset.digest)
     assert models[2].params["strategy"] == "naive"
     assert models[2].params["bucket"] == "2"
-
-
-def test_mlflow_ranks_the_models_of_all_runs(store, experiment_id, run, photos):
-    """On one bucket; the best goes into the registry, under an alias."""
-    trained(store, experiment_id, **{**SMALL, "seed": "1", "data_root": str(photos)})
-    name = "test_accuracy/bucket_02"
-    order = [{"field_name": f"metrics.{name}", "ascending": False}]
-    ranked = store.search_logged_models([experiment_id], order_by=order)
-    values = [next(m.value for m in model.metrics if m.key == name) for model in ranked]
-    assert len(values) == 8
-    assert values == sorted(values, reverse=True)
-    assert len({model.source_run_id for model in ranked}) == 2
-    version = mlflow.register_model(f"models:/{ranked[0].model_id}", "clear")
-    store.set_registered_model_alias("clear", "best", version.version)
-    found = mlflow.pyfunc.load_model("models:/clear@best")
-    assert found.metadata.flavors["python_function"]["loader_module"] == LOADER
 
 
 def test_a_server_answers_about_raw_images_of_any_size(store, run, photos):

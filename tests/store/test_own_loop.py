@@ -19,13 +19,10 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
     describe_loop,
-    evaluation_set_of,
     measured_row,
     measured_test,
 )
-from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
@@ -246,15 +243,6 @@ def test_buckets_may_be_years(store):
     np.testing.assert_equal(run.matrix.values, [[0.5, 0.25], [np.nan, 0.5]])
 
 
-def test_two_runs_on_the_same_named_images_have_the_same_evaluation_set():
-    """By keys, names, labels and classes; another label is another set."""
-    one = evaluation_set_of(("1", "2"), [[0], [1]], [["a"], ["b"]])
-    assert isinstance(one, EvaluationSet)
-    assert one.digest == evaluation_set_of(("1", "2"), np.array([[0], [1]]), [["a"], ["b"]]).digest
-    assert one.digest != evaluation_set_of(("1", "2"), [[1], [0]], [["a"], ["b"]]).digest
-    assert one.digest != evaluation_set_of(("1", "2"), [[0], [1]], [["a"], ["c"]]).digest
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -336,22 +324,6 @@ def test_a_second_loop_into_a_run_that_is_being_tracked_is_refused(store):
             pass
         log_all(run)
     assert run.matrix.equals(EXPECTED)
-
-
-def test_evaluate_finds_such_a_run_whole(store, experiment_id):
-    """A run of a loop is a run as any: there is nothing left to write."""
-    with clear_mlflow.track(**LOOP) as run:
-        log_all(run)
-    done = CliRunner().invoke(main, ["evaluate", "--run-id", run.run_id, "--dry-run", "yes"])
-    assert done.exit_code == 0, done.output
-    with clear_mlflow.track(**LOOP) as untested:
-        log_all(untested, range(1, 5))
-    done = CliRunner().invoke(main, ["evaluate", "--experiment", "test"])
-    assert done.exit_code == 0, done.output
-    assert "missing" not in done.output
-    scores = read_scores(store, store.get_run(run.run_id))
-    assert scores.plan.is_empty
-    assert scores.record.is_complete
 
 
 ENDING = """
