@@ -1,5 +1,6 @@
 """Every command that examples/README.md shows is run, in its order; the server's file is read."""
 
+import os
 import re
 import shlex
 import shutil
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from forked import environment, run_shell
+from forked import environment, programs, run_shell
 from mlflow import MlflowClient
 from mlflow.cli import cli as mlflow_command
 from released_layout import write_released
@@ -50,11 +51,12 @@ def folder(empty_store, tmp_path_factory):
     grid["fixed"]["features"] = "pixels"
     grid["grid"]["seed"] = grid["grid"]["seed"][:1]
     (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
+    # In place of our program, in bash: say what would be called.
+    program = folder / "bin" / "clear-mlflow"
+    program.parent.mkdir()
+    program.write_text('#!/usr/bin/env bash\nprintf "%q " clear-mlflow "$@"\necho\n')
+    program.chmod(0o755)
     return folder
-
-
-# In place of our program, in bash: say what would be called.
-SAYING = {"BASH_FUNC_clear-mlflow%%": '() { printf "%q " clear-mlflow "$@"; echo; }'}
 
 
 def run(command, folder):
@@ -66,7 +68,7 @@ def run(command, folder):
             MLFLOW_TRACKING_URI=f"sqlite:///{folder / 'mlflow.db'}",
             MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING="false",
             MLFLOW_EXPERIMENT_NAME="clear10" if "clear10" in command else "test",
-            **SAYING,
+            PATH=f"{folder / 'bin'}{os.pathsep}{programs()}{os.pathsep}{os.environ['PATH']}",
         ),
         timeout=500,
     )
