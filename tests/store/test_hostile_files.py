@@ -149,7 +149,7 @@ reads.append(lambda text: json_value(text, 2**22))
 for kind in FORMATS:
     reads.append(lambda text, kind=kind: read_runs(Source("a", text.encode()), kind=kind))
 for unit in ["a", ":", "@", "/", "a:", "://", "[", "'", "0", "0.", " a", ","]:
-    text = unit * (10**6 // len(unit)) + "!"
+    text = unit * (10**6 // len(unit)) + "@!"  # an @ makes what is before it a password
     for read in reads:
         try:
             read(text)
