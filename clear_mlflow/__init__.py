@@ -23,15 +23,19 @@ from clear_mlflow.metrics._results import MetricResult, scores
 
 if TYPE_CHECKING:
     from clear_mlflow.api.compare import compare
+    from clear_mlflow.api.evaluate import evaluate
     from clear_mlflow.api.load import load, runs
+    from clear_mlflow.api.sweep import sweep
     from clear_mlflow.api.track import track
     from clear_mlflow.api.train import train, train_ensemble
 
 # Each brings torch or mlflow: loaded when it is first asked for. Name to the module of its verb.
 _VERBS = {
     "compare": "compare",
+    "evaluate": "evaluate",
     "load": "load",
     "runs": "load",
+    "sweep": "sweep",
     "track": "track",
     "train": "train",
     "train_ensemble": "train",
@@ -45,11 +49,13 @@ __all__ = [
     "__version__",
     "clear",
     "compare",
+    "evaluate",
     "load",
     "metrics",
     "renate",
     "runs",
     "scores",
+    "sweep",
     "track",
     "train",
     "train_ensemble",

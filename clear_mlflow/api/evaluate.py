@@ -8,16 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
+from clear_mlflow.api.load import Runs, chosen, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import Record
 from clear_mlflow.learning.parameters.logged import is_of_a_training
 from clear_mlflow.metrics import FAMILIES, anytime
 from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics._user import asked_metrics
 from clear_mlflow.scoring.computed import Scores, Scoring
 from clear_mlflow.scoring.plan import write_scores
 from clear_mlflow.scoring.scores import read_scores
@@ -28,7 +31,7 @@ from clear_mlflow.store.conflicts import one_writer
 from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
 from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import MissingRun
+from clear_mlflow.store.search import MissingRun, mark_run_of_project
 from clear_mlflow.tracking.lifecycle import close_abandoned
 from clear_mlflow.tracking.logged_models import log_models
 
@@ -39,6 +42,86 @@ _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
 _OF_MORE = {m.name for m in predicted.METRICS} | {m.name for m in anytime.METRICS}
 _OURS = {*FAMILIES, *(name.split("/")[0] for name in _OF_MORE)}
+
+
+def evaluate(
+    runs: Runs = None,
+    *,
+    filter: str | None = None,  # noqa: A002
+    unscored_only: bool = False,
+    metrics: str | Sequence[Any] = (),
+    joint_run: str | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+) -> list[ScoringResult]:
+    """Rebuild the accuracy matrix of stored runs from their rows, and log what MLflow lacks.
+
+    Scores are written into the scored runs. A second call changes nothing. A run that cannot be
+    scored stops no other.
+
+    Args:
+        runs: an experiment's name, or runs: objects or ids. None: all experiments.
+        filter: of an experiment's runs, in MLflow's search syntax.
+        unscored_only: leave out runs that have scores.
+        metrics: further families by name, and metrics of your own: functions, or
+            ``"package.module:function"``.
+        joint_run: id of a run trained on all buckets so far at once, for chaudhry/intransigence.
+        jobs: runs under way at once; as suits the store when not given.
+        dry_run: say what would be done, and write nothing.
+
+    Returns:
+        What became of each run.
+
+    Raises:
+        ConfigError: no runs are chosen, or there is no such family or metric.
+        TrackingError: the store does not answer.
+    """
+    return list(
+        evaluate_each(
+            runs,
+            filter=filter,
+            unscored_only=unscored_only,
+            metrics=metrics,
+            joint_run=joint_run,
+            jobs=jobs,
+            dry_run=dry_run,
+        )
+    )
+
+
+def evaluate_each(
+    runs: Runs,
+    *,
+    filter: str | None,  # noqa: A002
+    unscored_only: bool,
+    metrics: str | Sequence[Any],
+    joint_run: str | None,
+    jobs: int | None,
+    dry_run: bool,
+    prepare: Callable[[MlflowClient, Run], object] | None = None,
+) -> Iterator[ScoringResult]:
+    """As :func:`evaluate`, run by run; *prepare* is called with each before its rows are read."""
+    listed = metrics.split(",") if isinstance(metrics, str) else [*metrics]
+    own = asked_metrics(["chaudhry", *listed] if joint_run else listed)
+    client = open_store()
+    found, named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
+    evaluation = Evaluation(
+        named=named,
+        dry_run=dry_run,
+        metrics=own.matrix,
+        prediction_metrics=(*predicted.METRICS, *own.predictions),
+        joint=joint_record(client, joint_run) if joint_run else None,
+        jobs=jobs,
+        prepare=prepare,
+    )
+    own_run = mark_run_of_project(client, names.KIND_EVALUATE)
+    entries: list[dict[str, object]] = []
+    for result in evaluation.over(client, found):
+        if own_run:
+            entries.append(result.to_dict())
+        yield result
+    if own_run and not dry_run:
+        log_results(client, own_run, entries)
 
 
 @dataclass(frozen=True)
@@ -58,8 +141,8 @@ class ScoringResult:
         """The same in a few hundred bytes, to be kept of many runs."""
         return replace(self, scores=None)
 
-    def entry(self) -> dict[str, object]:
-        """What became of the run, as the run that scored it stores it."""
+    def to_dict(self) -> dict[str, object]:
+        """What became of the run, with the values of its metrics."""
         return {
             "run_id": self.run_id,
             "run_name": self.run_name,

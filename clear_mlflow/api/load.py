@@ -67,6 +67,11 @@ def chosen(
     """The runs that are meant, and whether they were named one by one."""
     if isinstance(of, (Run, Path)) or (isinstance(of, str) and _RUN_ID.fullmatch(of)):
         of = [of]
+    if of is None and filter is None and not unscored_only:
+        raise ConfigError(
+            "no runs are chosen; pass run_id=ID, experiment=NAME or filter=TEXT, or, to evaluate, "
+            "only=unscored for all runs that lack a score"
+        )
     if of is None or isinstance(of, str):
         return select(
             client, Selection(experiment=of, filter=filter, unscored_only=unscored_only)

@@ -7,11 +7,12 @@ import re
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
@@ -23,25 +24,38 @@ from mlflow.utils.mlflow_tags import (
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.api.compare import read_comparison, write_comparison
+from clear_mlflow.api.compared import ComparedRuns
 from clear_mlflow.api.evaluate import Evaluation
-from clear_mlflow.comparison import Comparison
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
+from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Engine, Task
-from clear_mlflow.grids import Grid, PlannedRun, digest_of, fingerprint
+from clear_mlflow.engines.local import LocalEngine, Process, start_program
+from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
+from clear_mlflow.grids import Grid, PlannedRun, digest_of, fingerprint, read_grid
 from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, num_bytes
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store, log_tags, mlflow_errors
+from clear_mlflow.store.client import (
+    absolute_store,
+    log_tags,
+    mlflow_errors,
+    preflight,
+    set_up_mlflow,
+)
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
+from clear_mlflow.store.ui_urls import comparison_links
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.resume import claim, read_resume_point
+from clear_mlflow.tracking.supervised import train_into
 
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
@@ -51,6 +65,95 @@ _PATIENCE_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
 # What became of a planned run.
 DONE_BEFORE, DONE, FAILED = "done before", "done", "failed"
 ELSEWHERE, NOT_DONE = "trains elsewhere", "not done"
+
+
+def sweep(
+    grid: str | Path | Mapping[str, Any],
+    *,
+    experiment: str | None = None,
+    run_name: str | None = None,
+    engine: str = "local",
+    jobs: int | None = None,
+    address: str = LOCAL,
+    cpus: float = 1,
+    gpus: float = 0,
+    retries: int = 2,
+    group_by: Sequence[str] | None = None,
+    primary: str | None = None,
+) -> SweepResult:
+    """Train every combination of a grid, each as a run of its own below one run, and compare them.
+
+    Runs of the experiment that are done are left alone and interrupted ones are resumed, so the
+    same call continues where it stopped. A run that fails does not stop the others.
+
+    Args:
+        grid: a YAML file, or its content: ``{"fixed": {...}, "grid": {"strategy": [...]}}``.
+        experiment: of the runs; that of the environment when not given.
+        run_name: of the run above them.
+        engine: ``local``, this machine, or ``ray``, a cluster.
+        address: of a running Ray cluster; ``local`` starts Ray on this machine.
+        cpus: cores of each run, on Ray.
+        gpus: GPUs of each run, on Ray; 0.5: two runs share one.
+        jobs: runs at a time; one, and on Ray as many as there is room for.
+        retries: how often a run is resumed that was killed or whose machine went down.
+        group_by: as of :func:`clear_mlflow.compare`; strategy, dataset and all that varies beside
+            seeds when not given.
+        primary: likewise.
+
+    Returns:
+        What became of each run, and ``compared``, the comparison.
+
+    Raises:
+        ConfigError: the grid asks for something that cannot be trained.
+        TrackingError: MLflow cannot keep the runs, or another process works on the same sweep.
+    """
+    planned = checked_grid(grid)
+    set_up_mlflow()
+    client = preflight(experiment=experiment)
+    place = experiment_for(client, experiment) if experiment else experiment_of_environment(client)
+    on = engine_named(engine, jobs, address, cpus=cpus, gpus=gpus)
+    with on, StoppingSignals() as signals:
+        how = Sweep(
+            grid=planned,
+            retries=retries,
+            group_by=None if group_by is None else tuple(group_by),
+            rank_by=primary,
+            stopping=lambda: bool(signals.received),
+            name=run_name,
+        )
+        return how.over(client, place, on)
+
+
+def checked_grid(grid: str | Path | Mapping[str, Any]) -> Grid:
+    """The runs that a grid asks for, once it is sure that each can be trained."""
+    planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
+    for run in planned.runs:
+        try:
+            check_strategy(run.config)
+        except ConfigError as error:
+            raise ConfigError(f"the sweep {shown(grid)}: {run.name}: {error}") from None
+    return planned
+
+
+def engine_named(
+    engine: str,
+    jobs: int | None,
+    address: str,
+    *,
+    cpus: float,
+    gpus: float,
+    program: Callable[..., Process] = start_program,
+) -> Engine:
+    """Where runs are trained: on this machine by a *program*, or on a Ray cluster."""
+    if engine == "ray":
+        return RayEngine(train_into, address, cpus=cpus, gpus=gpus, jobs=jobs)
+    given = {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, 0)}
+    if more := [f"{name} {value!r}" for name, (value, usual) in given.items() if value != usual]:
+        raise ConfigError(
+            f"engine is {engine} beside {' and '.join(more)}, which only Ray knows; pass "
+            "engine=ray with it, or leave it out"
+        )
+    return LocalEngine(jobs or 1, program)
 
 
 @dataclass(frozen=True)
@@ -65,6 +168,17 @@ class SweptRun:
     tries: int = 0  # in this call
     note: str | None = None  # of its start: whether it resumes, or why it does not
 
+    def to_dict(self) -> dict[str, Any]:
+        """What became of it, as JSON has it."""
+        return {
+            "run_id": self.run_id,
+            "name": self.planned.name,
+            "state": self.state,
+            "error": self.error,
+            "parameters": dict(self.planned.asked),
+            "fingerprint": self.planned.fingerprint,
+        }
+
 
 @dataclass(frozen=True)
 class SweepResult:
@@ -73,7 +187,7 @@ class SweepResult:
     run_id: str  # of the run above them
     runs: tuple[SweptRun, ...]
     comparison_run: Run | None = None
-    comparison: Comparison | None = None  # if it was made by this call
+    compared: ComparedRuns | None = None
     problems: tuple[str, ...] = ()  # what beside the runs went wrong, one line each
 
     @property
@@ -85,6 +199,15 @@ class SweepResult:
     def is_well(self) -> bool:
         """Whether every run is done, and compared."""
         return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What became of each run, and the comparison, as JSON has it."""
+        return {
+            "run_id": self.run_id,
+            "runs": [run.to_dict() for run in self.runs],
+            "compared": None if self.compared is None else self.compared.to_dict(),
+            "problems": list(self.problems),
+        }
 
 
 @dataclass(kw_only=True)
@@ -157,9 +280,7 @@ class Sweep:
         asked = {"group_by": ",".join(by) or NONE, "rank_by": self.rank_by or AUTO}
         digest = digest_of(json.dumps([sorted(ids), asked], sort_keys=True))
         try:
-            before = _comparison_before(self.client, result.run_id, digest)
-            if before is not None:
-                return replace(result, comparison_run=before)
+            run = _comparison_before(self.client, result.run_id, digest)
             comparison, left_out, _ = read_comparison(
                 self.client,
                 select(self.client, Selection(run_ids=ids)),
@@ -167,20 +288,22 @@ class Sweep:
                 rank_by=self.rank_by,
                 named=True,
             )
-            run = write_comparison(
-                self.client,
-                comparison,
-                left_out,
-                experiment_id=self.experiment_id,
-                params=asked,
-                grids=next_grids(comparison),
-            )
-            run_id = str(run.info.run_id)
-            with mlflow_errors(f"tag run {run_id}"):
-                self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
-                made = json.dumps({"run_id": run_id, "of": digest})
-                self.client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, made)
-            return replace(result, comparison_run=run, comparison=comparison)
+            if run is None:
+                run = write_comparison(
+                    self.client,
+                    comparison,
+                    left_out,
+                    experiment_id=self.experiment_id,
+                    params=asked,
+                    grids=next_grids(comparison),
+                )
+                with mlflow_errors(f"tag run {run.info.run_id}"):
+                    self.client.set_tag(run.info.run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
+                    made = json.dumps({"run_id": run.info.run_id, "of": digest})
+                    self.client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, made)
+            links = tuple(comparison_links(self.client, run))
+            compared = ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
+            return replace(result, comparison_run=run, compared=compared)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
 
@@ -441,20 +564,9 @@ def _name(grid: Grid) -> str:
 
 def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
     """Say what became of all runs, and set the status that is true."""
-    content = [
-        {
-            "run_id": run.run_id,
-            "name": run.planned.name,
-            "state": run.state,
-            "error": run.error,
-            "parameters": dict(run.planned.asked),
-            "fingerprint": run.planned.fingerprint,
-        }
-        for run in result.runs
-    ]
     status = "KILLED" if stopped else "FINISHED" if result.is_well else "FAILED"
     with mlflow_errors(f"close run {result.run_id}"):
-        text = json.dumps(content, indent=2) + "\n"
+        text = json.dumps([run.to_dict() for run in result.runs], indent=2) + "\n"
         client.log_text(result.run_id, text, names.SWEEP_RUNS_JSON)
         tags, metrics = {MLFLOW_RUN_NOTE: _note(result)}, []
         if result.comparison_run is not None:

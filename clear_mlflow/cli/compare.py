@@ -66,7 +66,7 @@ def compare(
     against each other.
     """
     run_ids = (*(names(",".join(runs)) if runs else ()), *(run_id or ()))
-    if bool(run_ids) == bool(experiment or filter_string):
+    if run_ids and (experiment or filter_string):
         raise ConfigError(
             f"{len(run_ids)} runs are named beside experiment {experiment!r} and filter "
             f"{filter_string!r}; name runs, or choose by experiment and filter"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import click
 
@@ -25,9 +25,6 @@ from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.importers import Reading, RowPattern
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics import of_families
-from clear_mlflow.metrics._user import load_own_metrics
 
 _FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
 
@@ -130,11 +127,6 @@ def evaluate(
             f"run_id is {','.join(run_id)} beside experiment {experiment!r} and filter "
             f"{filter_string!r}; give run ids alone, or choose by experiment and filter"
         )
-    if not (run_id or experiment or filter_string) and only == "all":
-        raise ConfigError(
-            "no runs are chosen; pass run_id=ID, experiment=NAME, filter=TEXT, or only=unscored "
-            "for all runs that lack a score"
-        )
     if rows and dry_run:
         raise ConfigError(
             "rows are named in a dry run; rows have to be written before they can be scored"
@@ -151,55 +143,39 @@ def evaluate(
         )
     score = Score(rows_score, higher_is_better=not rows_lower_is_better)
     reading = Reading(scale=rows_scale, future=rows_future, score=score)
-    families = [*(metrics or ()), *(["chaudhry"] if joint_run else [])]
-    own = load_own_metrics(metric or ())
 
-    from clear_mlflow.api.evaluate import Evaluation, joint_record, log_results
+    from clear_mlflow.api.evaluate import evaluate_each
     from clear_mlflow.api.foreign_rows import adopt_rows
+    from clear_mlflow.api.load import chosen, open_store
     from clear_mlflow.cli.output import print_places
-    from clear_mlflow.cli.scoring_output import Summary, shown_while
-    from clear_mlflow.store.client import preflight, set_up_mlflow
-    from clear_mlflow.store.names import KIND_EVALUATE
-    from clear_mlflow.store.search import Selection, mark_run_of_project, select
+    from clear_mlflow.cli.scoring_output import Summary, show_reevaluated, shown_while
 
-    set_up_mlflow()
-    evaluation = Evaluation(
-        named=bool(run_id),
-        dry_run=dry_run,
-        metrics=(*of_families(dict.fromkeys(families)), *own.matrix),
-        prediction_metrics=(*predicted.METRICS, *own.predictions),
-        jobs=jobs,
-        prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,
-    )
-    selection = Selection(
-        run_ids=run_id or (),
-        experiment=experiment,
-        filter=filter_string,
-        unscored_only=only == "unscored",
-    )
+    selected = run_id or experiment
+    how: dict[str, Any] = {"filter": filter_string, "unscored_only": only == "unscored"}
     if from_models:
         from clear_mlflow.api.reevaluate_models import reevaluate_each
-        from clear_mlflow.cli.scoring_output import show_reevaluated
+        from clear_mlflow.store.names import KIND_EVALUATE
+        from clear_mlflow.store.search import mark_run_of_project
 
-        client = preflight(opens_run=False)
-        own_run = mark_run_of_project(client, KIND_EVALUATE)
-        tested = reevaluate_each(client, select(client, selection), data_root=data_root)
+        client = open_store()
+        mark_run_of_project(client, KIND_EVALUATE)
+        tested = reevaluate_each(client, chosen(client, selected, **how)[0], data_root=data_root)
         sys.exit(show_reevaluated(client, tested))
+    results = evaluate_each(
+        selected,
+        **how,
+        metrics=(*(metrics or ()), *(metric or ())),
+        joint_run=joint_run,
+        jobs=jobs,
+        dry_run=dry_run,
+        prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,
+    )
     summary = Summary()
     with stoppable() as received:
-        client = preflight(opens_run=False)
-        if joint_run:
-            evaluation = replace(evaluation, joint=joint_record(client, joint_run))
-        own_run = mark_run_of_project(client, KIND_EVALUATE)
-        runs = select(client, selection)
-        results = evaluation.over(client, runs)
         failure: ClearError | None = None
-        entries: list[dict[str, object]] = []
         try:
             for result in shown_while(results, summary, len(run_id or ()) or None):
                 summary.add(result)
-                if own_run:
-                    entries.append(result.entry())
                 if received:
                     break
         except KeyboardInterrupt:
@@ -210,9 +186,7 @@ def evaluate(
             summary.show(dry_run=dry_run, stopped=bool(received or failure))
         if failure is not None:
             raise failure
-        if own_run and not dry_run and not received:
-            log_results(client, own_run, entries)
-    print_places(client, summary.last_runs)
+    print_places(open_store(), summary.last_runs)
     if received:
         sys.exit(128 + received[0])
     if summary.num_problems:

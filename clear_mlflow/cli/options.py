@@ -179,14 +179,3 @@ comparison_options = together(
         under=COMPARISON,
     ),
 )
-
-
-def check_engine(engine: str, address: str, **of_ray: object) -> None:
-    """Refuse an address, and further options of Ray that were given, beside another engine."""
-    given = ({"address": address} if address != LOCAL else {}) | of_ray
-    if engine != "ray" and given:
-        beside = " and ".join(f"{name} {value!r}" for name, value in given.items())
-        raise ConfigError(
-            f"engine is {engine} beside {beside}, which only Ray knows; pass engine=ray with it, "
-            "or leave it out"
-        )

@@ -13,7 +13,6 @@ import click
 from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import (
     WORK,
-    check_engine,
     comparison_options,
     dry_run_option,
     engine_options,
@@ -23,9 +22,8 @@ from clear_mlflow.cli.output import console, plain_table, print_comparison, prin
 from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
-from clear_mlflow.engines import Engine
 from clear_mlflow.engines.local import LocalEngine, Process, start_program
-from clear_mlflow.engines.ray_cluster import RayEngine
+from clear_mlflow.grids import read_grid
 from clear_mlflow.learning.parameters.values import number, whole
 from clear_mlflow.process.signals import StoppingSignals
 
@@ -109,24 +107,21 @@ def sweep(
             "grid names no file; pass grid=FILE, for example grid=examples/sweep.yaml"
         )
     apply_run_options(experiment, run_name, tag)
-    of_ray = {"cpus": cpus} if cpus != 1 else {}
-    check_engine(engine, address, **of_ray, **({"gpus": gpus} if gpus else {}))
-    from clear_mlflow.grids import read_grid
-
-    planned = read_grid(grid)
 
     # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
-    from clear_mlflow.api.sweep import NOT_DONE, Sweep, experiment_of_environment, find_runs
-    from clear_mlflow.learning.strategies._base import check_strategy
+    read_grid(grid)
+    from clear_mlflow.api.sweep import (
+        NOT_DONE,
+        Sweep,
+        checked_grid,
+        engine_named,
+        experiment_of_environment,
+        find_runs,
+    )
     from clear_mlflow.store.client import preflight, set_up_mlflow
-    from clear_mlflow.store.ui_urls import comparison_links
-    from clear_mlflow.tracking.supervised import train_into
 
-    for run in planned.runs:
-        try:
-            check_strategy(run.config)
-        except ConfigError as error:
-            raise ConfigError(f"the sweep {grid}: {run.name}: {error}") from None
+    planned = checked_grid(grid)
+    engine_of = engine_named(engine, jobs, address, cpus=cpus, gpus=gpus)
     set_up_mlflow()
     client = preflight()
     experiment_id = experiment_of_environment(client)
@@ -141,11 +136,8 @@ def sweep(
         )
         return
     # Where nothing is left to train, no cluster is started or asked for.
-    engine_of: Engine = (
-        LocalEngine(jobs or 1, _program(waiting))
-        if engine == "local" or not waiting
-        else RayEngine(train_into, address, cpus=cpus, gpus=gpus, jobs=jobs)
-    )
+    if engine == "local" or not waiting:
+        engine_of = LocalEngine(jobs or 1, _program(waiting))
     # Entered first: Ray takes the signals for itself when it starts.
     with engine_of, StoppingSignals() as signals:
         result = Sweep(
@@ -157,9 +149,7 @@ def sweep(
             on_run=_reporter(len(planned.runs)),
             name=run_name,
         ).over(client, experiment_id, engine_of)
-    made = result.comparison_run
-    links = () if made is None else comparison_links(client, made)
-    _show(out, result, links, stopped=bool(signals.received))
+    _show(out, result, stopped=bool(signals.received))
     if signals.received:
         sys.exit(128 + signals.received[0])
     if not result.is_well:
@@ -205,7 +195,7 @@ def _table(runs: Sequence[SweptRun]) -> Table:
     return plain_table(("run", "state", "of run"), lines)
 
 
-def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: bool) -> None:
+def _show(out: Console, result: SweepResult, *, stopped: bool) -> None:
     from clear_mlflow.api.sweep import DONE, DONE_BEFORE, FAILED
 
     with suppress(OSError):  # whoever reads this may have gone
@@ -218,12 +208,11 @@ def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: b
             out.print(_table(shown))
         counts = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
         out.print(f"\nsweep {result.run_id}: {counts}", highlight=False)
-        if result.comparison is not None:
+        if result.compared is not None:
             out.print()
-            print_comparison(result.comparison, out)
-        if result.comparison_run is not None:
-            out.print(f"\ncompared in run {result.comparison_run.info.run_id}", highlight=False)
-            print_links(links)
+            print_comparison(result.compared.comparison, out)
+            out.print(f"\ncompared in run {result.compared.run_id}", highlight=False)
+            print_links(result.compared.links)
         if stopped:
             out.print("stopped: the same command does the rest")
     for run in result.runs:

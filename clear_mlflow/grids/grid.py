@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,15 @@ class Grid:
         return ("strategy", "dataset", *more)
 
 
-def read_grid(path: Path) -> Grid:
-    """Read a sweep's YAML file; every run that it asks for is checked before this returns.
+def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
+    """Read a sweep's YAML file, or its content; every run that it asks for is checked here.
 
     It has ``fixed`` (parameter: value, of all runs), ``grid`` (parameter: list; all combinations)
     and ``runs`` (a list of grids, each for itself). Every value is taken as the text that is
     written: YAML would make a truth value of ``on``, and 0.1 of ``0.10``.
     """
-    text = _read(path)
+    text = _written(grid) if isinstance(grid, Mapping) else _read(grid)
+    path = "grid" if isinstance(grid, Mapping) else grid
     try:
         # Nodes are looked at here, and nothing is ever built of what they say.
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -111,6 +112,20 @@ def _content(node: Any, seen: set[int]) -> Any:
             found[key.value] = _content(value, seen)
         return found
     return str(node.value)
+
+
+def _written(content: Any) -> str:
+    """A grid of Python as a file would have it."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(name): plain(found) for name, found in value.items()}
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            return [plain(found) for found in value]
+        return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+    text: str = yaml.safe_dump(plain(content), sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _read(path: Path) -> str:

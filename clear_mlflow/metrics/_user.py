@@ -58,7 +58,7 @@ class UserMetrics:
 
 def asked_metrics(metrics: str | Sequence[Any]) -> UserMetrics:
     """The metrics of families by name, and a user's own, in one list or text."""
-    listed = metrics.split(",") if isinstance(metrics, str) else list(metrics)
+    listed = metrics.split(",") if isinstance(metrics, str) else metrics
     families = [name for name in listed if isinstance(name, str) and ":" not in name]
     own = load_own_metrics([one for one in listed if one not in families])
     built_in = of_families(family_names(",".join(families))) if families else ()

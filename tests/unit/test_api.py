@@ -15,7 +15,8 @@ from clear_mlflow.learning.parameters.options import TrainOptions
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.
 PUBLIC = [
     *("AccuracyMatrix", "AccuracyRow", "MetricResult", "Score", "__version__", "clear", "compare"),
-    *("load", "metrics", "renate", "runs", "scores", "track", "train", "train_ensemble"),
+    *("evaluate", "load", "metrics", "renate", "runs", "scores", "sweep", "track", "train"),
+    "train_ensemble",
 ]
 
 

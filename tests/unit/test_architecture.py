@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "grids": {"core", "comparison", "learning", "store"},
     "api": {
         *("core", "metrics", "statistics", "report", "comparison", "importers", "engines"),
-        *("learning", "store", "scoring", "journal", "tracking", "grids"),
+        *("learning", "process", "store", "scoring", "journal", "tracking", "grids"),
     },
     "adapters": {"core", "metrics", "tracking", "api"},
     "server": {*("core", "metrics", "report", "comparison"), *("store", "scoring", "api")},
