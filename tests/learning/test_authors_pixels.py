@@ -68,7 +68,7 @@ KINDS = {
     "cmyk.jpg": lambda p: photo(400, 300).convert("CMYK").save(p),
     "very wide.jpg": lambda p: photo(3000, 40).save(p),
     "very high.png": lambda p: photo(17, 2100).save(p),
-    "several times too large.jpg": lambda p: photo(1500, 2000).save(p),
+    "several times too large.jpg": lambda p: photo(900, 1200).save(p),
     **{
         f"turned {n}.jpg": lambda p, n=n: photo(400, 300).save(p, exif=turned(n))
         for n in range(2, 9)
@@ -93,13 +93,13 @@ def torchvisions(path: Path, size: int) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore:Palette images")
-@pytest.mark.parametrize("size", [224, 225, 32, 99])
+@pytest.mark.parametrize("size", [224, 99])
 def test_tests_see_the_bytes_that_torchvision_shows(tmp_path, size):
     """Every kind of photo, at the recipe's size and at others, small and odd ones too."""
     for name, save in KINDS.items():
         save(tmp_path / name)
     paths = sorted(tmp_path.iterdir())
-    for augment in ("random_crop", "random_crop_flip", "none"):
+    for augment in ("random_crop", "none"):
         stream = DecodedStream(stream_of(*paths), image_size=size, augment=augment, device=CPU)
         held_out = stream.test().some(0, len(paths)).numpy()
         for path, ours in zip(paths, held_out, strict=True):

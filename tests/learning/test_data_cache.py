@@ -94,10 +94,6 @@ def test_pixels_are_mapped_and_what_is_done_to_them_does_not_reach_the_file(tmp_
         warnings.simplefilter("error")
         tensor = torch.from_numpy(pixels)
     assert tensor.data_ptr() == pixels.ctypes.data
-    base = pixels
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    assert isinstance(base, np.memmap)
     tensor.zero_()
     assert np.array_equal(cache.images(images, RESIZE).pixels, before)
 
@@ -132,12 +128,6 @@ def _black_pixels(path: Path) -> None:
         (pixels,), _, _ = np.lib.format.read_array_header_1_0(file)
         file.seek(file.tell())
         file.write(bytes(pixels))
-
-
-def _one_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1000 % len(content)] ^= 16
-    path.write_bytes(content)
 
 
 def _other_sizes(path: Path) -> None:
@@ -232,7 +222,7 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").images(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
-    _one_bit(entry)
+    _black_pixels(entry)
     black = entry.read_bytes()
 
     def of_a_stranger(path: Path) -> None:

@@ -13,7 +13,6 @@ from released_layout import read_json, write_released
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.decoding import decode as images
 from clear_mlflow.data.features.extracted import Extraction, array_file
 from clear_mlflow.data.features.stored import load_features, refuse_taken_name
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -33,7 +32,7 @@ def run(*arguments):
 @pytest.mark.parametrize("options", [("--split", "0"), ("--protocol", "streaming")])
 def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path, cache, options):
     """What the error line says to pass can be passed, and training then finds the features."""
-    root = write_released(tmp_path / "data", train=4)
+    root = write_released(tmp_path / "data", train=4, buckets=("1", "2"), classes=("bus", "camera"))
     shutil.rmtree(root / "test")
     refused = run(root)
     assert refused.exit_code == 2
@@ -71,18 +70,6 @@ def write(folder, stream, extraction):
     """Features of the first training images."""
     array = np.zeros((len(stream.buckets[0].train), 3), np.float32)
     extraction.write(array_file(folder, 0), stream.buckets[0].train, array)
-
-
-def test_another_decoder_extracts_anew_under_the_same_name(tmp_path, monkeypatch):
-    """Half of an interrupted extraction is never of other pixels than the rest."""
-    stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
-    extraction = Extraction("mine", "resnet18", "random:0", "made up")
-    before = extraction.folder(stream, cache_dir=tmp_path)
-    write(before, stream, extraction)
-    assert read_json(before / "000.json")["decoder"] == images.decoder_version()
-    monkeypatch.setattr(images, "_DECODER", 99)
-    assert extraction.folder(stream, cache_dir=tmp_path) != before
-    refuse_taken_name(stream, extraction, cache_dir=tmp_path)
 
 
 def test_a_name_stands_for_one_arithmetic(tmp_path):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import urllib.request
 
 import numpy as np
@@ -27,10 +25,6 @@ from clear_mlflow.learning.inference import torchvision_backbones
 from clear_mlflow.learning.inference.backbone import Backbone
 from clear_mlflow.learning.inference.extract import extract, features_of, load_backbone
 from clear_mlflow.learning.models import hash_in
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.prepare import prepare
-from clear_mlflow.learning.progress import LineProgress
-from clear_mlflow.learning.session import check
 
 CPU = torch.device("cpu")
 TINY = torchvision_backbones._transform(ImageClassification(crop_size=32, resize_size=36))
@@ -61,6 +55,22 @@ def extracted(root, tmp_path, backbone, *, name="mine", **more):
     return extract(stream, backbone, name=name, cache_dir=tmp_path, device=CPU, **more)
 
 
+@pytest.fixture(scope="module")
+def whole(root, backbone, tmp_path_factory):
+    """A cache in which all features are extracted."""
+    cache = tmp_path_factory.mktemp("extracted")
+    extracted(root, cache, backbone)
+    return cache
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    """The features in a copy of it, which a test may damage."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (features,) = (tmp_path / "features" / "mine").iterdir()
+    return features
+
+
 def one_line(function, *arguments, **more):
     with pytest.raises(ClearError) as caught:
         function(*arguments, **more)
@@ -68,11 +78,10 @@ def one_line(function, *arguments, **more):
     return str(caught.value)
 
 
-def test_features_are_the_backbones_own(root, tmp_path, backbone):
+def test_features_are_the_backbones_own(root, whole, backbone):
     """One image at a time through torchvision's own layers and transforms gives the same."""
-    extracted(root, tmp_path, backbone)
-    stream = stream_of(root, tmp_path)
-    found = load_features(stream, "mine", cache_dir=tmp_path)
+    stream = stream_of(root, whole)
+    found = load_features(stream, "mine", cache_dir=whole)
     assert found.width == 512
     body = torch.nn.Sequential(*list(backbone.model.children())[:-1], torch.nn.Flatten())
     for bucket, rows in zip(stream.buckets, found.test, strict=True):
@@ -83,7 +92,7 @@ def test_features_are_the_backbones_own(root, tmp_path, backbone):
             np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_interrupted_extraction_goes_on(root, tmp_path, backbone):
+def test_an_interrupted_extraction_goes_on(root, whole, tmp_path, backbone):
     """A set that is whole is not computed again; nothing is used before all are."""
 
     def stop_at(count):
@@ -103,29 +112,25 @@ def test_an_interrupted_extraction_goes_on(root, tmp_path, backbone):
     before = stored[0].stat().st_mtime_ns
     folder = extracted(root, tmp_path, backbone)
     assert stored[0].stat().st_mtime_ns == before
-    again = tmp_path / "again"
-    whole = extracted(root, again, backbone)
-    for path in sorted(whole.iterdir()):
+    for path in sorted((whole / "features" / "mine").glob("*/*")):
         assert (folder / path.name).read_bytes() == path.read_bytes()
     assert not list(folder.glob(".*"))
 
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "2"}])
-def test_one_extraction_serves_all_protocols(root, tmp_path, backbone, chosen):
+def test_one_extraction_serves_all_protocols(root, whole, backbone, chosen):
     """Features are found by the content of images, whatever set the images are in."""
-    extracted(root, tmp_path, backbone)
-    stream = stream_of(root, tmp_path, **chosen)
-    found = load_features(stream, "mine", cache_dir=tmp_path)
+    stream = stream_of(root, whole, **chosen)
+    found = load_features(stream, "mine", cache_dir=whole)
     for bucket, train, test in zip(stream.buckets, found.train, found.test, strict=True):
         for images, rows in ((bucket.train, train), (bucket.test, test)):
             expected = features_of(backbone.model, images, geometry=TINY, device=CPU)
             np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_features_of_another_decoder_are_none(root, tmp_path, backbone, monkeypatch):
+def test_features_of_another_decoder_are_none(root, folder, tmp_path, backbone, monkeypatch):
     """After an upgrade of Pillow old arrays are of other pixels; new ones lie beside them."""
-    old = extracted(root, tmp_path, backbone)
-    (old / "000.npy").unlink()  # whoever reads it fails
+    (folder / "000.npy").unlink()  # whoever reads it fails
     monkeypatch.setattr(decode, "_DECODER", 99)
     told = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
     assert "with this version of Pillow; run 'clear-mlflow data features'" in told
@@ -133,9 +138,9 @@ def test_features_of_another_decoder_are_none(root, tmp_path, backbone, monkeypa
     assert load_features(stream_of(root, tmp_path), "mine", cache_dir=tmp_path).width == 512
 
 
-def test_changed_data_has_no_features(root, tmp_path, backbone):
+@pytest.mark.usefixtures("folder")
+def test_changed_data_has_no_features(root, tmp_path):
     """One image that was replaced is told, and not given the old one's features."""
-    extracted(root, tmp_path, backbone)
     changed = tmp_path / "changed"
     shutil.copytree(root, changed)
     path = next(iter(image_sets(stream_of(changed, tmp_path)))).paths[0]
@@ -144,9 +149,9 @@ def test_changed_data_has_no_features(root, tmp_path, backbone):
     assert "not of all images" in told
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_name_stands_for_one_backbone(root, tmp_path, backbone):
     """A name that is taken by other weights, or is the dataset's own, is refused."""
-    extracted(root, tmp_path, backbone)
     other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
     assert "taken by features with weights" in one_line(extracted, root, tmp_path, other)
     own = write_released(tmp_path / "own")
@@ -179,18 +184,16 @@ def _swap_two_images(path):
         ("000.json", lambda path: path.chmod(0o666)),
     ],
 )
-def test_damaged_stored_features_are_told(root, tmp_path, backbone, file, damage):
+def test_damaged_stored_features_are_told(root, folder, tmp_path, file, damage):
     """Each damage to the cache is one line with the path, and says what to do."""
-    folder = extracted(root, tmp_path, backbone)
     damage(folder / file)
     told = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
     assert str(folder) in told
     assert "again" in told
 
 
-def test_damaged_features_are_extracted_anew(root, tmp_path, backbone):
+def test_damaged_features_are_extracted_anew(root, folder, tmp_path, backbone):
     """What the line about them says; the other files stay as they are."""
-    folder = extracted(root, tmp_path, backbone)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     inode = (folder / "001.npy").stat().st_ino
     _zeros(folder / "000.npy")
@@ -216,11 +219,10 @@ def test_a_backbone_gone_wrong_is_told(root, tmp_path, backbone):
     assert "not finite" in one_line(extracted, root, tmp_path, bad, name="bad")
 
 
-@pytest.mark.parametrize("num_classes", [1000, 7])
-def test_weights_come_from_a_file(tmp_path, num_classes):
+def test_weights_come_from_a_file(tmp_path):
     """All weights but the head's are those of the file, whatever the head."""
     torch.manual_seed(5)
-    saved = torchvision.models.resnet18(num_classes=num_classes)
+    saved = torchvision.models.resnet18(num_classes=7)
     path = tmp_path / "weights.pth"
     torch.save(saved.state_dict(), path)
     loaded = load_backbone("resnet18", str(path))
@@ -257,12 +259,7 @@ def test_known_weights_bring_the_transform_that_they_were_made_for(name, tag, sa
     [
         (lambda: [1], "holds a list"),
         (lambda: {"x": torch.zeros(1)}, "is no state dict of resnet18: Missing key"),
-        (lambda: torchvision.models.resnet34().state_dict(), "Unexpected key"),
-        (
-            lambda: torchvision.models.resnet18().state_dict() | {"conv1.weight": torch.zeros(2)},
-            "size mismatch for conv1.weight",
-        ),
-        (lambda: torchvision.models.resnet18().state_dict() | {"conv1.weight": 3}, "is int"),
+        (lambda: {"conv1.weight": 3}, "is int"),
         (lambda: torchvision.models.resnet18(), "is refused"),
     ],
 )
@@ -293,13 +290,12 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     assert "--weights PATH" in told
 
 
-@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_networks_with_a_normalisation_of_their_own_are_as_torchvision_makes_them(tmp_path, name):
-    """Given weights, torchvision normalises their input once more: a plain turn, by hand."""
-    made = torchvision.models.get_model(name, weights=None, aux_logits=True, init_weights=False)
+def test_a_network_with_a_normalisation_of_its_own_is_as_torchvision_makes_it(tmp_path):
+    """Given weights, torchvision normalises its input once more: a plain turn, by hand."""
+    made = torchvision.models.googlenet(weights=None, aux_logits=True, init_weights=False)
     path = tmp_path / "weights.pth"
     torch.save(made.state_dict(), path)
-    loaded = load_backbone(name, str(path)).model
+    loaded = load_backbone("googlenet", str(path)).model
     made.fc = torch.nn.Identity()
     torch.manual_seed(0)
     images = torch.randn(1, 3, 96, 96)
@@ -335,21 +331,3 @@ def test_random_weights_are_always_the_same():
     one = load_backbone("resnet18", "none").model.conv1.weight
     torch.manual_seed(2)
     assert torch.equal(one, load_backbone("resnet18", "none").model.conv1.weight)
-
-
-def test_the_command_extracts_and_training_uses_it(tmp_path, monkeypatch):
-    """From images on disk by the command to a training on their features."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
-    command = [sys.executable, "-m", "clear_mlflow", "data", "features", str(root)]
-    command += ["--backbone", "resnet18", "--weights", "none", "--name", "random18"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("features random18 of clear10: ")
-    asked = {"dataset": "clear10", "data_root": str(root), "features": "random18", "epochs": "2"}
-    training = prepare(check(TrainConfig.resolve(asked)), LineProgress(sys.stderr))
-    assert training.facts.features == "random18"
-    assert [measured.row.row for measured in training.rows()] == [0, 1, 2]
-    again = subprocess.run([*command[:-1], "../x"], capture_output=True, text=True, check=False)
-    assert again.returncode == 2
-    assert again.stderr.startswith("error: name is '../x'")
-    assert again.stderr.count("\n") == 1

@@ -162,7 +162,7 @@ def published(tmp_path, monkeypatch):
     return made_up
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "squeezenet1_1", "densenet121"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1", "densenet121"])
 def test_pretrained_weights_get_a_fresh_head_for_the_datasets_classes(name, published):
     """With torchvision's own weights, which this test does not download."""
     published(name)

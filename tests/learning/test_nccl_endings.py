@@ -46,28 +46,26 @@ def heard(process):
     return process.config, list(process.rows())
 
 
-def test_an_abort_on_gpus_is_the_loss_of_another_process(child_that, monkeypatch):
-    """One line that says where to look, and not the number of a signal."""
-    for name, value in OF_TWO.items():
-        monkeypatch.setenv(name, value)
-    with (
-        child_that("os.abort()", device="cuda") as process,
-        pytest.raises(PeerLostError, match=r"NCCL gave up .* look for that one's own error"),
-    ):
-        heard(process)
-
-
 @pytest.mark.parametrize(
-    ("ending", "device", "several"),
+    ("ending", "device", "several", "error", "told"),
     [
-        ("os.abort()", "cuda", False),
-        ("os.abort()", "cpu", True),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "cuda", True),
+        (
+            "os.abort()",
+            "cuda",
+            True,
+            PeerLostError,
+            "NCCL gave up .* look for that one's own error",
+        ),
+        ("os.abort()", "cuda", False, TrainingDied, "SIG"),
+        ("os.abort()", "cpu", True, TrainingDied, "SIG"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "cuda", True, TrainingDied, "SIG"),
     ],
 )
-def test_any_other_ending_is_told_as_it_was(child_that, monkeypatch, ending, device, several):
-    """Of one process alone, on CPUs, or by another signal: nothing is known of its cause."""
+def test_an_abort_on_several_gpus_is_the_loss_of_another_process(
+    child_that, monkeypatch, ending, device, several, error, told
+):
+    """One line that says where to look; of any other ending nothing is known of its cause."""
     for name, value in OF_TWO.items() if several else ():
         monkeypatch.setenv(name, value)
-    with child_that(ending, device=device) as process, pytest.raises(TrainingDied, match="SIG"):
+    with child_that(ending, device=device) as process, pytest.raises(error, match=told):
         heard(process)

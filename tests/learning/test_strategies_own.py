@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 
 import pytest
@@ -79,14 +78,3 @@ def test_a_package_can_name_its_strategy_by_an_entry_point(tmp_path, monkeypatch
         with pytest.raises(ConfigError, match=problem):
             load_strategy(name)
     sys.modules.pop("theirs")
-
-
-def test_the_base_of_ones_own_is_public_and_costs_nothing_until_it_is_used():
-    """The command line lists strategies without torch."""
-    code = (
-        "import sys; import clear_mlflow.learning.strategies as s; "
-        "assert 'torch' not in sys.modules; s.Strategy; assert 'torch' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(AttributeError, match="has no attribute 'Tragedy'"):
-        getattr(importlib.import_module("clear_mlflow.learning.strategies"), "Tragedy")  # noqa: B009

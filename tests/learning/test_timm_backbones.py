@@ -177,19 +177,12 @@ def test_names_that_timm_has_not_are_told(monkeypatch):
     assert "pip install 'clear_mlflow[timm]'" in one_line(load_backbone, f"timm:{TINY}", "none")
 
 
-@pytest.mark.parametrize("kind", ["folder", "clear10"])
-def test_heads_are_trained_on_them_whatever_the_stream(tmp_path, monkeypatch, kind):
+def test_heads_are_trained_on_them(tmp_path, monkeypatch):
     """By the command from the images to features, and from these a linear head, NCM and SLDA."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    root, asked = tmp_path / "data", {"dataset": kind}
-    if kind == "clear10":
-        write_released(root, buckets=("1", "2", "3"), classes=("bus", "camera"), train=4)
-    else:
-        write_years(root, side=40, train=4, test=2)
-        asked["dataset_args"] = "name=photos"
-    stream = [
-        word for name, text in asked.items() for word in (f"--{name.replace('_', '-')}", text)
-    ]
+    root, asked = tmp_path / "data", {"dataset": "folder", "dataset_args": "name=photos"}
+    write_years(root, side=40, train=4, test=2)
+    stream = ["--dataset", "folder", "--dataset-args", "name=photos"]
     own = [*stream, "--device", "cpu", "--backbone", f"timm:{TINY}", "--weights", "none"]
     done = CliRunner().invoke(main, ["data", "features", str(root), *own])
     assert done.exit_code == 0, done.output

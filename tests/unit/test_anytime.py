@@ -41,14 +41,7 @@ def explain(matrix):
 
 
 def matrix_of(course, width=3, *, trained=None, protocol="iid"):
-    """The tests of a course, the last one of each bucket as its row.
-
-    Args:
-        course: bucket in training and counts, in order.
-        width: buckets of the stream.
-        trained: buckets that have a row.
-        protocol: under which they were measured.
-    """
+    """The tests of a course, the last one of each bucket as its row; *trained* buckets have one."""
     buckets = sorted({bucket for bucket, _ in course})
     rows, tests = [], []
     for bucket in buckets:

@@ -5,26 +5,33 @@ import dataclasses
 import io
 import json
 import re
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from comparisons import NUM_TEST, counts, seeds_of, subject
 from scipy import stats
+from stored_values import answers_of, images_of
 
-from clear_mlflow.comparison import arrange, compare
+from clear_mlflow.comparison import arrange, build, compare
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics.from_predictions import Predictions
-from clear_mlflow.statistics import holm
+from clear_mlflow.statistics import ImageBootstrap, holm
 
 BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
 MINIMUM = "continual_evaluation/minimum_accuracy"
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """The bootstrap itself is tested in test_statistics_paired.py."""
+    monkeypatch.setattr(build, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 
 def compared(subjects, by=BY, **options):
@@ -33,21 +40,10 @@ def compared(subjects, by=BY, **options):
 
 def hits_of(correct, *, classes=("wrong", "right")):
     """Predictions that count up to the rows."""
-    width = len(correct[0])
-    count = width * NUM_TEST
-    images = EvaluationSet(
-        buckets=tuple(str(j + 1) for j in range(width)),
-        class_names=classes,
-        bucket=np.repeat(np.arange(width), NUM_TEST).astype(np.uint16),
-        label=np.ones(count, np.uint16),
-        content=np.zeros((count, 16), np.uint8),
-        names=tuple(map(str, range(count))),
-    )
-    answers = {}
-    for i, row in enumerate(correct):
-        labels = np.concatenate([np.arange(NUM_TEST) < right for right in row]).astype(np.uint8)
-        answers[i] = RowPredictions(row=i, labels=labels, evaluation_set=images.digest)
-    return Predictions(images, answers)
+    counts = (NUM_TEST,) * len(correct[0])
+    images = images_of(counts, np.ones(sum(counts)), classes)
+    labels = [np.concatenate([np.arange(NUM_TEST) < right for right in row]) for row in correct]
+    return Predictions(images, answers_of(images, dict(enumerate(labels))))
 
 
 def test_the_better_group_leads():

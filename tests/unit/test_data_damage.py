@@ -22,7 +22,7 @@ from clear_mlflow.data.stream import BucketStream
 
 PHOTOS = Photos(buckets=("0", "1"), train=4, test=1)
 OPTIONS = (("iid", "auto"), ("iid", "1"), ("iid", "9"), ("streaming", "auto"))
-CORRUPTIONS_PER_LAYOUT = 60  # of 4 layouts: 240
+CORRUPTIONS_PER_LAYOUT = 30  # of 4 layouts: 120
 HUGE = "9" * 5000
 
 

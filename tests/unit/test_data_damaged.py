@@ -19,6 +19,16 @@ from clear_mlflow.data.stream import BucketStream
 HTML = b"<html>404 Not Found</html>"
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_released(tmp_path / "data")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
 def read(root: Path, cache: Path) -> BucketStream:
     return load_stream("clear10", str(root), cache_dir=cache)
 
@@ -39,9 +49,8 @@ def break_images(stream: BucketStream) -> list[Path]:
 
 
 @pytest.mark.parametrize("damaged", ["stop", "leave_out"])
-def test_a_sound_stream_is_left_as_it_is(tmp_path, damaged):
+def test_a_sound_stream_is_left_as_it_is(root, cache, damaged):
     """The stream itself comes back, its images are in the cache, and progress ends at all."""
-    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     stream, told = read(root, cache), []
     checked, left_out = sound(stream, cache, damaged, on_image=lambda *counts: told.append(counts))
     assert checked is stream
@@ -52,9 +61,8 @@ def test_a_sound_stream_is_left_as_it_is(tmp_path, damaged):
     assert len(list(cache.glob("*.npy"))) == 2 * len(stream.buckets)
 
 
-def test_damaged_images_stop_the_run_unless_they_may_be_left_out(tmp_path):
+def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
     """One line: how many, the first one's path, and what to do; the second start says the same."""
-    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     broken = break_images(read(root, cache))
     stream = read(root, cache)
     messages = []
@@ -68,9 +76,8 @@ def test_damaged_images_stop_the_run_unless_they_may_be_left_out(tmp_path):
     assert "damaged=leave_out" in messages[0]
 
 
-def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(tmp_path):
+def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(root, cache):
     """The stream is that of a tree that never held them, but for the warnings that name them."""
-    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     broken = break_images(read(root, cache))
     stream = read(root, cache)
     checked, left_out = sound(stream, cache, "leave_out")
@@ -91,9 +98,8 @@ def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(tmp_p
     assert sound(stream, cache, "leave_out")[0].digest == checked.digest
 
 
-def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(tmp_path):
+def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(root, cache):
     """Every set can be had although its files are gone; a second start decodes nothing."""
-    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     break_images(read(root, cache))
     stream, told = read(root, cache), []
     checked, _ = sound(stream, cache, "leave_out", on_image=lambda *counts: told.append(counts))
@@ -109,9 +115,8 @@ def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(tmp_path):
             assert len(pixels.sizes) == len(images)
 
 
-def test_a_set_that_is_trained_and_tested_on_stays_one(tmp_path):
+def test_a_set_that_is_trained_and_tested_on_stays_one(root, cache):
     """Under the streaming protocol an image is looked at, and told, once."""
-    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     break_images(read(root, cache))
     streaming = load_stream("clear10", str(root), cache_dir=cache, protocol="streaming")
     told = []
@@ -127,9 +132,9 @@ def test_a_set_that_is_trained_and_tested_on_stays_one(tmp_path):
     assert all(bucket.test is bucket.train for bucket in checked.buckets)
 
 
-def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path):
+def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path, cache):
     """A hundred are named, the others counted."""
-    root, cache = write_released(tmp_path / "data", train=50), tmp_path / "cache"
+    root = write_released(tmp_path / "many", train=50)
     train = [p for b in read(root, cache).buckets for p in b.train.paths]
     for n, path in enumerate(train[::3]):
         path.write_bytes(HTML + bytes(str(n), "ascii"))
@@ -140,18 +145,16 @@ def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path):
     assert checked.warnings[-1].startswith("50 more images")
 
 
-def test_a_bucket_of_which_nothing_is_left_is_an_error(tmp_path):
+def test_a_bucket_of_which_nothing_is_left_is_an_error(root, cache):
     """No bucket is trained or tested on nothing."""
-    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     for n, path in enumerate(read(root, cache).buckets[1].test.paths):
         path.write_bytes(HTML + bytes([n]))
     with pytest.raises(DataError, match="none of bucket 2's test images can be decoded"):
         sound(read(root, cache), cache, "leave_out")
 
 
-def test_a_file_that_went_away_is_not_a_damaged_one(tmp_path):
+def test_a_file_that_went_away_is_not_a_damaged_one(root, cache):
     """What cannot be read at all is never left out in silence: it stops either way."""
-    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
     stream = read(root, cache)
     gone = stream.buckets[0].train.paths[0]
     gone.unlink()

@@ -102,8 +102,7 @@ def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("final_newline", [True, False])
-@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(("zero", "final_newline"), [(True, False), (False, True)])
 def test_eleven_buckets_classes_with_spaces_and_final_newlines(
     tmp_path, layout, zero, final_newline
 ):

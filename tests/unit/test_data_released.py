@@ -67,9 +67,10 @@ def as_literal(stream: BucketStream) -> dict[str, dict[str, list[tuple[str, str]
     }
 
 
-@pytest.mark.parametrize("extension", ["jpg", "png"])
-@pytest.mark.parametrize("train_folder", ["train", "train_image_only"])
-@pytest.mark.parametrize("final_newline", [True, False])
+@pytest.mark.parametrize(
+    ("train_folder", "final_newline", "extension"),
+    [("train", True, "jpg"), ("train_image_only", False, "png")],
+)
 def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, extension):
     """Every listed image lands in its bucket, split and class, in a fixed order."""
     root = write_released(

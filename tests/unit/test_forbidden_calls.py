@@ -77,10 +77,10 @@ def offences(source: str) -> Iterator[str]:
                 yield f"line {node.lineno}: passes {argument}={value}"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_module_makes_a_call_that_runs_what_a_file_says(module):
+def test_no_module_makes_a_call_that_runs_what_a_file_says():
     """Pickles, shells, templates without escapes, archives that unpack themselves."""
-    assert list(offences(module.read_text(encoding="utf-8"))) == []
+    found = {path: list(offences(path.read_text(encoding="utf-8"))) for path in MODULES}
+    assert {path: calls for path, calls in found.items() if calls} == {}
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,6 @@ WRONG = [
         for cell in ("inf", "oops", "true", "0x1p-1", "0.1_5", "٠")
     ),
     ("a.csv", "oops,0.8\n0.5,0.6\n", {}, "holds 'oops'; expected a number"),
-    ("a.csv", "0.9,0.8\noops,0.3\n", {}, "holds 'oops'; expected a number"),
     ("a.csv", "model,1,2\n1,0.9,0.8\n2,0.7,0.6\n", {}, "holds 'model'; expected a number"),
     ("a.csv", "0.5,1\n0.5,1\n", {"num_instances": (3,)}, "0.5, which no number of 3 test images"),
     ("a.json", "[[0.5, 0.4], [0.3]]", {}, "holds rows of [2, 1] numbers; expected a number for"),
@@ -256,8 +255,6 @@ WRONG = [
     ("a.json", '[[0.5, "x"]]', {}, "row of the matrix[1]: expected 'float"),
     ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets is 'a'; expected a list"),
     ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 101 + "]}", {}, "1 to 100"),
-    ("a.json", "[" * 90_000, {}, "nested too deeply"),
-    ("a.json", "[[" + "9" * 1_000 + "]]", {}, "out of range"),
     ("notes.txt", "We had fun.\n", {}, "of no format that is read"),
 ]
 

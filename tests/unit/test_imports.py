@@ -27,6 +27,9 @@ PURE = [
     "clear_mlflow.comparison.note",
     "clear_mlflow.comparison.page",
     "clear_mlflow.comparison.terminal_summary",
+    "clear_mlflow.data.features.stored",
+    "clear_mlflow.cli.data_features",
+    "clear_mlflow.learning.strategies",
 ]
 
 
@@ -44,8 +47,15 @@ def test_the_pure_core_is_pure():
 
 def test_the_command_line_loads_before_mlflow_and_torch():
     """A stopping signal is heard from its first moment, and --help takes no seconds."""
-    loaded = loaded_after("import clear_mlflow.cli")
-    assert loaded.isdisjoint(["torch", "torchvision", "mlflow", "matplotlib", "scipy", "ray"])
+    loaded = loaded_after("import clear_mlflow.cli, clear_mlflow.data.decoding.decode")
+    heavy = ["torch", "torchvision", "mlflow", "matplotlib", "scipy", "sklearn", "ray"]
+    assert loaded.isdisjoint(heavy)
+
+
+def test_the_gate_needs_no_more_than_numpy():
+    """The readers of rows for other programs bring no more."""
+    loaded = loaded_after("import clear_mlflow.core.untrusted")
+    assert loaded.isdisjoint(["mlflow", "torch", "PIL", "scipy", "pandas"])
 
 
 def test_drawing_uses_no_pyplot():

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, log_loss, recall_score
+from stored_values import answers_of, images_of
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._common import evaluated, over_course
 from clear_mlflow.metrics.from_predictions import (
@@ -47,25 +47,17 @@ def predictions(
 ) -> Predictions:
     draws = np.random.default_rng(seed)
     total = sum(counts)
-    images = EvaluationSet(
-        buckets=tuple(str(j + 1) for j in range(len(counts))),
-        class_names=class_names,
-        bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
-        label=draws.integers(0, CLASSES, total).astype(np.uint16),
-        content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
-        names=tuple(map(str, range(total))),
-    )
-    answers = {}
+    label = draws.integers(0, CLASSES, total)
+    content = draws.integers(0, 256, (total, 16)).astype(np.uint8)
+    images = images_of(counts, label, class_names, content)
+    labels, soft = {}, {}
     for row in range(rows + 1):
         outputs = draws.normal(size=(total, CLASSES))
         outputs[np.arange(total), images.label] += row / 2
-        soft = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
-        answers[row] = RowPredictions(
-            row=row,
-            labels=outputs.argmax(axis=1).astype(np.uint8),
-            evaluation_set=images.digest,
-            probabilities=soft.astype(np.float16) if probs else None,
-        )
+        labels[row] = outputs.argmax(axis=1)
+        shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+        soft[row] = shares.astype(np.float16)
+    answers = answers_of(images, labels, soft if probs else None)
     return Predictions(images, answers, protocol)
 
 

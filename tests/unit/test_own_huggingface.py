@@ -130,22 +130,13 @@ def test_other_splits_are_left_out_with_a_warning(tmp_path):
         load(tmp_path / "b")
 
 
-@pytest.mark.parametrize(
-    ("feature", "values", "told"),
-    [
-        (datasets.Value("float32"), [0.5], "regression is not done here"),
-        (datasets.List(datasets.Value("int64")), [[0, 1]], "several at once are not learned here"),
-        (datasets.ClassLabel(names=["x", "y"]), [-1], "row 0 has no label"),
-    ],
-)
-def test_labels_that_are_no_classes_are_one_line(tmp_path, feature, values, told):
+def test_labels_that_are_no_classes_are_one_line(tmp_path):
     """As of every table."""
     rows = write_years(tmp_path / "photos", train=1)
-    features = datasets.Features({**FEATURES, "label": feature})
-    as_dataset(tmp_path / "photos", rows, features, label=values * len(rows)).save_to_disk(
+    as_dataset(tmp_path / "photos", rows, label=[-1] * len(rows)).save_to_disk(
         str(tmp_path / "odd")
     )
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match="row 0 has no label"):
         load(tmp_path / "odd")
 
 

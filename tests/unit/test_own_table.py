@@ -363,20 +363,3 @@ def test_any_change_of_a_parquet_file_is_read_or_refused(years, tmp_path_factory
         return
     for images in listing.images.values():
         assert all(path.is_relative_to(changed.resolve()) for path in images.paths)
-
-
-def test_a_leak_across_time_is_found_in_a_table_too(years, tmp_path):
-    """One photo of 2004 that the table has in 2006, too: by its content, whatever it is called."""
-    shutil.copytree(years[0], tmp_path / "photos")
-    rows = list(years[1])
-    copied = rows[0]
-    shutil.copy(tmp_path / "photos" / copied.path, tmp_path / "photos" / "again.png")
-    rows.append(copied._replace(path="again.png", bucket=YEARS[-1], time="2006-05-01"))
-    (tmp_path / "photos" / "photos.parquet").unlink()
-    write_csv(tmp_path / "photos" / "photos.csv", rows)
-    (warning,) = load(tmp_path / "photos").warnings
-    assert "in more than one bucket" in warning
-    assert "again.png" in warning
-    every_bucket_the_same = [row._replace(bucket="2004") for row in years[1]]
-    write_csv(tmp_path / "photos" / "photos.csv", every_bucket_the_same)
-    assert [b.key for b in load(tmp_path / "photos").buckets] == ["2004"]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
+from stored_values import images_of
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import (
@@ -23,14 +24,10 @@ from clear_mlflow.core.predictions import (
 
 def evaluation_set(counts: tuple[int, ...] = (3, 2), classes: int = 4) -> EvaluationSet:
     total = sum(counts)
-    draws = np.random.default_rng(0)
-    return EvaluationSet(
-        buckets=tuple(str(j + 1) for j in range(len(counts))),
-        class_names=tuple(f"class {c}" for c in range(classes)),
-        bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
-        label=(np.arange(total) % classes).astype(np.uint16),
-        content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
-        names=tuple(f"image é {i}" for i in range(total)),
+    content = np.random.default_rng(0).integers(0, 256, (total, 16)).astype(np.uint8)
+    classes_of, names = np.arange(total) % classes, tuple(f"image é {i}" for i in range(total))
+    return images_of(
+        counts, classes_of, (f"class {c}" for c in range(classes)), content, names=names
     )
 
 

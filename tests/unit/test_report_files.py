@@ -11,9 +11,10 @@ import pytest
 from courses import explain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import DatasetIdentity, Record, assemble, row_file_name
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
@@ -79,13 +80,10 @@ def stored(matrix: AccuracyMatrix, **facts) -> Record:
     rows = [counts[i : i + width] for i in range(0, len(counts), width)]
     initial = [100] * width
     records = {
-        row_file_name(number): RowRecord(
-            row=AccuracyRow(number, matrix.buckets, tuple(row), (1000,) * width),
+        row_file_name(number): row_record(
+            AccuracyRow(number, matrix.buckets, tuple(row), (1000,) * width),
             protocol=facts.get("protocol", "iid"),
             dataset=DatasetIdentity(facts.get("name", "clear10"), "sha256:abc"),
-            seed=0,
-            package_version="0.1.0",
-            written_at="2026-01-31T12:00:00Z",
         )
         for number, row in enumerate([initial, *rows])
         if number not in facts.get("without", ())

@@ -13,11 +13,11 @@ import pytest
 from anytime_courses import inside_bucket
 from courses import explain
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
+from stored_values import answers_of, images_of, row_record
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import DatasetIdentity, assemble, row_file_name
 from clear_mlflow.metrics import METRICS, anytime, summarize
 from clear_mlflow.metrics.from_predictions import Predictions, confusion
 from clear_mlflow.report.page import answers
@@ -28,25 +28,17 @@ def answered(num_buckets, classes, per_class, *, skill=0.7, protocol="iid", rows
     """Predictions of a run that is right in *skill* of all cases, in the images' own order."""
     draws = np.random.default_rng(seed)
     total = num_buckets * classes * per_class
-    bucket = np.repeat(np.arange(num_buckets), classes * per_class).astype(np.uint16)
-    label = draws.integers(0, classes, total).astype(np.uint16)
-    images = EvaluationSet(
-        buckets=tuple(str(j + 1) for j in range(num_buckets)),
-        class_names=tuple(f"class {c}" for c in range(classes)),
-        bucket=bucket,
-        label=label,
-        content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
-        names=tuple(map(str, range(total))),
-    )
-    answers = {}
+    label = draws.integers(0, classes, total)
+    content = draws.integers(0, 256, (total, 16)).astype(np.uint8)
+    names = (f"class {c}" for c in range(classes))
+    images = images_of((classes * per_class,) * num_buckets, label, names, content)
+    labels = {}
     for row in range(num_buckets + 1) if rows is None else rows:
         guesses = draws.integers(0, classes, total)
-        labels = np.where(draws.random(total) < (skill if row else 1 / classes), label, guesses)
-        answers[row] = RowPredictions(
-            row=row,
-            labels=labels.astype(np.uint8 if classes <= 256 else np.uint16),
-            evaluation_set=images.digest,
+        labels[row] = np.where(
+            draws.random(total) < (skill if row else 1 / classes), label, guesses
         )
+    answers = answers_of(images, labels)
     return Predictions(images, answers, protocol, num_buckets)
 
 
@@ -55,13 +47,11 @@ def record_of(counts, num_test, *, protocol="iid", dataset="digits", buckets=Non
     buckets = buckets or tuple(str(j + 1) for j in range(len(num_test)))
     return assemble(
         {
-            row_file_name(row): RowRecord(
-                row=AccuracyRow(row, tuple(buckets), tuple(right), tuple(num_test)),
+            row_file_name(row): row_record(
+                AccuracyRow(row, tuple(buckets), tuple(right), tuple(num_test)),
                 protocol=protocol,
                 dataset=DatasetIdentity(dataset, "sha256:" + "ab" * 32),
                 seed=seed,
-                package_version="0.1.0",
-                written_at="2026-01-31T12:00:00.123Z",
             )
             for row, right in counts.items()
         }
@@ -265,18 +255,8 @@ def test_a_run_with_its_first_row_has_a_page(row):
 
 
 def test_imported_fractions_have_no_counts():
-    record = assemble(
-        {
-            row_file_name(1): RowRecord(
-                row=AccuracyRow.from_values(1, ("a", "b"), (0.5, math.nan)),
-                protocol="iid",
-                dataset=DatasetIdentity("other", "sha256:" + "cd" * 32),
-                seed=None,
-                package_version="0.1.0",
-                written_at="2026-01-31T12:00:00.123Z",
-            )
-        }
-    )
+    row = AccuracyRow.from_values(1, ("a", "b"), (0.5, math.nan))
+    record = assemble({row_file_name(1): row_record(row, seed=None)})
     report = RunReport(name="x", run_id="y", record=record, summary={}, reasons={})
     text = run_page(dataclasses.replace(report, without_predictions="The run kept none."))
     assert data_of(text)["images"] is data_of(text)["answers"] is None

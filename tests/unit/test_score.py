@@ -12,6 +12,7 @@ from html_pages import Page
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from published import SECOND_PLACE
+from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.comparison import arrange, compare
@@ -23,7 +24,7 @@ from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop, measured_row
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, significant
 from clear_mlflow.importers import Reading, Source, read_runs
 from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, of_score
@@ -49,15 +50,8 @@ explain, summarize = (
 
 def record(row, values, score=RMSE, *, seed=0, num_instances=None, **changes):
     keys = tuple(str(j + 1) for j in range(len(values)))
-    found = RowRecord(
-        row=AccuracyRow.from_values(row, keys, values, num_instances, score),
-        protocol="iid",
-        dataset=DatasetIdentity("bikes", "sha256:" + "ab" * 32),
-        seed=seed,
-        package_version="0.1.0",
-        written_at="2026-01-31T12:00:00.123Z",
-    )
-    return replace(found, **changes)
+    row = AccuracyRow.from_values(row, keys, values, num_instances, score)
+    return row_record(row, seed=seed, **changes)
 
 
 def run_of(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):

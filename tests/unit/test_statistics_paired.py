@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
+from stored_values import answers_of, images_of
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, summarize
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics import (
@@ -33,19 +33,8 @@ def paired_bootstrap(a: Predictions, b: Predictions, **options: Any) -> dict[str
 def hits(
     right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, protocol: str = "iid"
 ) -> Predictions:
-    count = sum(counts)
-    images = EvaluationSet(
-        buckets=tuple(str(j + 1) for j in range(len(counts))),
-        class_names=("wrong", "right"),
-        bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
-        label=np.ones(count, np.uint16),
-        content=np.zeros((count, 16), np.uint8),
-        names=tuple(map(str, range(count))),
-    )
-    answers = {
-        row: RowPredictions(row=row, labels=labels, evaluation_set=images.digest)
-        for row, labels in enumerate(right.astype(np.uint8), start=first_row)
-    }
+    images = images_of(counts, np.ones(sum(counts)), ("wrong", "right"))
+    answers = answers_of(images, dict(enumerate(right, start=first_row)))
     return Predictions(images, answers, protocol)
 
 

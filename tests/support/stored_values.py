@@ -1,0 +1,42 @@
+"""Rows, test images and predictions, as a run stores them, as values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.record import DatasetIdentity, RowRecord
+
+
+def row_record(row, **changes) -> RowRecord:
+    """A row with what its file says of the run."""
+    facts = {"protocol": "iid", "dataset": DatasetIdentity("digits", "sha256:" + "ab" * 32)}
+    facts |= {"seed": 0, "package_version": "0.1.0", "written_at": "2026-01-31T12:00:00.123Z"}
+    return RowRecord(row=row, **{**facts, **changes})
+
+
+def images_of(counts, label, class_names, content=None, **changes) -> EvaluationSet:
+    """So many images in each bucket, of these classes."""
+    parts = {
+        "buckets": tuple(str(j + 1) for j in range(len(counts))),
+        "class_names": tuple(class_names),
+        "bucket": np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
+        "label": np.asarray(label, dtype=np.uint16),
+        "content": np.zeros((sum(counts), 16), np.uint8) if content is None else content,
+        "names": tuple(map(str, range(sum(counts)))),
+    }
+    return EvaluationSet(**{**parts, **changes})
+
+
+def answers_of(images, labels, probabilities=None) -> dict[int, RowPredictions]:
+    """What was answered at each row, by its number."""
+    kind = np.uint8 if len(images.class_names) <= 256 else np.uint16
+    return {
+        row: RowPredictions(
+            row=row,
+            labels=np.asarray(of_row, dtype=kind),
+            evaluation_set=images.digest,
+            probabilities=None if probabilities is None else probabilities[row],
+        )
+        for row, of_row in labels.items()
+    }
