@@ -78,9 +78,9 @@ def main() -> None:
 
 def default_lines(only: list[str] | None) -> Iterator[str]:
     """What each line of the table asks for: every strategy as it is, and its variants."""
-    from clear_mlflow.learning.registry import strategy_names
+    from clear_mlflow.learning.registry import known_strategies
 
-    for strategy in only or strategy_names():
+    for strategy in only or known_strategies():
         for variant in VARIANTS.get(strategy, [{}]):
             yield " ".join([f"strategy={strategy}", *(f"{k}={v}" for k, v in variant.items())])
 

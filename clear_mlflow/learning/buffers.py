@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_bucket
+from clear_mlflow.learning.samples.photos import SampleIndices, joined, whole_bucket
 
 
 class Buffer(ABC):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.checking.damaged import sound_stream
-from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
+from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache, sound_stream
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.fetching.download import clear_folder
 from clear_mlflow.data.files import resolve_root

@@ -91,7 +91,7 @@ class CollectingProgress(TrainingProgress):
     """Shows what *shown* does, and keeps the curve, handed over at most once in some seconds."""
 
     def __init__(self, shown: TrainingProgress, on_curve: OnCurve, on_test: OnTest) -> None:
-        for name in ("images_decoded", "bucket_started", "steps_planned", "step_done"):
+        for name in ("bucket_started", "steps_planned", "step_done"):
             setattr(self, name, getattr(shown, name))
         self._shown, self._on_curve, self._on_test = shown, on_curve, on_test
         self._points: list[CurvePoint] = []

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from importlib.metadata import entry_points
 from pathlib import Path
-
-ENTRY_POINTS = "clear_mlflow.strategies"
 
 # What parameters mean nothing to, for what has no torch to ask their classes, which declare it.
 WITHOUT_BUFFER = frozenset(
@@ -20,13 +17,7 @@ WITHOUT_STEPS = frozenset({"ncm", "slda"})
 _FOLDER = Path(__file__).with_name("strategies")
 
 
-def strategy_names() -> tuple[str, ...]:
+def known_strategies() -> tuple[str, ...]:
     """The strategies of this package: one module each, named as the strategy is."""
     modules = pkgutil.iter_modules([str(_FOLDER)])
     return tuple(sorted(m.name for m in modules if not m.name.startswith("_")))
-
-
-def known_strategies() -> tuple[str, ...]:
-    """Every name that a strategy can be asked for by: ours, and other packages' entry points."""
-    others = {point.name for point in entry_points(group=ENTRY_POINTS)}
-    return (*strategy_names(), *sorted(others - set(strategy_names())))

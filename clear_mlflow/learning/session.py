@@ -39,7 +39,7 @@ from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup, check_devi
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import FULL, NONE
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
-from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     FeatureStream,
@@ -95,7 +95,7 @@ def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) ->
     """Raise ConfigError where a configuration is for one process alone, or GPUs are too few."""
     check_devices(place, device, one_each=True)
     if not load_strategy(config.strategy).several_processes:
-        able = [name for name in strategy_names() if load_strategy(name).several_processes]
+        able = [name for name in known_strategies() if load_strategy(name).several_processes]
         raise ConfigError(
             f"strategy {config.strategy} trains in one process and this is one of {place.size}; "
             f"expected one of {', '.join(able)}, or a class that sets several_processes = True"
@@ -196,7 +196,7 @@ class StreamTraining:
             if self.group.rank > 0:
                 on_curve = on_test = ignore
             progress = CollectingProgress(shown, on_curve, on_test)
-            stream = self.on_device(progress)
+            stream = self.on_device()
             if self.config.seeds != NONE:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):
                     measured = self.measured(member)
@@ -289,7 +289,7 @@ class StreamTraining:
         tensors |= dict(zip(STANDARDISED, standardised or (), strict=False))
         return save(tensors, metadata=about.as_metadata())
 
-    def on_device(self, progress: TrainingProgress) -> TrainingStream:
+    def on_device(self) -> TrainingStream:
         """The stream as tensors, decoded when they are first asked for."""
         device = torch.device(self.config.device)
         if self.features is not None:
@@ -300,7 +300,6 @@ class StreamTraining:
             augment=self.config.augment,
             device=device,
             cache=self.cache,
-            on_image=progress.images_decoded,
         )
 
 

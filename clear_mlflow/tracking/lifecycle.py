@@ -91,20 +91,15 @@ def result_of(
     error: BaseException | None,
     run_id: str | None,
     received: Sequence[int] = (),
-    died: Sequence[int] = (),
 ) -> RunResult:
-    """How a training ended, by what it raised, the signals received, and the ranks that died."""
+    """How a training ended, by what it raised and the signals received."""
     if isinstance(error, LostRunError):
         return RunResult(2, "FAILED", run_id, str(error), error)
     if isinstance(error, UnsentError):
-        result = result_of(error.__cause__, run_id, received, died)
+        result = result_of(error.__cause__, run_id, received)
         return replace(result, exit_code=result.exit_code or 2, problem=error)
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return RunResult(0, "FINISHED", run_id)
-    if died:
-        which = " and ".join(map(str, died))
-        message = f"the process of rank {which} ended before its training did"
-        return RunResult(1, "FAILED", run_id, message)
     if received:
         message = f"stopped by {signal.Signals(received[0]).name}"
         return RunResult(128 + received[0], "KILLED", run_id, message)

@@ -8,7 +8,6 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import mlflow
@@ -21,7 +20,6 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
-from clear_mlflow.process.peers import PeerProcesses
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
@@ -49,9 +47,8 @@ def train_supervised(
     name: str | None = None,
 ) -> RunResult:
     """Have a child process train, and close the record however that ends; *signals* are entered."""
-    peers = PeerProcesses(place)
     with process:
-        signals.hand_to(partial(_stop, peers, process))
+        signals.hand_to(process.stop)
         try:
             client = preflight()
             named = _interrupted_run(client)
@@ -62,8 +59,7 @@ def train_supervised(
             process.stop()
             return close_project_run(result_of(error, None, signals.received))
         if named is None:
-            peers.find()
-            return _train(client, process, run_id, config, asked, signals, place, peers)
+            return _train(client, process, run_id, config, asked, signals, place)
         # It has checked its parameters and no more: those of the run are what counts.
         process.stop()
     return resume_supervised(named, asked, signals, place)
@@ -109,7 +105,6 @@ def _resume(
     place: DistributedEnv,
     assume_dead: bool,
 ) -> RunResult:
-    peers = PeerProcesses(place)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
         try:
             point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
@@ -119,25 +114,18 @@ def _resume(
         if point.is_complete:
             return _close_complete(client, point)
         with TrainingProcess(wanted) as process:
-            signals.hand_to(partial(_stop, peers, process))
+            signals.hand_to(process.stop)
             try:
                 config = process.config
                 check_parameters(point, config)
-                peers.find()
                 check_data(point, process.facts)
                 take_over(client, point, assume_dead=assume_dead)
             except (ClearError, TrainingDied) as error:
                 process.stop()
-                return result_of(error, None, signals.received, peers.died)
+                return result_of(error, None, signals.received)
             if point.state is not None:
                 process.resume_from(point.state.file)
-            return _train(client, process, run_id, config, asked, signals, place, peers, point)
-
-
-def _stop(peers: PeerProcesses, process: TrainingProcess) -> None:
-    """End the child, once it is known which of its peers ended before."""
-    peers.look()
-    process.stop()
+            return _train(client, process, run_id, config, asked, signals, place, point)
 
 
 def _train(
@@ -148,7 +136,6 @@ def _train(
     asked: Mapping[str, str],
     signals: StoppingSignals,
     place: DistributedEnv,
-    peers: PeerProcesses,
     resumed: ResumePoint | None = None,
 ) -> RunResult:
     """Train into a run that is open, and close it."""
@@ -161,7 +148,7 @@ def _train(
             run.track(process)
     except (ClearError, TrainingDied) as error:
         process.stop()
-        result = result_of(error, run_id, signals.received, peers.died)
+        result = result_of(error, run_id, signals.received)
         return _with_resume(close(client, run_id, result, run.member_ids), config, place)
     except BaseException as error:
         close(client, run_id, result_of(error, run_id), run.member_ids)

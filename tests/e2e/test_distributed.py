@@ -24,7 +24,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy, load_strategy
 from clear_mlflow.metrics import summarize
@@ -36,7 +36,7 @@ class ForOne(Strategy):
 
 
 WORKER = Path(__file__).parents[1] / "support" / "distributed_worker.py"
-TOGETHER = [name for name in strategy_names() if load_strategy(name).several_processes]
+TOGETHER = [name for name in known_strategies() if load_strategy(name).several_processes]
 
 OF_FEATURES = {"features": "made_up", "epochs": "1", "batch_size": "7"}
 GENTLY = {"lr": "0.01", "momentum": "0"}  # others only forget where these amplify rounding
@@ -204,10 +204,6 @@ def rank_1(process, module):
     raise AssertionError(f"rank 1 does not run {module}")
 
 
-def kill_process_of_rank_1(process):
-    rank_1(process, "clear_mlflow train").kill()
-
-
 def kill_training_of_rank_1(process):
     rank_1(process, "clear_mlflow.process.child").kill()
 
@@ -228,11 +224,10 @@ def runs_still(process):
 @pytest.mark.parametrize(
     ("launcher", "end", "status", "told"),
     [
-        (TORCHRUN, kill_process_of_rank_1, "FAILED", "ended"),
         (TORCHRUN, kill_training_of_rank_1, "FAILED", "another process of this training has ended"),
         (OURS, interrupt, "KILLED", "stopped by SIGINT"),
     ],
-    ids=["process of rank 1 killed", "training of rank 1 killed", "interrupted"],
+    ids=["training of rank 1 killed", "interrupted"],
 )
 def test_run_of_several_is_scored_and_closed(
     project, store, experiment_id, short_stream, launcher, end, status, told

@@ -21,8 +21,8 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import sha256_of
 from clear_mlflow.data import cached_arrays
 from clear_mlflow.data.cached_arrays import ForeignFileError, UnusableFileError, refuse_others
-from clear_mlflow.data.checking import hashes as hashing
-from clear_mlflow.data.checking.hashes import FILE_NAME, RememberedHashes
+from clear_mlflow.data.checking import content as hashing
+from clear_mlflow.data.checking.content import FILE_NAME, RememberedHashes
 from clear_mlflow.data.decoding.decode import DecodedImages, Resize, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
@@ -428,7 +428,7 @@ def clock(monkeypatch):
     import time
 
     real = time.time_ns
-    monkeypatch.setattr("clear_mlflow.data.checking.hashes.time.time_ns", lambda: real() + 10**10)
+    monkeypatch.setattr("clear_mlflow.data.checking.content.time.time_ns", lambda: real() + 10**10)
 
 
 @pytest.mark.usefixtures("clock")

@@ -24,8 +24,13 @@ from clear_mlflow.learning.samples.decoded import (
     batch_bounds,
     training_batches,
 )
-from clear_mlflow.learning.samples.indices import joined, whole_bucket
-from clear_mlflow.learning.samples.photos import Photos, augmentation, photos_of
+from clear_mlflow.learning.samples.photos import (
+    Photos,
+    augmentation,
+    joined,
+    photos_of,
+    whole_bucket,
+)
 
 
 def batches(samples, **changes):
@@ -141,14 +146,10 @@ def test_seeds_differ_by_purpose_and_take_any_whole_number():
 def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
     """Test sets lie end to end with their bucket's position; training sets come one by one."""
     stream, pixels = random_stream(tmp_path, train=(3, 5, 4), test=(2, 1, 4), side=8)
-    told = []
-    decoded = DecodedStream(
-        stream, image_size=8, device=CPU, on_image=lambda *counts: told.append(counts)
-    )
+    decoded = DecodedStream(stream, image_size=8, device=CPU)
     held_out = decoded.test()
     assert held_out.counts == (2, 1, 4)
     assert held_out.bucket.tolist() == [0, 0, 1, 2, 2, 2, 2]
-    assert told[-1] == (7, 7)
     expected = np.concatenate([pixels[path] for b in stream.buckets for path in b.test.paths])
     assert np.array_equal(held_out.some(0, 7).numpy().reshape(expected.shape), expected)
     labels = np.concatenate([bucket.test.labels for bucket in stream.buckets])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from learning_streams import CPU, config, pixels_of, random_stream
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, strategy_names
+from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy
@@ -73,7 +73,7 @@ def held(strategy, stream):
 
 def test_what_means_nothing_to_a_strategy_is_what_its_class_says():
     """The lists name those without a buffer, and those whose numbers no step of descent makes."""
-    classes = {name: load_strategy(name) for name in strategy_names()}
+    classes = {name: load_strategy(name) for name in known_strategies()}
     assert {name for name, kind in classes.items() if not kind.needs_memory} == WITHOUT_BUFFER
     assert {
         n for n, kind in classes.items() if issubclass(kind, ClosedFormStrategy)

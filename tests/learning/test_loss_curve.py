@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from clear_mlflow.learning.descent import MOST_POINTS, LossCurve, learning_rate, num_points
 from clear_mlflow.learning.ensemble import train_ensemble
 from clear_mlflow.learning.loop import train
-from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy
@@ -76,7 +76,7 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
     assert times == sorted(times)
 
 
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", known_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     """One rising count of steps over all buckets, whatever is trained on; none without a step."""
     found = points_of(placed(), on_features(strategy=strategy, memory=12, batch_size=8))

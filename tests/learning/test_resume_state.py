@@ -26,8 +26,8 @@ from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_by
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import strategy_names
-from clear_mlflow.learning.samples.indices import joined, whole_bucket
+from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.learning.samples.photos import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
@@ -64,13 +64,13 @@ def scramble():
     ],
     ids=["reset", "adam kept"],
 )
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", known_strategies())
 def test_on_features(strategy, recipe):
     """A linear head: closed forms, buffers, penalties."""
     assert_resumes_everywhere(feature_stream, on_features(strategy=strategy, **recipe))
 
 
-@pytest.mark.parametrize("strategy", sorted(set(strategy_names()) - set(ON_FEATURES_ALONE)))
+@pytest.mark.parametrize("strategy", sorted(set(known_strategies()) - set(ON_FEATURES_ALONE)))
 def test_on_images(tmp_path, strategy):
     """A network with batch normalisation, whose momentum is kept from bucket to bucket."""
     image_stream(tmp_path / "images")

@@ -1,8 +1,7 @@
-"""A user's own strategy: the one in examples/, by its class and by an entry point."""
+"""A user's own strategy: the one in examples/."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import pytest
@@ -11,10 +10,7 @@ from learning_streams import config
 from strategy_runs import image_stream, rows_of
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies import Strategy
 from clear_mlflow.learning.strategies._base import load_strategy
 from clear_mlflow.process.parent import TrainingProcess
 
@@ -53,28 +49,11 @@ def test_the_training_process_finds_it_below_the_folder_that_the_command_ran_in(
         assert process.config.strategy_args == {"strength": 0.5}
 
 
-def test_a_package_can_name_its_strategy_by_an_entry_point(tmp_path, monkeypatch):
-    """Then it is listed beside ours, and found by that name, in a running process, too."""
-    with pytest.raises(ConfigError, match="strategy is 'own_one'"):
-        TrainConfig.resolve({"strategy": "own_one"})
-    (tmp_path / "theirs.py").write_text(
-        "from clear_mlflow.learning.strategies import Strategy\n"
-        "class Own(Strategy):\n    'Theirs.'\nOTHER = 3\n"
-    )
-    metadata = tmp_path / "theirs-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[clear_mlflow.strategies]\nown_one = theirs:Own\nno_class = theirs:OTHER\n"
-        "not_there = theirs:Missing\n"
-    )
+def test_what_a_name_leads_to_is_a_strategy(tmp_path, monkeypatch):
+    """Anything else, or nothing, is refused in one line."""
+    (tmp_path / "theirs.py").write_text("OTHER = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
-    assert "own_one" in known_strategies()
-    found = load_strategy(TrainConfig.resolve({"strategy": "own_one"}).strategy)
-    assert issubclass(found, Strategy)
-    assert found.__doc__ == "Theirs."
-    for name, problem in (("no_class", "expected a subclass"), ("not_there", "cannot be loaded")):
+    for name, problem in (("OTHER", "expected a subclass"), ("Missing", "cannot be loaded")):
         with pytest.raises(ConfigError, match=problem):
-            load_strategy(name)
+            load_strategy(f"theirs:{name}")
     sys.modules.pop("theirs")

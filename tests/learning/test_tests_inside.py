@@ -14,14 +14,14 @@ from torch import nn
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import batch_bounds
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies._base import load_strategy
 
 WITHOUT_STEPS = ("joint", "ncm", "slda")
-DESCENDING = sorted(set(strategy_names()) - set(WITHOUT_STEPS))
+DESCENDING = sorted(set(known_strategies()) - set(WITHOUT_STEPS))
 
 
 class Kept(TrainingProgress):
@@ -169,7 +169,7 @@ def test_a_strategy_says_how_many_steps_a_bucket_takes(tmp_path):
             asked = {"strategy": strategy, "epochs": 2, "memory": 4, "test_every": f"{steps}steps"}
             return StreamTraining(check(config(**asked)), stream, "nowhere", TrainingProgress())
 
-        found, _ = inside_of(prepared(1).on_device(TrainingProgress()), prepared(1).config)
+        found, _ = inside_of(prepared(1).on_device(), prepared(1).config)
         assert min(test.num_steps for test in found.tests) == fewest
         prepared(fewest - 1)
         with pytest.raises(ConfigError, match=f"takes no more than {fewest} steps"):

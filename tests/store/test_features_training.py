@@ -15,7 +15,7 @@ from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import FeatureStream
-from clear_mlflow.learning.samples.indices import SampleIndices
+from clear_mlflow.learning.samples.photos import SampleIndices
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.tracking.in_process import train_in_process

@@ -184,25 +184,24 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id
 
 
 @pytest.mark.parametrize(
-    ("error", "received", "died", "expected"),
+    ("error", "received", "expected"),
     [
-        (TrainingDied(1), [], (), (1, "FAILED")),
-        (TrainingDied(-signal.SIGKILL), [], (), (137, "KILLED")),
-        (TrainingDied(-signal.SIGSEGV), [], (), (1, "FAILED")),
-        (TrainingDied(-signal.SIGTERM), [signal.SIGINT], (), (130, "KILLED")),
-        (TrackingError("no"), [signal.SIGTERM], (), (143, "KILLED")),
-        (TrackingError("no"), [], (), (2, "FAILED")),
-        (TrackingError("no"), [signal.SIGTERM], (1,), (1, "FAILED")),
+        (TrainingDied(1), [], (1, "FAILED")),
+        (TrainingDied(-signal.SIGKILL), [], (137, "KILLED")),
+        (TrainingDied(-signal.SIGSEGV), [], (1, "FAILED")),
+        (TrainingDied(-signal.SIGTERM), [signal.SIGINT], (130, "KILLED")),
+        (TrackingError("no"), [signal.SIGTERM], (143, "KILLED")),
+        (TrackingError("no"), [], (2, "FAILED")),
     ],
 )
-def test_how_a_training_in_a_child_ended(error, received, died, expected):
+def test_how_a_training_in_a_child_ended(error, received, expected):
     """Stopped from outside, broken, or refused: the exit code of each."""
-    found = result_of(error, "r", received, died)
+    found = result_of(error, "r", received)
     assert (found.exit_code, found.status) == expected
     assert found.run_id == "r"
     unsent = UnsentError("waits", {})
     unsent.__cause__ = error
-    found = result_of(unsent, "r", received, died)
+    found = result_of(unsent, "r", received)
     assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
 
 

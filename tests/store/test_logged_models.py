@@ -211,7 +211,6 @@ def test_heads_on_features_are_asked_about_features(store, experiment_id):
         {"num_classes": 10**9},
         {"model": ["small_cnn"]},
         {"strategy": None},
-        {"more": 1},
         {"requirements": 3},
     ],
     ids=str,

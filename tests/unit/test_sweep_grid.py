@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.grids import fingerprint, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.registry import known_strategies
 
 VALUES = {
     "strategy": ["naive", "replay", "cumulative"],
@@ -165,7 +165,7 @@ def test_the_search_over_all_strategies_treats_them_alike(project):
     assert {run.config.split for run in runs} == {"validation"}
     settings_of = Counter(run.config.strategy for run in runs)
     assert settings_of.pop("ncm") == 1  # which has no number
-    assert settings_of == dict.fromkeys(set(strategy_names()) - {"ncm"}, 3)
+    assert settings_of == dict.fromkeys(set(known_strategies()) - {"ncm"}, 3)
     made = {r.config.strategy: steps(r.config) for r in runs if r.config.features == "none"}
     assert (made.pop("joint"), made.pop("cumulative")) == (840, 970)
     assert set(made.values()) == {960}

@@ -8,6 +8,7 @@ sizes; where some images cannot be decoded, which and why, and there are no pixe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -21,12 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.cached_arrays import (
     CachedArrays,
     ForeignFileError,
     UnusableFileError,
     new_array,
 )
+from clear_mlflow.data.checking.content import stream_digest
 from clear_mlflow.data.decoding.decode import (
     Damaged,
     DecodedImages,
@@ -37,12 +40,14 @@ from clear_mlflow.data.decoding.decode import (
     refusal,
 )
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet, counted, image_sets
 
+LEAVE_OUT = "leave_out"
 DECODED_FOLDER = "decoded-v1"  # in the folder of all caches
 
 # Height to width of most photos, for how much room they will take.
 _PHOTO_RATIO = 1.5
+_MOST_LISTED = 100  # damaged images, by name
 
 
 def to_standard_error(message: str) -> None:
@@ -188,6 +193,57 @@ class DecodedCache:
         if what not in self._warned:
             self._warned.add(what)
             self._warn(message)
+
+
+def sound_stream(
+    stream: BucketStream,
+    *,
+    cache: DecodedCache,
+    resize: Resize,
+    damaged: str,
+    on_image: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[BucketStream, int]:
+    """Decode every image into the cache: what of the stream can be, and how many are left out."""
+    left: dict[int, ImageSet] = {}
+    everything: list[Damaged] = []
+    for images, on_ready in counted([*image_sets(stream)], on_image):
+        found = cache.damaged(images, resize, on_image=on_ready)
+        everything += found
+        gone = [one.position for one in found]
+        rest = images.take(np.delete(np.arange(len(images)), gone)) if gone else images
+        left[id(images)] = rest
+    if not everything:
+        return stream, 0
+    if damaged != LEAVE_OUT:
+        raise refusal(everything, advice=", or pass damaged=leave_out to train without")
+    buckets = tuple(
+        Bucket(bucket.key, left[id(bucket.train)], left[id(bucket.test)])
+        for bucket in stream.buckets
+    )
+    for bucket in buckets:
+        for split, images in (("train", bucket.train), (stream.tested_on, bucket.test)):
+            if not len(images):
+                raise DataError(
+                    f"none of bucket {bucket.key}'s {split} images can be decoded; the first "
+                    f"damaged image is {path_text(everything[0].path)}: unpack the dataset again"
+                )
+    listed = everything[:_MOST_LISTED]
+    warnings = [
+        f"{path_text(one.path)} is left out: it cannot be decoded: {one.why}" for one in listed
+    ]
+    if more := len(everything) - len(listed):
+        warnings.append(f"{more} more images are left out, which cannot be decoded")
+    sound = dataclasses.replace(
+        stream,
+        buckets=buckets,
+        digest=stream_digest(buckets, stream.class_names, stream.tested_on, stream.scenario),
+        warnings=(*stream.warnings, *warnings),
+    )
+    # A set without its damaged images is another one to the cache. It is decoded now, as the others
+    # were, and not in the middle of the training.
+    for images, on_ready in counted([*image_sets(sound)], on_image):
+        cache.damaged(images, resize, on_image=on_ready)
+    return sound, len(everything)
 
 
 def _npy_header(num_bytes: int) -> bytes:

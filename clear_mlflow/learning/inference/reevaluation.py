@@ -45,7 +45,7 @@ class Reevaluation(StreamTraining):
         config = self.config
         arithmetic = tf32(config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, self.progress as progress:
-            stream = self.on_device(progress)
+            stream = self.on_device()
             model = fresh_model(stream, config)
             for row, path in self.models.items():
                 _load(model, path)

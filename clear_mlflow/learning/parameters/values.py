@@ -12,7 +12,7 @@ from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.data.sources import DATASETS, is_own_function
 from clear_mlflow.learning.anytime.schedule import OFF, parse_interval
 from clear_mlflow.learning.parameters.recipes import AUTO, FULL, NONE
-from clear_mlflow.learning.registry import known_strategies, strategy_names
+from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.metrics import family_names
 
 _LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
@@ -88,11 +88,8 @@ def parse_dataset(text: str) -> str:
 
 def parse_strategy(text: str) -> str:
     """A strategy's name, or a class of one's own."""
-    # Ours are looked at first: other packages' entry points are a file of each installed package.
-    if text in strategy_names() or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
-        return text
     known = known_strategies()
-    if text in known:
+    if text in known or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
         return text
     raise ValueError(
         f"expected one of {', '.join(known)}, or a class of your own: package.module:Class"

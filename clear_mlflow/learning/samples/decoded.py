@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clear_mlflow.data.decoding.decode import DecodedImages, decode
+from clear_mlflow.data.decoding.decode import decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.scenarios import TASK
@@ -20,8 +20,16 @@ from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.device import RngPurpose, generator, storage_device
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_bucket
-from clear_mlflow.learning.samples.photos import Crops, Photos, augmentation, photos_at, photos_of
+from clear_mlflow.learning.samples.photos import (
+    Crops,
+    Photos,
+    SampleIndices,
+    augmentation,
+    joined,
+    photos_at,
+    photos_of,
+    whole_bucket,
+)
 
 # ImageNet's mean and standard deviation, as is usual in the field. They are constants, not measured
 # on the data: statistics of the whole stream depend on buckets that the model has not yet seen.
@@ -162,37 +170,24 @@ class DecodedStream(TrainingStream):
         augment: str = NONE,
         device: torch.device,
         cache: DecodedCache | None = None,
-        on_image: Callable[[int, int], None] = lambda done, total: None,  # decoded, of how many
     ) -> None:
         super().__init__(stream, device)
         self.augmentation = augmentation(augment, image_size)
         self._decoded = decode if cache is None else cache.images
-        self._on_image = on_image
 
     def _fetch(self, picks: SampleIndices) -> Photos:
         positions = [int(position) for position in np.unique(picks.bucket)]
-        return self._placed(photos_at({b: self._open(b) for b in positions}, picks))
+        opened = {n: self._open(self._train_sets[n]) for n in positions}
+        return self._placed(photos_at(opened, picks))
 
     def _fetch_tests(self, counts: tuple[int, ...]) -> Crops:
-        done, total = 0, sum(counts)
-        opened = {}
-        for position, images in enumerate(self._test_sets):
-            opened[position] = photos_of(self._decode(images, done, total), self.augmentation)
-            done += len(images)
+        opened = {n: self._open(images) for n, images in enumerate(self._test_sets)}
         picks = joined(*(whole_bucket(n, count) for n, count in enumerate(counts)))
         return self._placed(photos_at(opened, picks)).centre_crops()
 
-    def _open(self, position: int) -> Photos:
-        """One bucket's images: where the cache maps them, else decoded into memory anew."""
-        images = self._train_sets[position]
-        return photos_of(self._decode(images, 0, len(images)), self.augmentation)
-
-    def _decode(self, images: ImageSet, done: int, total: int) -> DecodedImages:
-        return self._decoded(
-            images,
-            self.augmentation.resize,
-            on_image=lambda count: self._on_image(done + count, total),
-        )
+    def _open(self, images: ImageSet) -> Photos:
+        """Images of a bucket: where the cache maps them, else decoded into memory anew."""
+        return photos_of(self._decoded(images, self.augmentation.resize), self.augmentation)
 
     def _placed(self, photos: Photos) -> Photos:
         home = storage_device(photos.nbytes, self.device)

@@ -1,8 +1,8 @@
-"""Photographs of any height and width, and the crops that steps take from them.
+"""Which images, photographs of any height and width, and the crops that steps take from them.
 
 Images lie end to end in one flat tensor. A crop is its lines, and a line is so many bytes from
 some place on: a batch is one gather of lines, on a CPU (at the speed of copying) as on an
-accelerator, with no loop over images.
+accelerator, with no loop over images. A strategy remembers indices: two numbers and no pixels.
 """
 
 from __future__ import annotations
@@ -16,9 +16,39 @@ from torch import Tensor
 
 from clear_mlflow.data.decoding.decode import DecodedImages, Resize
 from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP
-from clear_mlflow.learning.samples.indices import SampleIndices
 
 _MANY = 1 << 62  # so many that a remainder by the number of places favours none
+
+
+@dataclass(frozen=True, eq=False)
+class SampleIndices:
+    """Training images of a stream, in an order."""
+
+    bucket: NDArray[np.int64]  # (N,), position in the stream
+    index: NDArray[np.int64]  # (N,), place in that bucket's training images
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def equals(self, other: SampleIndices) -> bool:
+        """Whether these are the same images in the same order."""
+        return np.array_equal(self.bucket, other.bucket) and np.array_equal(self.index, other.index)
+
+    def take(self, places: NDArray[np.int64]) -> SampleIndices:
+        """Those at *places*, in that order."""
+        return SampleIndices(self.bucket[places], self.index[places])
+
+
+def whole_bucket(position: int, count: int) -> SampleIndices:
+    """All *count* images of the bucket at a position, in their order."""
+    return SampleIndices(np.full(count, position, dtype=np.int64), np.arange(count, dtype=np.int64))
+
+
+def joined(*picks: SampleIndices) -> SampleIndices:
+    """One after the other."""
+    return SampleIndices(
+        np.concatenate([p.bucket for p in picks]), np.concatenate([p.index for p in picks])
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
-from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +20,7 @@ from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.registry import ENTRY_POINTS, strategy_names
+from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream
 
 # What a strategy is given anew when it is built again.
@@ -291,10 +290,9 @@ def load_strategy(name: str) -> type[Strategy]:
 
     A strategy of ours is one module of this package, which holds a class of the module's name in
     CamelCase: ``replay`` has ``Replay``, ``from_scratch`` has ``FromScratch``. One of another
-    package is named as ``package.module:Class``, or by an entry point of the group
-    ``clear_mlflow.strategies``.
+    package is named as ``package.module:Class``.
     """
-    if name in strategy_names():
+    if name in known_strategies():
         module = importlib.import_module(f"{__package__}.{name}")
         found = getattr(module, "".join(word.capitalize() for word in name.split("_")))
     else:
@@ -333,14 +331,11 @@ def check_strategy(config: TrainConfig) -> Any:
 
 def _of_another_package(name: str) -> Any:
     try:
-        if ":" in name:
-            module, _, attribute = name.partition(":")
-            return getattr(importlib.import_module(module), attribute)
-        (point,) = entry_points(group=ENTRY_POINTS, name=name)
-        return point.load()
+        module, _, attribute = name.partition(":")
+        return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever another package's import may raise
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(
             f"strategy {name} cannot be loaded ({problem}); pass package.module:Class of an "
-            f"installed package, or one of {', '.join(strategy_names())}"
+            f"installed package, or one of {', '.join(known_strategies())}"
         ) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.samples.indices import joined, whole_bucket
+from clear_mlflow.learning.samples.photos import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
 
 

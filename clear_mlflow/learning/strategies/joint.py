@@ -9,7 +9,7 @@ from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.samples.indices import joined, whole_bucket
+from clear_mlflow.learning.samples.photos import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
 
 

@@ -14,7 +14,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.samples.indices import joined, whole_bucket
+from clear_mlflow.learning.samples.photos import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import images_in_memory, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
     RehearsalStrategy,
