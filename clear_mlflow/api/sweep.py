@@ -54,7 +54,7 @@ from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_n
 from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
 from clear_mlflow.store.ui_urls import comparison_links
 from clear_mlflow.tracking.lifecycle import create_run, end
-from clear_mlflow.tracking.resume import claim, read_resume_point
+from clear_mlflow.tracking.resume import claim, holds_rows, read_resume_point
 from clear_mlflow.tracking.supervised import train_into
 
 _HEARTBEAT_SECONDS = 30.0
@@ -76,7 +76,7 @@ def sweep(
     jobs: int | None = None,
     address: str = LOCAL,
     cpus: float = 1,
-    gpus: float = 0,
+    gpus: float | None = None,
     retries: int = 2,
     group_by: Sequence[str] | None = None,
     primary: str | None = None,
@@ -93,7 +93,8 @@ def sweep(
         engine: ``local``, this machine, or ``ray``, a cluster.
         address: of a running Ray cluster; ``local`` starts Ray on this machine.
         cpus: cores of each run, on Ray.
-        gpus: GPUs of each run, on Ray; 0.5: two runs share one.
+        gpus: GPUs of each run, on Ray; 0.5: two runs share one. When not given, one where the
+            cluster has any.
         jobs: runs at a time; one, and on Ray as many as there is room for.
         retries: how often a run is resumed that was killed or whose machine went down.
         group_by: as of :func:`clear_mlflow.compare`; strategy, dataset and all that varies beside
@@ -111,7 +112,7 @@ def sweep(
     set_up_mlflow()
     client = preflight(experiment=experiment)
     place = experiment_for(client, experiment) if experiment else experiment_of_environment(client)
-    on = engine_named(engine, jobs, address, cpus=cpus, gpus=gpus)
+    on = engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
     with on, StoppingSignals() as signals:
         how = Sweep(
             grid=planned,
@@ -136,18 +137,21 @@ def checked_grid(grid: str | Path | Mapping[str, Any]) -> Grid:
 
 
 def engine_named(
+    grid: Grid,
     engine: str,
     jobs: int | None,
     address: str,
     *,
     cpus: float,
-    gpus: float,
+    gpus: float | None,
     program: Callable[..., Process] = start_program,
 ) -> Engine:
-    """Where runs are trained: on this machine by a *program*, or on a Ray cluster."""
+    """Where a grid's runs are trained: on this machine by a *program*, or on a Ray cluster."""
     if engine == "ray":
+        if gpus is None and all(run.config.device == "cpu" for run in grid.runs):
+            gpus = 0.0
         return RayEngine(train_into, address, cpus=cpus, gpus=gpus, jobs=jobs)
-    given = {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, 0)}
+    given = {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, None)}
     if more := [f"{name} {value!r}" for name, (value, usual) in given.items() if value != usual]:
         raise ConfigError(
             f"engine is {engine} beside {' and '.join(more)}, which only Ray knows; pass "
@@ -373,6 +377,9 @@ class Sweep:
         for run in sorted(tries, key=lambda run: run.info.start_time, reverse=True):
             run_id = str(run.info.run_id)
             if run.info.status != "KILLED" and not is_abandoned(self.client, run):
+                continue
+            if not holds_rows(self.client, run_id):
+                note = note or "from its beginning: it had ended before its first row"
                 continue
             if (why := self.refused.get(run_id)) is None:
                 try:

@@ -24,6 +24,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.engines.local import LocalEngine, Process, start_program
 from clear_mlflow.grids import read_grid
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import number, whole
 from clear_mlflow.process.signals import StoppingSignals
 
@@ -65,8 +66,8 @@ def _amount(text: str) -> float:
 @option(
     "--gpus",
     "N",
-    "GPUs of each run, on Ray; 0.5: two runs share one.",
-    default="0",
+    "GPUs of each run, on Ray; 0.5: two runs share one. auto: one where the cluster has any.",
+    default=AUTO,
     under=WORK,
     parse=_amount,
 )
@@ -87,7 +88,7 @@ def sweep(
     jobs: int | None,
     address: str,
     cpus: float,
-    gpus: float,
+    gpus: float | None,
     retries: int,
     group_by: tuple[str, ...] | None,
     rank_by: str | None,
@@ -121,25 +122,29 @@ def sweep(
     from clear_mlflow.store.client import preflight, set_up_mlflow
 
     planned = checked_grid(grid)
-    engine_of = engine_named(engine, jobs, address, cpus=cpus, gpus=gpus)
+    engine_of = engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
     set_up_mlflow()
     client = preflight()
     experiment_id = experiment_of_environment(client)
     out = console()
     found = find_runs(client, experiment_id, planned)
     waiting = sum(run.state == NOT_DONE for run in found)
-    if dry_run:
-        out.print(_table(found))
-        click.echo(
-            f"\n{len(found)} runs, of which {waiting} would be started; "
-            "nothing was written (dry run)"
-        )
-        return
     # Where nothing is left to train, no cluster is started or asked for.
     if engine == "local" or not waiting:
         engine_of = LocalEngine(jobs or 1, _program(waiting))
+    if dry_run:
+        with engine_of:
+            plan = f", {engine_of.plan()}" if waiting else ""
+        out.print(_table(found))
+        click.echo(
+            f"\n{len(found)} runs, of which {waiting} would be started{plan}; "
+            "nothing was written (dry run)"
+        )
+        return
     # Entered first: Ray takes the signals for itself when it starts.
     with engine_of, StoppingSignals() as signals:
+        if waiting:
+            click.echo(f"{waiting} of {len(found)} runs to train, {engine_of.plan()}", err=True)
         result = Sweep(
             grid=planned,
             retries=retries,

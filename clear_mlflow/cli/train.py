@@ -78,6 +78,13 @@ def asked_parameters(
     "that it is dead. If it lives after all, it loses the run.",
     under=RUN,
 )
+@option(
+    "--if-held",
+    ["wait", "leave"],
+    "Where a process on another machine may train into the run still: wait until it has said "
+    "nothing for 15 minutes, or leave with exit code 75, to be started again later.",
+    under=RUN,
+)
 @run_options
 @click.pass_context
 def train(
@@ -85,6 +92,7 @@ def train(
     /,
     resume: str | None,
     assume_dead: bool,
+    if_held: str,
     config_file: str | None,
     experiment: str | None,
     run_name: str | None,
@@ -103,6 +111,8 @@ def train(
         )
     apply_run_options(experiment, run_name, tag, resume=resume)
     place = place_of_environment()
+    # Of several processes the others would give the first one up before the silence is over.
+    stay = if_held == "wait" and place.size == 1
     with StoppingSignals(tell=place.keeps_record) as signals:
         given = _given_to_resume(context, resume, config_file, asked, place)
         asked, config = asked_parameters(context, config_file, asked)
@@ -118,9 +128,11 @@ def train(
 
         set_up_mlflow()
         if resume:
-            outcome = resume_supervised(resume, given, signals, place, assume_dead=assume_dead)
+            outcome = resume_supervised(
+                resume, given, signals, place, assume_dead=assume_dead, stay=stay
+            )
         elif process:
-            outcome = train_supervised(process, asked, signals, place, name=run_name)
+            outcome = train_supervised(process, asked, signals, place, name=run_name, stay=stay)
         print_outcome(outcome)
     sys.exit(outcome.exit_code)
 

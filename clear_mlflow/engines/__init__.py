@@ -39,6 +39,9 @@ class Engine(Protocol):
     def check_store(self, tracking_uri: str) -> None:
         """Raise ConfigError where workers could not reach the tracking store."""
 
+    def plan(self) -> str:
+        """How many tasks run side by side, and on what, before any was started."""
+
     def room(self) -> int:
         """How many more tasks can be started now."""
 

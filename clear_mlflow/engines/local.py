@@ -77,6 +77,10 @@ class LocalEngine:
     def check_store(self, tracking_uri: str) -> None:
         """Whatever this process reaches, its children reach."""
 
+    def plan(self) -> str:
+        """How many tasks run side by side."""
+        return f"{self._jobs} at a time"
+
     def room(self) -> int:
         """How many more tasks can be started now."""
         return self._jobs - len(self._running)

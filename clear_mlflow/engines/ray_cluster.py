@@ -25,7 +25,10 @@ _KNOCK_SECONDS = 10.0
 
 
 class RayEngine:
-    """Trains each task in a Ray worker by ``train_into``; of *jobs* None, as many as have room."""
+    """Trains each task in a Ray worker by ``train_into``; of *jobs* None, as many as have room.
+
+    Of *gpus* None each asks for one where the cluster has any: more runs than GPUs wait.
+    """
 
     def __init__(
         self,
@@ -33,10 +36,11 @@ class RayEngine:
         address: str = LOCAL,
         *,
         cpus: float = 1.0,
-        gpus: float = 0.0,
+        gpus: float | None = None,
         jobs: int | None = None,
     ) -> None:
-        self.address, self.cpus, self.gpus = address, cpus, gpus
+        self.address, self.cpus, self.gpus = address, cpus, gpus or 0.0
+        self._finds_gpus = gpus is None
         self._ray: Any = None  # the module
         self._opened = False
         self._train_into = train_into
@@ -73,6 +77,10 @@ class RayEngine:
                     "it asks for a token, or address=local"
                 ) from error
             self._opened = True
+            # A machine that dies is told by its tasks; of its own log, Ray prints 34 lines here.
+            ray._private.worker._worker_logs_enabled = False
+        if self._finds_gpus:
+            self.gpus = float(any(node["Resources"].get("GPU", 0) >= 1 for node in self.nodes()))
         if self.capacity() == 0:
             machines = [node["Resources"] for node in self.nodes()]
             there = [f"{m.get('CPU', 0):g} CPUs and {m.get('GPU', 0):g} GPUs" for m in machines]
@@ -93,6 +101,7 @@ class RayEngine:
             self._ray.wait(running, num_returns=len(running), timeout=_STOP_SECONDS)
         if self._opened:
             self._ray.shutdown()
+            self._ray._private.worker._worker_logs_enabled = True
 
     def nodes(self) -> list[Mapping[str, Any]]:
         """The machines that are up, as Ray reports them."""
@@ -106,6 +115,10 @@ class RayEngine:
             for node in self.nodes()
         )
 
+    def plan(self) -> str:
+        """How many tasks run side by side, and on what."""
+        return f"{self.room()} at a time, each with {self.cpus:g} CPUs and {self.gpus:g} GPUs"
+
     def check_store(self, tracking_uri: str) -> None:
         """Raise ConfigError where the store is a file and workers are on other machines."""
         here = self._ray.get_runtime_context().get_node_id()
@@ -114,7 +127,8 @@ class RayEngine:
     def room(self) -> int:
         """How many more tasks can be started now."""
         # Asked each time: machines come and go.
-        return (self._jobs or max(1, self.capacity())) - len(self._running)
+        capacity = max(1, self.capacity())
+        return min(self._jobs or capacity, capacity) - len(self._running)
 
     def start(self, task: Task) -> None:
         """Begin a task; returns at once."""

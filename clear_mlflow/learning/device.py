@@ -6,6 +6,7 @@ import contextlib
 import enum
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,12 +89,38 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """Let GPUs round what they multiply to TF32's ten bits, or forbid it; afterwards as before."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+    backends: Any = torch.backends
+    cudnn, mkldnn, matmul = backends.cudnn, backends.mkldnn, backends.cuda.matmul
+    # The older settings, which cannot be read where somebody has used the newer ones.
+    convolutions = multiplications = None
+    with contextlib.suppress(RuntimeError):
+        convolutions = cudnn.allow_tf32
+    with contextlib.suppress(RuntimeError):
+        multiplications = torch.get_float32_matmul_precision()
+    # The newer ones (torch 2.9): each that is "none" is what the one above it is.
+    settings: tuple[Any, ...] = ()
+    if hasattr(cudnn, "conv"):
+        settings = (backends, cudnn, mkldnn)
+        settings += (matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+    own = []
+    for setting in settings:
+        own.append(setting.fp32_precision)
+        setting.fp32_precision = "none"
     try:
+        if convolutions is not None:
+            cudnn.allow_tf32 = allowed
+        if multiplications is not None:
+            torch.set_float32_matmul_precision("high" if allowed else "highest")
+        for setting in settings[3:]:
+            setting.fp32_precision = "tf32" if allowed else "ieee"
         yield
     finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        if convolutions is not None:
+            cudnn.allow_tf32 = convolutions
+        if multiplications is not None:
+            torch.set_float32_matmul_precision(multiplications)
+        for setting, precision in [*zip(settings, own, strict=True)][::-1]:
+            setting.fp32_precision = precision  # in 2.15 that of mkldnn sets the first one, too
 
 
 def storage_device(num_bytes: int, device: torch.device) -> torch.device:

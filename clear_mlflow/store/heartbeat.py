@@ -1,7 +1,8 @@
 """Which process trains into a run, whether it still lives, and whether it still holds the run.
 
-On the same machine the process itself is looked for; from elsewhere the heartbeat's age decides,
-and then whether it changes. Of two processes, the one whose token is in the run's tag holds it.
+On the same machine the process itself is looked for. That one elsewhere is over, a scheduler may
+know; else the heartbeat's age decides, and then whether it changes. Of two processes, the one whose
+token is in the run's tag holds it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -20,8 +23,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.errors import RecordError, TrackingError
-from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.core.warning import warn
 from clear_mlflow.store import names
@@ -42,8 +45,13 @@ class LostRunError(TrackingError):
     """Another process has taken the run over: this one may store nothing more in it."""
 
 
+class StillHeldError(TrackingError):
+    """A process on another machine may train into a run, and its silence was not to be awaited."""
+
+
 def heartbeat() -> str:
     """This process and this moment, as the process tag holds them; to be set again and again."""
+    job = scheduled()
     return json.dumps(
         {
             "host": _host(),
@@ -51,8 +59,26 @@ def heartbeat() -> str:
             "started": _started(os.getpid()),
             "alive_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "token": _token(os.getpid()),
+            **({} if job is None else {"job": job[0], "try": job[1]}),
         }
     )
+
+
+def scheduled() -> tuple[str, int] | None:
+    """The scheduler's job that this process is of, and its try, which ends all before it."""
+    said = os.environ
+    job, number = said.get("CLEAR_MLFLOW_JOB"), said.get("CLEAR_MLFLOW_TRY")
+    if not (job and number) and (job := said.get("SLURM_JOB_ID")):
+        job = f"slurm {said.get('SLURM_CLUSTER_NAME', '')} {job}"
+        number = said.get("SLURM_RESTART_COUNT", "0")
+    if not (job and number):
+        return None
+    if re.fullmatch("[0-9]{1,9}", number) is None:
+        raise ConfigError(
+            f"CLEAR_MLFLOW_TRY is {shown(number)}; expected how often the job was started before, "
+            "a whole number, or leave it out"
+        )
+    return job, int(number)
 
 
 def holding() -> dict[str, str]:
@@ -125,7 +151,45 @@ def is_abandoned(client: MlflowClient, run: Run) -> bool:
     if not seems_abandoned(run):
         return False
     found = _trainer(run)
-    return found is not None and (found.is_here or _stands_still(client, run))
+    return found is not None and (found.is_here or found.is_over or _stands_still(client, run))
+
+
+def await_silence(
+    client: MlflowClient,
+    run_id: str,
+    *,
+    stay: bool = True,
+    stopping: Callable[[], bool] = lambda: False,
+) -> None:
+    """Return when a process elsewhere has ended, gives a sign of life, or has been silent enough.
+
+    StillHeldError: *stay* is False, and it may live.
+    """
+    told: str | None = None
+    while True:
+        with mlflow_errors(f"read run {run_id}"):
+            run = client.get_run(run_id)
+        found, says = _trainer(run), run.data.tags.get(names.PROCESS_TAG)
+        if found is None or found.is_here or not _is_running(run) or seems_abandoned(run):
+            return
+        if told is None:
+            if not stay:
+                raise StillHeldError(
+                    f"another process may train into run {run_id} ({sign_of_life(run)}); start the "
+                    "same command again later"
+                )
+            warn(
+                f"run {run_id} was trained elsewhere, or before a restart of this machine, and its "
+                f"last sign of life is {_span(found.age)} old; waiting for another one for "
+                f"{_span(SILENCE - found.age)}, and then training here"
+            )
+            _watch(client, run)
+            told = says
+        elif says != told:
+            return
+        if stopping():
+            raise TrackingError(f"stopped while waiting for the process that trained run {run_id}")
+        time.sleep(_LOOK_SECONDS)
 
 
 def seems_abandoned(run: Run) -> bool:
@@ -135,7 +199,7 @@ def seems_abandoned(run: Run) -> bool:
         return False
     if found.is_here:
         return not found.lives
-    return not -CLOCKS_DIFFER <= found.age <= SILENCE
+    return found.is_over or not -CLOCKS_DIFFER <= found.age <= SILENCE
 
 
 def sign_of_life(run: Run) -> str | None:
@@ -148,11 +212,10 @@ def sign_of_life(run: Run) -> str | None:
             f"process {found.pid} of this machine, stopped perhaps: 'kill -CONT {found.pid}' lets "
             f"it continue, 'kill -KILL {found.pid}' ends it"
         )
-    seconds = max(0, round(found.age.total_seconds()))
     until = found.said_at.astimezone(timezone.utc) + SILENCE
     return (
         "its last sign of life, from another machine or from before a restart of this one, is "
-        f"{seconds // 60} min {seconds % 60} s old; without another one it can be resumed after "
+        f"{_span(found.age)} old; without another one it can be resumed after "
         f"{until:%H:%M:%S} UTC, or at once, if you know that its process is dead: clear-mlflow "
         f"train --resume {run.info.run_id} --assume-dead yes"
     )
@@ -177,7 +240,7 @@ def begins_now(told: str | None) -> bool:
         found is not None
         and found.token != _token(os.getpid())
         and -CLOCKS_DIFFER <= found.age < timedelta(seconds=WATCH_SECONDS)
-        and (not found.is_here or found.lives)
+        and (found.lives if found.is_here else not found.is_over)
     )
 
 
@@ -190,11 +253,18 @@ class _Heartbeat:
     started: float  # as _started gives it on that machine
     said_at: datetime
     token: str
+    job: tuple[str, int] | None  # as scheduled gives it
 
     @property
     def is_here(self) -> bool:
         """Whether it is of this machine and container: its process can be asked for."""
         return self.host == _host()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process is a later try of its job, started by a scheduler after its end."""
+        ours = scheduled()
+        return bool(ours and self.job and self.job[0] == ours[0] and self.job[1] < ours[1])
 
     @property
     def age(self) -> timedelta:
@@ -225,6 +295,12 @@ def _trainer(run: Run) -> _Heartbeat | None:
     return holder
 
 
+def _span(time: timedelta) -> str:
+    """A length of time as people say it; of one in the future, nothing."""
+    seconds = max(0, round(time.total_seconds()))
+    return f"{seconds // 60} min {seconds % 60} s"
+
+
 def _holds(run: Run) -> bool:
     holder = _read(run.data.tags.get(names.HOLDER_TAG))
     return holder is not None and holder.token == _token(os.getpid())
@@ -235,7 +311,8 @@ def _read(told: str | None) -> _Heartbeat | None:
         said = json_object(told or "", MAX_TAG_BYTES)
         said_at = datetime.fromisoformat(said["alive_at"])
         host, pid, started = str(said["host"]), int(said["pid"]), float(said["started"])
-        found = _Heartbeat(host, pid, started, said_at, str(said["token"]))
+        job = (str(said["job"]), int(said["try"])) if "job" in said else None
+        found = _Heartbeat(host, pid, started, said_at, str(said["token"]), job)
         found.age  # noqa: B018 (a time without its zone has none)
     except (RecordError, LookupError, ValueError, TypeError, OverflowError):
         return None
@@ -248,17 +325,7 @@ _watched: dict[str, tuple[str | None, float]] = {}  # run to its heartbeat, and 
 def _stands_still(client: MlflowClient, run: Run) -> bool:
     """Whether the heartbeat of another machine is not seen to change for as long as two take."""
     run_id, told = run.info.run_id, run.data.tags.get(names.PROCESS_TAG)
-    if _watched.get(run_id, (None, 0.0))[0] != told:
-        # All that are open are watched from now on, so that many take no longer than one.
-        with mlflow_errors(f"watch run {run_id}"):
-            beside = client.search_runs(
-                [run.info.experiment_id], "attributes.status = 'RUNNING'", max_results=1000
-            )
-        for other in (*beside, run):
-            said = other.data.tags.get(names.PROCESS_TAG)
-            if _watched.get(other.info.run_id, (None, 0.0))[0] != said:
-                _watched[other.info.run_id] = said, time.monotonic()
-    until = _watched[run_id][1] + WATCH_SECONDS
+    until = _watch(client, run) + WATCH_SECONDS
     if time.monotonic() < until:
         warn(
             f"run {run_id} was trained on another machine, and its last sign of life seems to be "
@@ -273,6 +340,22 @@ def _stands_still(client: MlflowClient, run: Run) -> bool:
         if left <= 0:
             return True
         time.sleep(min(_LOOK_SECONDS, left))
+
+
+def _watch(client: MlflowClient, run: Run) -> float:
+    """Since when a run's heartbeat is known to be what it is; looked at from now on."""
+    run_id, told = run.info.run_id, run.data.tags.get(names.PROCESS_TAG)
+    if _watched.get(run_id, (None, 0.0))[0] != told:
+        # All that are open are watched from now on, so that many take no longer than one.
+        with mlflow_errors(f"watch run {run_id}"):
+            beside = client.search_runs(
+                [run.info.experiment_id], "attributes.status = 'RUNNING'", max_results=1000
+            )
+        for other in (*beside, run):
+            said = other.data.tags.get(names.PROCESS_TAG)
+            if _watched.get(other.info.run_id, (None, 0.0))[0] != said:
+                _watched[other.info.run_id] = said, time.monotonic()
+    return _watched[run_id][1]
 
 
 def _is_running(run: Run) -> bool:

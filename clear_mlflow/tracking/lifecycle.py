@@ -6,6 +6,7 @@ No other module asks MLflow to start, create or end a run.
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import signal
 import statistics
@@ -47,6 +48,8 @@ from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, 
 from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import (
     LostRunError,
+    StillHeldError,
+    await_silence,
     heartbeat,
     holding,
     lives_here,
@@ -59,13 +62,14 @@ from clear_mlflow.tracking.logged_models import log_models
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
 _KILLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+TRY_LATER = os.EX_TEMPFAIL  # 75, what programs leave with that may be started again as they were
 
 
 @dataclass(frozen=True)
 class RunResult:
     """How what a run is of ended."""
 
-    exit_code: int  # 0 done, 1 a bug, 2 bad input, 128 + n stopped by signal n
+    exit_code: int  # 0 done, 1 a bug, 2 bad input, 75 try later, 128 + n stopped by signal n
     status: Status
     run_id: str | None  # None: it ended before a run was opened
     error: str | None = None  # one line
@@ -105,7 +109,8 @@ def result_of(
         return RunResult(128 + received[0], "KILLED", run_id, message)
     if isinstance(error, ClearError):
         diverged = error if isinstance(error, DivergedError) else None
-        return RunResult(2, "FAILED", run_id, str(error), diverged=diverged)
+        code = TRY_LATER if isinstance(error, StillHeldError) else 2
+        return RunResult(code, "FAILED", run_id, str(error), diverged=diverged)
     if isinstance(error, TrainingDied):
         if -error.returncode in _KILLING:
             return RunResult(128 - error.returncode, "KILLED", run_id, str(error))
@@ -127,6 +132,8 @@ def open_run(
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     with mlflow_errors("open a run"):
         new_name: str | None = name
+        if named:
+            await_silence(client, named)
         run = client.get_run(named) if named else None
         if run is not None:
             refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
@@ -166,6 +173,7 @@ def create_run(
 def join(client: MlflowClient, run_id: str) -> None:
     """Take a run of the user's own, which is MLflow's active one."""
     with mlflow_errors(f"join run {run_id}"):
+        await_silence(client, run_id)
         run = client.get_run(run_id)
         if trains_now(client, run):
             raise TrackingError(f"run {run_id} is being trained into already; end that first")

@@ -24,6 +24,7 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
+from clear_mlflow.store.heartbeat import await_silence
 from clear_mlflow.tracking.ensemble_run import run_of
 from clear_mlflow.tracking.lifecycle import RunResult, close, close_project_run, result_of, take
 from clear_mlflow.tracking.resume import (
@@ -45,13 +46,17 @@ def train_supervised(
     place: DistributedEnv = ALONE_HERE,
     *,
     name: str | None = None,
+    stay: bool = True,
 ) -> RunResult:
-    """Have a child process train, and close the record however that ends; *signals* are entered."""
+    """Have a child process train, and close the record however that ends; *signals* are entered.
+
+    *stay* False: a run that another machine may train into is not waited for.
+    """
     with process:
         signals.hand_to(process.stop)
         try:
             client = preflight()
-            named = _interrupted_run(client)
+            named = _interrupted_run(client, signals, stay)
             if named is None:
                 config = process.config
                 run_id = open_training_run(client, config, name)
@@ -72,6 +77,7 @@ def resume_supervised(
     place: DistributedEnv = ALONE_HERE,
     *,
     assume_dead: bool = False,
+    stay: bool = True,
 ) -> RunResult:
     """Resume a run that was interrupted, and close its record; what is wrong is reported first."""
     try:
@@ -79,7 +85,7 @@ def resume_supervised(
         beside = _describe_resume(client, run_id)
     except ClearError as error:
         return close_project_run(result_of(error, None, signals.received))
-    result = _resume(client, run_id, given, signals, place, assume_dead)
+    result = _resume(client, run_id, given, signals, place, assume_dead, stay)
     return result if beside is None else close_project_run(result, beside)
 
 
@@ -104,9 +110,12 @@ def _resume(
     signals: StoppingSignals,
     place: DistributedEnv,
     assume_dead: bool,
+    stay: bool,
 ) -> RunResult:
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
         try:
+            if not assume_dead:
+                await_silence(client, run_id, stay=stay, stopping=lambda: bool(signals.received))
             point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
             asked, wanted = parameters_to_resume(point, given)
         except ClearError as error:
@@ -173,11 +182,12 @@ def _with_resume(outcome: RunResult, config: TrainConfig, place: DistributedEnv)
     return dataclasses.replace(outcome, links=(f"resume   {how}", *outcome.links))
 
 
-def _interrupted_run(client: MlflowClient) -> str | None:
+def _interrupted_run(client: MlflowClient, signals: StoppingSignals, stay: bool) -> str | None:
     """The run that the environment names, where an earlier training into it left rows."""
     named = MLFLOW_RUN_ID.get()
     if not named or mlflow.active_run() is not None:
         return None
+    await_silence(client, named, stay=stay, stopping=lambda: bool(signals.received))
     with mlflow_errors(f"read run {named}"):
         return named if holds_rows(client, named) else None
 

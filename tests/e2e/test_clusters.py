@@ -1,4 +1,7 @@
-"""examples/slurm and examples/docker: a job is one run, from its start over requeues to its end."""
+"""examples/slurm and examples/docker: a job is one run, from its start over requeues to its end.
+
+A node is a host name and process numbers of its own: namespaces, which a user may make, too.
+"""
 
 import os
 import shlex
@@ -13,12 +16,15 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 from mlflow.projects.utils import load_project
+from stored_runs import history, rows_of, wait_for_row
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
+from clear_mlflow.store import names
 
 ROOT = Path(__file__).parents[2]
 JOB = "17"
+LONG = 240  # seconds: a bound, not a measurement
 
 
 @pytest.fixture
@@ -41,18 +47,107 @@ def slurm(empty_store, tmp_path):
         "SLURM_JOB_ID": JOB,
     }
 
-    def start(**slurm_says):
-        words = ["--features", "pixels", "--epochs", "1", "--strategy", "naive"]
-        return subprocess.Popen(
-            ["bash", str(ROOT / "examples/slurm/train.sbatch"), *words],
-            cwd=tmp_path,
-            env=environment | slurm_says,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    def start(node=None, **slurm_says):
+        job = ["bash", str(ROOT / "examples/slurm/train.sbatch"), *TRAINED]
+        return piped(
+            job if node is None else on_node(node, *job), tmp_path, environment | slurm_says
         )
 
     return tmp_path, start
+
+
+TRAINED = ["--features", "pixels", "--strategy", "naive", "--epochs", "3", "--device", "cpu"]
+
+
+def on_node(name, *words):
+    """A command on a node, all of which dies when its first process is killed."""
+    spaces = ["--map-root-user", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return ["unshare", *spaces, "sh", "-c", 'hostname "$0" && exec "$@"', name, *words]
+
+
+def piped(words, folder, environment):
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end_as_if_undisturbed(client, run_id, resumes):
+    """It has all rows, each point of each metric once, and what a run without a break has."""
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags.get("clear_mlflow.resumed") == resumes
+    (whole,) = (other for other in client.search_runs(["0"]) if other.info.run_id != run_id)
+    assert len(rows_of(whole)) == 11
+    assert rows_of(run) == rows_of(whole)
+    assert history(client, run_id) == history(client, whole.info.run_id)
+
+
+def test_a_job_whose_node_died_goes_on_on_another_one_at_once(slurm):
+    """All of the node is gone; its scheduler, which starts the job again, knows that it is."""
+    folder, start = slurm
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    job = start("node1")
+    run_id = _run_of(folder, job)
+    wait_for_row(client, "0", 2, job, run_id)
+    job.kill()
+    job.communicate(timeout=LONG)
+    assert client.get_run(run_id).info.status == "RUNNING"
+    assert "node1" in client.get_run(run_id).data.tags[names.PROCESS_TAG]
+
+    job = start("node2", SLURM_RESTART_COUNT="1")
+    printed, _ = job.communicate(timeout=LONG)
+    assert job.returncode == 0, printed
+    assert "waiting" not in printed
+    (folder / f"clear-{JOB}.run").unlink()
+    job = start("node1")
+    printed, _ = job.communicate(timeout=LONG)
+    assert job.returncode == 0, printed
+    end_as_if_undisturbed(client, run_id, resumes="1")
+
+
+# A program whose heartbeats and silence are shorter.
+QUICKER = """
+from datetime import timedelta
+from clear_mlflow.cli import main
+from clear_mlflow.store import heartbeat
+from clear_mlflow.tracking import run_writer
+heartbeat.SILENCE, heartbeat.WATCH_SECONDS = timedelta(seconds=30), 3.0
+run_writer._HEARTBEAT_SECONDS = 1.0
+main()
+"""
+
+
+def test_a_container_that_was_killed_waits_alive_until_the_silence_is_over(slurm):
+    """No scheduler says that the one before it is over, and its processes cannot be asked for."""
+    folder, _ = slurm
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    run_id = client.create_run("0").info.run_id
+    variables = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+    program = on_node("container", sys.executable, "-c", QUICKER, "train", *TRAINED)
+
+    def start(**more):
+        return piped(program, folder, os.environ | variables | more)
+
+    first = start(MLFLOW_RUN_ID=run_id)
+    wait_for_row(client, "0", 2, first, run_id)
+    # Its number is not to be that of the next one, which would then know that all of it is gone.
+    with Path(f"/proc/{first.pid}/ns/pid_for_children").open():
+        first.kill()
+        first.communicate(timeout=LONG)
+        assert client.get_run(run_id).info.status == "RUNNING"
+        second = start(MLFLOW_RUN_ID=run_id)
+        printed, _ = second.communicate(timeout=LONG)
+    assert second.returncode == 0, printed
+    assert printed.count("waiting for another one for 0 min") == 1
+    whole = start()
+    printed, _ = whole.communicate(timeout=LONG)
+    assert whole.returncode == 0, printed
+    end_as_if_undisturbed(client, run_id, resumes="1")
 
 
 def test_a_job_that_is_asked_to_stop_resumes_its_run(slurm):

@@ -18,7 +18,7 @@ from damaged_journals import DAMAGES
 from forked import Forked, environment, run_shell, training_of
 from safetensors.numpy import load_file
 from short_stream import BUCKETS, options
-from stored_runs import rows_folder, wait_for_row
+from stored_runs import history, rows_of, wait_for_row
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
@@ -76,12 +76,6 @@ def artifacts(run):
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
-def rows_of(run):
-    """File name to what was measured: all but the time."""
-    files = sorted(rows_folder(run).iterdir())
-    return {file.name: re.sub(r'"written_at": ".*"', "", file.read_text()) for file in files}
-
-
 def files_of(run, folder):
     """What was sent for each row, and nothing that is derived from it."""
     files = (artifacts(run) / folder).iterdir()
@@ -103,19 +97,6 @@ def kill_training(process):
 
 def terminate(process):
     process.send_signal(signal.SIGTERM)
-
-
-def history(store, run_id):
-    """Every metric's steps, as often as they stand there; of the speed, not how fast it was."""
-    run = store.get_run(run_id)
-    return {
-        name: sorted(
-            (m.step, 0 if name == names.CURVE_SPEED else m.value)
-            for m in store.get_metric_history(run_id, name)
-        )
-        for name in run.data.metrics
-        if not name.startswith("system/")
-    }
 
 
 def test_killed_again_and_again(project, store, experiment_id, short_stream):
@@ -385,6 +366,40 @@ def left(interrupted, tmp_path, monkeypatch):
     journal.append("accuracy_matrix/rows/row_002.json", row.read_bytes())
     journal.close()
     return journal.folder
+
+
+def held_elsewhere(client, run_id):
+    """As a process on another machine leaves it that is killed, or works on."""
+    client.update_run(run_id, status="RUNNING")
+    train_elsewhere(client, run_id, beat(0))
+    return snapshot(client, run_id)
+
+
+@pytest.mark.parametrize("how", ["MLFLOW_RUN_ID", "--resume"])
+def test_who_is_not_to_wait_for_a_process_elsewhere_leaves_to_come_again(project, interrupted, how):
+    """With a code of its own, which the scripts of schedulers know; the run stays as it is."""
+    client, run_id = interrupted
+    before = held_elsewhere(client, run_id)
+    by_id = how == "MLFLOW_RUN_ID"
+    arguments, variables = ((), {how: run_id}) if by_id else ([how, run_id], {})
+    code, said = finish(start(project, *arguments, "--if-held", "leave", **variables))
+    assert code == 75, said
+    assert "start the same command again later" in said
+    assert snapshot(client, run_id) == before
+
+
+def test_a_wait_for_a_process_elsewhere_ends_at_once_when_it_is_asked_to(project, interrupted):
+    """Not after a quarter of an hour, when a scheduler has long killed it."""
+    client, run_id = interrupted
+    before = held_elsewhere(client, run_id)
+    process = start(project, "--resume", run_id)
+    for line in process.stdout:
+        if "waiting for another one for 14 min" in line:
+            break
+    terminate(process)
+    code, said = finish(process)
+    assert code == 128 + signal.SIGTERM, said
+    assert snapshot(client, run_id) == before
 
 
 def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import ray
 import yaml
 from click.testing import CliRunner
 from forked import Forked
@@ -23,6 +24,7 @@ from short_stream import BUCKETS, SLOWLY
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.engines import Task
 from clear_mlflow.engines.ray_cluster import RayEngine, refuse_far_file
 from clear_mlflow.grids import read_grid
 from clear_mlflow.store import names
@@ -428,12 +430,53 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
             wait_for_machines(address, 2, process)
             sweep = started(path, *where, "--address", address)
             wait_for_a_row(store, experiment_id, sweep)
+            # Ray's own process first: what watches it has time to send the cluster its log.
+            for part in psutil.Process(process.pid).children(recursive=True):
+                if part.name() == "raylet":
+                    part.kill()
+            time.sleep(5)
         # It is gone, with all that ran on it.
         with ray_node(*second):
             output = output_of(sweep)
     assert sweep.returncode == 0, output
+    assert "2 of 2 runs to train, 1 at a time, each with 999 CPUs and 0 GPUs" in output
     assert "started again, try 2 (resumed after row" in output
+    assert "[state-dump]" not in output
     assert_every_run_is_there_once(store, experiment_id, path)
+
+
+def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
+    """Two GPUs, which are names to Ray: two runs side by side, each with its own; a third waits."""
+
+    def train(asked, run_id, experiment_id, tracking_uri):
+        (tmp_path / run_id).touch()
+        until = time.monotonic() + 60
+        while not (tmp_path / asked["beside"]).exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        return 0, os.environ.get("CUDA_VISIBLE_DEVICES"), False
+
+    def task(run_id, beside):
+        return Task({"beside": beside}, run_id, "0", "sqlite:///")
+
+    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        with RayEngine(train, jobs=3) as engine:
+            assert engine.plan() == "2 at a time, each with 1 CPUs and 1 GPUs"
+            engine.start(task("a", beside="b"))
+            assert engine.room() == 1
+            engine.start(task("b", beside="a"))
+            assert engine.room() == 0
+            ended = []
+            while len(ended) < 2:
+                ended += engine.ended(60.0)
+            assert {told.error for told in ended} == {"0", "1"}
+            assert engine.room() == 2
+        with RayEngine(train, gpus=0.5) as engine:
+            assert engine.plan() == "4 at a time, each with 1 CPUs and 0.5 GPUs"
+        with RayEngine(train, gpus=0.0) as engine:
+            assert engine.plan() == "4 at a time, each with 1 CPUs and 0 GPUs"
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.parametrize(

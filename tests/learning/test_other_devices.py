@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.device import resolve_precision
+from clear_mlflow.learning.device import resolve_precision, tf32
 from clear_mlflow.learning.inference.extract import features_of
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
@@ -122,6 +123,58 @@ def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
     training = StreamTraining(settings, stream, "made up", TrainingProgress())
     found = watched_arithmetic(monkeypatch, lambda: list(training.rows()))
     assert found == {(allowed, allowed)}
+
+
+BACKENDS: Any = torch.backends  # what of it has a precision, its types do not say
+
+
+def newer_settings():
+    """What torch computes float32 in, by its newer settings; the one of all first."""
+    of = BACKENDS
+    operations = (of.cuda.matmul, of.cudnn.conv, of.cudnn.rnn)
+    on_cpus = (of.mkldnn.matmul, of.mkldnn.conv, of.mkldnn.rnn)
+    return [each.fp32_precision for each in (of, of.cudnn, of.mkldnn, *operations, *on_cpus)]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "theirs"),
+    [
+        (BACKENDS.cudnn.conv, "ieee"),
+        (BACKENDS.cuda.matmul, "tf32"),
+        (BACKENDS.mkldnn.matmul, "bf16"),
+        (BACKENDS.cudnn, "ieee"),
+        (BACKENDS, "tf32"),
+        (BACKENDS, "bf16"),
+    ],
+)
+def test_torchs_newer_settings_do_not_change_what_is_computed(setting, theirs, allowed):
+    """Whichever a caller has set; afterwards all are as they were, and what follows from them."""
+    before, own = newer_settings(), setting.fp32_precision
+    setting.fp32_precision = theirs
+    try:
+        of_caller = newer_settings()
+        with tf32(allowed):
+            assert newer_settings() == ["none"] * 3 + ["tf32" if allowed else "ieee"] * 6
+        assert newer_settings() == of_caller
+    finally:
+        setting.fp32_precision = own
+    assert newer_settings() == before
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_torchs_older_settings_are_read_as_they_are_meant(precision):
+    """By what compiles a model, for example; torch refuses to say where the two kinds differ."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        for allowed, meant in ((False, "highest"), (True, "high")):
+            with tf32(allowed):
+                assert torch.get_float32_matmul_precision() == meant
+                assert torch.backends.cudnn.allow_tf32 is allowed
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 EIGHT = OwnTransform(lambda image: np.zeros((3, 8, 8), np.float32), side=8, text="zeros")

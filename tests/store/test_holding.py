@@ -11,12 +11,18 @@ from stored_runs import histories, row_texts, rows_folder
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.api.evaluate import Evaluation
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import Hold, LostRunError, heartbeat
+from clear_mlflow.store.heartbeat import (
+    Hold,
+    LostRunError,
+    StillHeldError,
+    await_silence,
+    heartbeat,
+)
 from clear_mlflow.store.rows import RowConflictError, put_row
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.lifecycle import refuse_second
@@ -163,6 +169,94 @@ def test_a_refusal_says_how_old_the_last_sign_of_life_is_and_what_to_do(store, e
     store.set_tag(run_id, names.PROCESS_TAG, heartbeat())
     with pytest.raises(TrackingError, match="another process trains into run"):
         refuse_second(store, store.get_run(run_id), "wait", assume_dead=True)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "over"),
+    [
+        ({"SLURM_JOB_ID": "17"}, {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"CLEAR_MLFLOW_JOB": "a", "CLEAR_MLFLOW_TRY": "9"},) * 2 + (False,),
+        (
+            {"CLEAR_MLFLOW_JOB": "a", "CLEAR_MLFLOW_TRY": "9"},
+            {"CLEAR_MLFLOW_JOB": "a", "CLEAR_MLFLOW_TRY": "10", "SLURM_JOB_ID": "17"},
+            True,
+        ),
+        ({"SLURM_JOB_ID": "17"}, {"SLURM_JOB_ID": "18", "SLURM_RESTART_COUNT": "1"}, False),
+        ({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}, {"SLURM_JOB_ID": "17"}, False),
+        ({}, {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"}, False),
+        ({"SLURM_JOB_ID": "17"}, {}, False),
+    ],
+)
+def test_a_later_try_of_a_job_knows_that_those_before_are_over(
+    store, experiment_id, monkeypatch, then, now, over
+):
+    """Its scheduler started it after their end; who still lives has lost the run all the same."""
+    for name in ("CLEAR_MLFLOW_JOB", "CLEAR_MLFLOW_TRY", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as on_the_first_node:
+        for name, text in then.items():
+            on_the_first_node.setenv(name, text)
+        told = of_another()
+    tags = {names.PROCESS_TAG: told, names.HOLDER_TAG: told}
+    run = store.create_run(experiment_id, tags=tags)
+    for name, text in now.items():
+        monkeypatch.setenv(name, text)
+    assert liveness.is_abandoned(store, run) is over
+    assert liveness.begins_now(told) is not over
+
+
+def test_a_number_of_a_try_that_is_none_is_refused(monkeypatch):
+    """A job that says nothing of its tries says nothing."""
+    monkeypatch.setenv("CLEAR_MLFLOW_JOB", "a")
+    monkeypatch.setenv("CLEAR_MLFLOW_TRY", "")
+    assert "try" not in json.loads(heartbeat())
+    monkeypatch.setenv("CLEAR_MLFLOW_TRY", "second")
+    with pytest.raises(ConfigError, match="CLEAR_MLFLOW_TRY is 'second'; expected how often"):
+        heartbeat()
+
+
+def test_a_process_elsewhere_is_waited_for(store, experiment_id, monkeypatch, capfd):
+    """Until it gives a sign of life, has ended, or was silent for long enough; or not at all."""
+    monkeypatch.setattr(liveness, "_LOOK_SECONDS", 0.05)
+    sleep, looks = time.sleep, []
+
+    def held(after_looks=lambda run_id: None):
+        told = of_another()
+        tags = {names.PROCESS_TAG: told, names.HOLDER_TAG: told}
+        run_id = store.create_run(experiment_id, tags=tags).info.run_id
+        looks.clear()
+
+        def look(seconds):
+            looks.append(seconds)
+            if len(looks) == 3:
+                after_looks(run_id)
+            sleep(seconds)
+
+        monkeypatch.setattr(time, "sleep", look)
+        return run_id
+
+    lives = held(lambda run_id: store.set_tag(run_id, names.PROCESS_TAG, of_another(pid=1)))
+    await_silence(store, lives)
+    assert len(looks) == 3
+    assert not liveness.is_abandoned(store, store.get_run(lives))
+    ends = held(lambda run_id: store.set_terminated(run_id, "FAILED"))
+    await_silence(store, ends)
+    assert len(looks) == 3
+    with pytest.raises(StillHeldError, match=r"is 0 min \d s old; .*start the same command again"):
+        await_silence(store, held(), stay=False)
+    with pytest.raises(TrackingError, match="stopped while waiting"):
+        await_silence(store, held(), stopping=lambda: len(looks) == 3)
+    assert len(looks) == 3
+    assert capfd.readouterr().err.count("and its last sign of life is 0 min") == 3
+    monkeypatch.setattr(liveness, "SILENCE", timedelta(seconds=2))
+    monkeypatch.setattr(liveness, "WATCH_SECONDS", 0.1)
+    gone = held()
+    await_silence(store, gone)
+    refuse_second(store, store.get_run(gone), "wait")
+    here = store.create_run(experiment_id, tags=liveness.holding()).info.run_id
+    looks.clear()
+    await_silence(store, here)  # it can be asked for
+    assert not looks
 
 
 def test_a_late_beat_of_who_lost_the_run_says_nothing_of_who_holds_it(store, experiment_id):

@@ -1,6 +1,7 @@
 """Runs that hold row artifacts and nothing else, as another program could have left them."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.store import names
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -16,6 +18,12 @@ def rows_folder(run):
     """Where a run of a store without a server keeps its rows."""
     root = Path(run.info.artifact_uri.removeprefix("file://"))
     return root / "accuracy_matrix" / "rows"
+
+
+def rows_of(run):
+    """File name to what was measured: all but the time."""
+    files = sorted(rows_folder(run).iterdir())
+    return {file.name: re.sub(r'"written_at": ".*"', "", file.read_text()) for file in files}
 
 
 def wait_for_row(client, experiment_id, row, process, run_id=None, seconds=240):
@@ -59,6 +67,19 @@ def stored_run(client, experiment_id, correct=FOUR_BUCKETS, *, name=None, **opti
 def change(path, **changes):
     """Write other values of some fields into a row's file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def history(store, run_id):
+    """Every metric's steps, as often as they stand there; of the speed, not how fast it was."""
+    run = store.get_run(run_id)
+    return {
+        name: sorted(
+            (m.step, 0 if name == names.CURVE_SPEED else m.value)
+            for m in store.get_metric_history(run_id, name)
+        )
+        for name in run.data.metrics
+        if not name.startswith("system/")
+    }
 
 
 def histories(client, run_id):
