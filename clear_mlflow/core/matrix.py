@@ -10,7 +10,7 @@ matrix and not a worse one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from clear_mlflow.core.cost import RowCost
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.score import ACCURACY, MAX_SCORE, Score
 from clear_mlflow.core.text import shown
@@ -74,6 +75,7 @@ class AccuracyRow:
         values: the score, per bucket: accuracies as fractions, others as they are; NaN = not
             measured; only without ``correct``.
         score: what was measured.
+        cost: of the training since the row before; no part of what makes two rows equal.
 
     Raises:
         RecordError: the numbers do not fit each other.
@@ -91,6 +93,7 @@ class AccuracyRow:
     num_instances: tuple[int, ...] | None
     values: tuple[float, ...] | None = None
     score: Score = ACCURACY
+    cost: RowCost | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         buckets = _checked_buckets(self.buckets)
@@ -192,6 +195,7 @@ class AccuracyMatrix:
         num_instances: (T,), test images per bucket; None = not known.
         buckets: keys of the T buckets in stream order; "1" to "T" when not given.
         score: what the cells are.
+        costs: (k,), of each row; empty, or None = not known.
 
     Raises:
         RecordError: a value is infinite, or an accuracy outside [0, 1], or the shapes do not fit.
@@ -208,6 +212,7 @@ class AccuracyMatrix:
     num_instances: NDArray[np.int64] | None  # (T,), test images per bucket; read-only
     buckets: tuple[str, ...]  # (T,), keys in stream order
     score: Score  # what the cells are
+    costs: tuple[RowCost | None, ...]  # (k,), what each row cost; None = not known
 
     def __init__(
         self,
@@ -216,6 +221,7 @@ class AccuracyMatrix:
         num_instances: ArrayLike | None = None,
         buckets: Sequence[str] | None = None,
         score: Score = ACCURACY,
+        costs: Sequence[RowCost | None] = (),
     ) -> None:
         cells = _checked_cells("values", values, score)
         if cells.ndim != 2 or cells.shape[1] == 0 or cells.shape[0] > cells.shape[1]:
@@ -233,12 +239,14 @@ class AccuracyMatrix:
         keys = buckets if buckets is not None else [str(j + 1) for j in range(width)]
         if len(keys) != width:
             raise RecordError(f"{len(keys)} bucket keys arrived for {width} columns")
+        num_rows = measured[-1] + 1 if measured.size else 0
         self._set(
-            values=cells[: measured[-1] + 1 if measured.size else 0],
+            values=cells[:num_rows],
             initial=None if first is None or np.isnan(first).all() else first,
             num_instances=None if num_instances is None else _counts(num_instances, width),
             buckets=_checked_buckets(keys),
             score=score,
+            costs=(*costs, *[None] * num_rows)[:num_rows],
         )
 
     @classmethod
@@ -275,6 +283,7 @@ class AccuracyMatrix:
             num_instances=first.num_instances,
             buckets=first.buckets,
             score=first.score,
+            costs=[found[i].cost if i in found else None for i in range(1, max(found) + 1)],
         )
 
     @property
@@ -303,7 +312,7 @@ class AccuracyMatrix:
         """
         if not 0 <= k <= self.num_rows:
             raise RecordError(f"cannot cut a matrix of {self.num_rows} rows off after {k} buckets")
-        return self._with(values=self.values[:k])
+        return self._with(values=self.values[:k], costs=self.costs[:k])
 
     def masked(self, protocol: str) -> AccuracyMatrix:
         """The cells that are evidence under a protocol.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from functools import cached_property
 from itertools import pairwise
@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from clear_mlflow.core.cost import RowCost
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.score import ACCURACY, StoredScore
@@ -82,6 +83,7 @@ class _Fields(msgspec.Struct, kw_only=True):
     seed: int | None
     package_version: str
     written_at: str
+    cost: RowCost | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class RowRecord:
             "package_version": self.package_version,
             "written_at": self.written_at,
         }
+        if row.cost is not None:
+            fields["cost"] = row.cost.as_json()
         return document_text({**fields, **self.extra})
 
     @classmethod
@@ -307,7 +311,7 @@ def check_schema(document: dict[str, Any], name: str) -> None:
 def _from_document(document: dict[str, Any]) -> RowRecord:
     check_schema(document, SCHEMA_NAME)
     fields: _Fields = converted(document, _Fields)
-    row = _row(fields)
+    row = replace(_row(fields), cost=fields.cost)
     if fields.trained_through != row.trained_through:
         raise RecordError(
             f"trained_through is {shown(fields.trained_through)}; row {row.row} of these buckets "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -120,6 +122,15 @@ class StoredScore(msgspec.Struct):
     def score(self) -> Score:
         """The score that it says."""
         return Score(self.name, higher_is_better=not self.lower_is_better)
+
+
+def number_of(metric: str, score: Score) -> Callable[[float], str]:
+    """What writes a metric's values: in the score's unit, but what a run cost has one of its own.
+
+    >>> number_of("cost/images", ACCURACY)(1234567), number_of("gem/accuracy", ACCURACY)(0.5)
+    ('1.235e+06', '0.5000')
+    """
+    return partial(significant, digits=4) if metric.startswith("cost/") else score.number
 
 
 def significant(value: float, digits: int) -> str:

@@ -19,8 +19,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from clear_mlflow.core.cost import RowCost
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.untrusted import converted
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.strategies._base import Strategy
 
@@ -95,6 +97,7 @@ def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) ->
         "buckets": row.buckets,
         "correct": row.correct,
         "num_instances": row.num_instances,
+        "cost": None if row.cost is None else row.cost.as_json(),
         **snapshot.description,
     }
     return save(apart(tensors), metadata={_DESCRIPTION: json.dumps(description)})
@@ -112,6 +115,7 @@ def read_state(content: bytes) -> SavedTraining:
             buckets=tuple(described.pop("buckets")),
             correct=tuple(described.pop("correct")),
             num_instances=tuple(described.pop("num_instances")),
+            cost=converted(described.pop("cost"), RowCost | None),
         )
         predictions = None if kept is None else kept.numpy().tobytes()
         return SavedTraining(row, predictions, Snapshot(tensors, described))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
+from clear_mlflow.learning.costs import CostMeter
 from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.learning.models import trainable
@@ -50,6 +51,7 @@ class GradientDescent:
         self._seeds: Sequence[int | None] = seeds or (None,)
         self._device = next(model.parameters()).device
         self.curve = LossCurve(progress, self._device, group=group, num_models=len(self._seeds))
+        self.costs = CostMeter(self._device, group, len(self._seeds))
         self.tests: InsideTests | None = None  # that are due inside a bucket
         self._optimizer: torch.optim.Optimizer | None = None
         self._learning: list[nn.Parameter] = []  # whose gradients forward's spreading awaits
@@ -61,7 +63,7 @@ class GradientDescent:
         self._optimizer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps, and the optimiser's state by its weights' names where it stays; else None."""
+        """Steps, costs, and the optimiser's state by its weights' names where it stays."""
         kept = None
         if self._optimizer is not None and self._config.optimizer_state == "keep":
             known = {id(weight): name for name, weight in self._model.named_parameters()}
@@ -70,11 +72,13 @@ class GradientDescent:
                 for group in self._optimizer.param_groups
                 for p in group["params"]
             }
-        return {"steps": self.curve.steps, "optimizer": kept}
+        costs = self.costs.state_dict()
+        return {"steps": self.curve.steps, "costs": costs, "optimizer": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; counts of steps stay on the host, which would wait for each at every step."""
         self.curve.steps = int(state["steps"])
+        self.costs.load_state_dict(state["costs"])
         if (kept := state["optimizer"]) is not None:
             known = dict(self._model.named_parameters())
             self._optimizer = _optimizer_of([known[name] for name in kept], self._config)
@@ -89,7 +93,7 @@ class GradientDescent:
         epochs = hooks.epochs(self._config, hooks.arguments)
         config = replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)
-        curve, tests = self.curve, self.tests
+        curve, tests, costs = self.curve, self.tests, self.costs
         curve.begin(config.epochs * len(bounds))
         if tests is not None:
             tests.begin(position, epochs=config.epochs, steps_an_epoch=len(bounds))
@@ -114,19 +118,22 @@ class GradientDescent:
             # Both come to their end here: what draws from a buffer keeps its images until then.
             for share, rehearsed in zip(shares, rehearsal, strict=True):
                 batch = replace(share, rehearsed=rehearsed) if rehearsed else share
-                forward = self._of_full if batch.total == full else self._plain
-                with autocast(self._device, config.precision):
-                    loss = hooks.share_of_loss(forward, batch)
-                optimizer.zero_grad(set_to_none=True)
-                torch.autograd.backward(loss, torch.ones_like(loss))
-                hooks.before_step()
-                if config.clip_norm:
-                    self._clip(optimizer, config.clip_norm)
-                optimizer.step()
-                hooks.after_step()
-                curve.step_done(loss.detach(), batch.total)
+                replayed = [part.total for part in rehearsed]
+                shape = (position > 0, len(self._learning), batch.total, *replayed)
+                flops = costs.flops_of.get(shape)
+                if flops is None:
+                    with costs.step(shape):  # of the model as it is, and not compiled
+                        loss = self._step(batch, self._plain, optimizer, hooks)
+                else:
+                    costs.flops += flops
+                    forward = self._of_full if batch.total == full else self._plain
+                    loss = self._step(batch, forward, optimizer, hooks)
+                costs.seen += batch.total + sum(replayed)
+                curve.step_done(loss, batch.total)
                 if tests is not None:
                     tests.step_done()
+            new = len(samples) if samples.bucket is None else (samples.bucket == position).sum()
+            costs.images += int(new)
             # Once per epoch: at every step the host would wait for the device.
             for seed, total in zip(self._seeds, curve.end_epoch(), strict=True):
                 if not math.isfinite(total):
@@ -137,6 +144,25 @@ class GradientDescent:
                         f"{config.lr}",
                         seed,
                     )
+
+    def _step(
+        self,
+        batch: Batch,
+        forward: Callable[[Tensor], Tensor],
+        optimizer: torch.optim.Optimizer,
+        hooks: Any,
+    ) -> Tensor:
+        """One step; gives its loss."""
+        with autocast(self._device, self._config.precision):
+            loss: Tensor = hooks.share_of_loss(forward, batch)
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss, torch.ones_like(loss))
+        hooks.before_step()
+        if self._config.clip_norm:
+            self._clip(optimizer, self._config.clip_norm)
+        optimizer.step()
+        hooks.after_step()
+        return loss.detach()
 
     def _batches(self, samples: Samples, position: int, epoch: int) -> Iterator[Batch]:
         """An epoch's, of this process."""

@@ -59,19 +59,25 @@ def train_ensemble(
     ]
 
     def rows(trained: int) -> Iterator[tuple[int, Trained]]:
-        for member, head in zip(members, heads, strict=True):
+        descent.costs.trained()
+        for member, head, strategy in zip(members, heads, strategies, strict=True):
             try:
-                row = measure_row(head, stream, member, trained=trained)
+                with descent.costs.test():
+                    found = measure_row(head, stream, member, trained=trained)
             except DivergedError as error:
                 raise DivergedError(f"seed {member.seed}: {error}", member.seed) from error
+            row = dataclasses.replace(
+                found.row, cost=descent.costs.row(head, strategy, trained=trained)
+            )
             if member is members[0]:
-                progress.row_measured(row.row)
-            yield member.seed, row
+                progress.row_measured(row)
+            yield member.seed, dataclasses.replace(found, row=row)
 
     yield from rows(0)
     for position, key in enumerate(stream.keys):
         stream.begin(position)
         progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
+        descent.costs.begin()
         samples = [strategy.training_set(position) for strategy in strategies]
         sizes = sorted({len(of_member) for of_member in samples})
         if len(sizes) > 1:

@@ -71,10 +71,12 @@ def train(
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
     strategy.group = group
     descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
+    costs = descent.costs
 
     def right_now() -> tuple[int, ...] | None:
         held_out, precision = stream.test(), config.precision
-        found = measure(model, held_out, device=stream.device, precision=precision, group=group)
+        with costs.test():
+            found = measure(model, held_out, device=stream.device, precision=precision, group=group)
         return None if found is None else found.correct
 
     if (interval := config.test_interval) is not None:
@@ -88,7 +90,12 @@ def train(
         )
 
     def tested(trained: int) -> Trained:
-        found = measure_row(model, stream, config, trained=trained, group=group)
+        costs.trained()
+        with costs.test():
+            found = measure_row(model, stream, config, trained=trained, group=group)
+        found = replace(
+            found, row=replace(found.row, cost=costs.row(model, strategy, trained=trained))
+        )
         progress.row_measured(found.row)
         return replace(found, snapshot=lambda: capture(model, strategy, descent))
 
@@ -100,8 +107,10 @@ def train(
     for position, key in list(enumerate(stream.keys))[first:]:
         stream.begin(position)
         progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
+        costs.begin()
         strategy.learn(position, descent)
-        strategy.after_bucket(position)
+        with costs.counted():
+            strategy.after_bucket(position)
         yield tested(position + 1)
 
 
@@ -169,7 +178,7 @@ def measure(
     possible = None if held_out.answers is None else held_out.answers.to(device)
     not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
-    with torch.inference_mode(), logits_in_float32(model):
+    with torch.no_grad(), logits_in_float32(model):  # as costs count it
         bounds = batch_bounds(stop - start, step) if stop > start else [(0, 0)]
         while bounds:
             begin, end = bounds[0]

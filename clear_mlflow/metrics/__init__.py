@@ -39,6 +39,7 @@ __all__ = [
     "of_score",
     "summarize",
     "undefined",
+    "with_costs",
 ]
 
 
@@ -63,6 +64,12 @@ def of_families(names: Iterable[str]) -> tuple[Metric, ...]:
     ['icarl/average_incremental_accuracy']
     """
     return tuple(metric for name in names for metric in FAMILIES[name])
+
+
+def with_costs(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple[Metric, ...]:
+    """The metrics, and those of cost where a row of the matrix says what it cost."""
+    costs = FAMILIES["cost"] if any(cost is not None for cost in matrix.costs) else ()
+    return tuple({metric.name: metric for metric in (*metrics, *costs)}.values())
 
 
 def of_score(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.score import ACCURACY, Score
+from clear_mlflow.core.score import ACCURACY, Score, number_of
 from clear_mlflow.core.text import NOT_MEASURED, one_line
 from clear_mlflow.metrics import (
     ALL_METRICS,
@@ -20,6 +20,7 @@ from clear_mlflow.metrics import (
     family_names,
     of_families,
     of_score,
+    with_costs,
 )
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._common import MetricOf
@@ -60,7 +61,9 @@ class MetricResult:
     @property
     def text(self) -> str:
         """The value, rounded to be read, or a dash."""
-        return NOT_MEASURED if self.value is None else self.score.number(self.value)
+        if self.value is None:
+            return NOT_MEASURED
+        return number_of(self.name, self.score)(self.value)
 
     @property
     def about(self) -> str:
@@ -109,7 +112,8 @@ def scores(
     for one in asked:
         of_one = (one,) if isinstance(one, Metric) else of_families(family_names(one))
         chosen |= {metric.name: metric for metric in of_score(of_one, matrix.score)}
-    found = course(matrix.masked(protocol), protocol, list(chosen.values()))
+    computed = with_costs(chosen.values(), matrix)
+    found = course(matrix.masked(protocol), protocol, computed)
     listed = results(
         found.summary,
         {name: str(error) for name, error in found.undefined.items()},

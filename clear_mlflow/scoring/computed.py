@@ -9,7 +9,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.core.score import ACCURACY
-from clear_mlflow.metrics import Metric, anytime, course, of_score
+from clear_mlflow.metrics import Metric, anytime, course, of_score, with_costs
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._results import MetricResult, results
 from clear_mlflow.metrics.anytime import AnytimeMetric
@@ -133,7 +133,7 @@ def compute(
     """What a run's rows, of which *record* was assembled, predictions and tests define."""
     scoring, answers, tests = scoring or Scoring(), answers or Beside(), tests or Beside()
     families = with_families_of(logged_families(run.data.tags), scoring.metrics)
-    metrics = metrics_of(families, scoring.metrics)
+    metrics = with_costs(metrics_of(families, scoring.metrics), record.matrix)
     if scoring.joint is not None:
         metrics = against_joint(metrics, record, scoring.joint)
     metrics = of_score(metrics, record.matrix.score)

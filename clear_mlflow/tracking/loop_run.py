@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import mlflow
@@ -13,6 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
+from clear_mlflow.core.cost import RowCost, row_cost
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import LoopMetadata, measured_row, measured_test
@@ -148,6 +150,7 @@ class LoopRun:
         values: object = None,
         labels: object = None,
         probabilities: object = None,
+        cost: RowCost | Mapping[str, object] | None = None,
     ) -> None:
         """Store what a test of all buckets gave, now; metrics and pictures follow by themselves.
 
@@ -163,6 +166,8 @@ class LoopRun:
             labels: in place of both, the predicted class of each test image, in the order of the
                 evaluation set: one array, or one for each bucket.
             probabilities: (images, classes), after the softmax, likewise.
+            cost: of the training since the row before, as far as it is known: fields of
+                :class:`clear_mlflow.core.cost.RowCost`, for example ``{"training_flops": 10**12}``.
 
         Raises:
             ConfigError: too much or too little arrived, or it has a value that it cannot have.
@@ -171,6 +176,7 @@ class LoopRun:
         """
         writer = self._writing(f"row {shown(row)}", "rows")
         found, predictions = measured_row(self._facts, row, correct, values, labels, probabilities)
+        found = replace(found, cost=row_cost(cost))
         there = self._rows.get(found.row)
         if there is not None:
             if there != found:

@@ -23,7 +23,7 @@ from clear_mlflow.journal.journal import Entry
 from clear_mlflow.journal.resend import StoredSteps, lacking
 from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.metrics import of_families
+from clear_mlflow.metrics import of_families, with_costs
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
 from clear_mlflow.scoring.plan import to_metrics
@@ -142,7 +142,9 @@ class RunWriter:
             matrix = AccuracyMatrix.from_rows(self.rows).masked(record.protocol)
             time = milliseconds(record.written_at)
             begin = names.bucket_series(row.score.name)
-            values = values_at(matrix, row.row, of_families(self.families), begin)
+            values = values_at(
+                matrix, row.row, with_costs(of_families(self.families), matrix), begin
+            )
             metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
             self._add_to_curve(curve)
             points = self._append_points(self._in_order(metrics, row.row))

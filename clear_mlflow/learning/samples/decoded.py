@@ -45,6 +45,7 @@ class Samples:
 
     images: Photos | Tensor  # to be cropped; or features, (N, width), float32
     labels: Tensor  # (N,), int64
+    bucket: NDArray[np.int64] | None = None  # (N,), each one's position; None: all of one
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -89,6 +90,8 @@ class HeldOutImages:
 class TrainingStream(ABC):
     """A stream whose images or features are fetched when asked for; a strategy keeps indices."""
 
+    image_bytes: int  # of an image, or of its features, as a buffer would hold it
+
     def __init__(self, stream: BucketStream, device: torch.device) -> None:
         self.keys = tuple(bucket.key for bucket in stream.buckets)
         self.train_counts = tuple(len(bucket.train) for bucket in stream.buckets)
@@ -123,7 +126,8 @@ class TrainingStream(ABC):
             for position in np.unique(picks.bucket):
                 here = picks.bucket == position
                 labels[here] = self.labels(position)[picks.index[here]]
-            self._selected = picks, Samples(images, torch.tensor(labels, device=images.device))
+            placed = torch.tensor(labels, device=images.device)
+            self._selected = picks, Samples(images, placed, picks.bucket)
         return self._selected[1]
 
     def test(self) -> HeldOutImages:
@@ -173,6 +177,7 @@ class DecodedStream(TrainingStream):
     ) -> None:
         super().__init__(stream, device)
         self.augmentation = augmentation(augment, image_size)
+        self.image_bytes = 3 * image_size**2
         self._decoded = decode if cache is None else cache.images
 
     def _fetch(self, picks: SampleIndices) -> Photos:
@@ -205,6 +210,7 @@ class FeatureStream(TrainingStream):
     ) -> None:
         super().__init__(stream, device)
         self.width = features.width
+        self.image_bytes = 4 * features.width
         self._features = features
         if features.standardise != NONE:
             self.standardised = self._statistics(1)

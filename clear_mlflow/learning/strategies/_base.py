@@ -145,6 +145,10 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
             else:
                 setattr(self, name, _placed(value, self.stream.device))
 
+    def num_kept_images(self, position: int) -> int:
+        """How many of the stream's images it keeps once the bucket at *position* is done."""
+        return 0
+
     @classmethod
     def epochs(cls, config: TrainConfig, arguments: Any) -> int:
         """How many passes over :meth:`training_set` :meth:`learn` makes in each bucket."""

@@ -32,6 +32,10 @@ class RehearsalStrategy(Strategy):
         self._buffer = new_buffer(self.config, self.stream, chosen)
         self._held: Samples | None = None  # the buffer's images
 
+    def num_kept_images(self, position: int) -> int:
+        """Those of the buffer."""
+        return len(self._buffer)
+
     def training_set(self, position: int) -> Samples:
         """The bucket's own images; the buffer's are fetched, too."""
         if len(self._buffer):

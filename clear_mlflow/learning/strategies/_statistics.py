@@ -8,6 +8,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 
@@ -30,6 +31,20 @@ class ClosedFormStrategy(Strategy):
         shape, device = self._head.weight.shape, self.stream.device
         self._means = torch.zeros(shape, dtype=torch.float64, device=device)
         self._counts = torch.zeros(shape[0], dtype=torch.int64, device=device)
+
+    @classmethod
+    def bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
+        """What a bucket takes: differences to the means and their sums, and the means moved."""
+        return 2 * images * width + 2 * classes * width
+
+    def pass_over(self, position: int, descent: GradientDescent) -> Iterator[tuple[Tensor, Tensor]]:
+        """The bucket's features and labels, some rows at a time; the whole pass is counted."""
+        samples, (classes, width) = self.training_set(position), self._means.shape
+        count = len(samples)
+        descent.costs.flops += self.bucket_flops(images=count, width=width, classes=classes)
+        descent.costs.seen += count
+        descent.costs.images += count
+        yield from rows_of(samples, self.stream.device)
 
     def count(self, features: Tensor, labels: Tensor) -> None:
         """Count (N, width), float64, and (N,): as mu += (x - mu) / (n + 1), one after another."""

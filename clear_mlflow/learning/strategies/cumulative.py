@@ -32,6 +32,10 @@ class Cumulative(Strategy):
         """Those of all buckets so far."""
         return list(accumulate(num_train))
 
+    def num_kept_images(self, position: int) -> int:
+        """All so far."""
+        return sum(self.stream.train_counts[: position + 1])
+
     def training_set(self, position: int) -> Samples:
         """The images of all buckets up to this one, in stream order."""
         counts = self.stream.train_counts[: position + 1]

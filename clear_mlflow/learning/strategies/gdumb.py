@@ -87,6 +87,10 @@ class Gdumb(Strategy):
             descent.restart(fresh_model(self.stream, self.config, position))
         super().learn(position, descent)
 
+    def num_kept_images(self, position: int) -> int:
+        """Those of the buffer."""
+        return len(self._buffer)
+
     def training_set(self, position: int) -> Samples:
         """The memory."""
         return self.stream.select(self._buffer.picks)

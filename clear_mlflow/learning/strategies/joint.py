@@ -46,6 +46,10 @@ class Joint(Strategy):
         """Its own, or the run's."""
         return int(arguments.epochs or config.epochs)
 
+    def num_kept_images(self, position: int) -> int:
+        """All that there are, from the start."""
+        return sum(self.stream.train_counts)
+
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train once, on everything."""
         if position == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, rows_of, set_head
+from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, set_head
 
 
 class Ncm(ClosedFormStrategy):
@@ -22,7 +22,7 @@ class Ncm(ClosedFormStrategy):
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Count the bucket's images into the means."""
-        for features, labels in rows_of(self.training_set(position), self.stream.device):
+        for features, labels in self.pass_over(position, descent):
             self.count(features, labels)
         means, seen = self._means, self._counts > 0
         # Around a point in their middle, where the square of a mean is as small as can be.

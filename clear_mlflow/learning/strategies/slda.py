@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, rows_of, set_head
+from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, set_head
 
 
 class Slda(ClosedFormStrategy):
@@ -57,9 +57,15 @@ class Slda(ClosedFormStrategy):
         width = self._head.in_features
         self._scatter = torch.zeros(width, width, dtype=torch.float64, device=self.stream.device)
 
+    @classmethod
+    def bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
+        """The means', the scatter's, those of a Cholesky factor and of solving with it."""
+        means = super().bucket_flops(images=images, width=width, classes=classes)
+        return means + 2 * images * width**2 + width**3 // 3 + 2 * classes * width**2
+
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Count the bucket's images into the means and the covariance."""
-        for features, labels in rows_of(self.training_set(position), self.stream.device):
+        for features, labels in self.pass_over(position, descent):
             self._add_scatter(features, labels)
             self.count(features, labels)
         means, counts = self._means, self._counts
