@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
+from clear_mlflow.learning.budget import Budget
 from clear_mlflow.learning.costs import CostMeter
 from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
 from clear_mlflow.learning.measured import CurvePoint
@@ -52,6 +54,7 @@ class GradientDescent:
         self._device = next(model.parameters()).device
         self.curve = LossCurve(progress, self._device, group=group, num_models=len(self._seeds))
         self.costs = CostMeter(self._device, group, len(self._seeds))
+        self.budget: Budget | None = None  # of each bucket; None: so many epochs
         self.tests: InsideTests | None = None  # that are due inside a bucket
         self._optimizer: torch.optim.Optimizer | None = None
         self._learning: list[nn.Parameter] = []  # whose gradients forward's spreading awaits
@@ -73,12 +76,16 @@ class GradientDescent:
                 for p in group["params"]
             }
         costs = self.costs.state_dict()
-        return {"steps": self.curve.steps, "costs": costs, "optimizer": kept}
+        budget = None if self.budget is None else self.budget.state_dict()
+        found = {"steps": self.curve.steps, "costs": costs, "budget": budget}
+        return {**found, "optimizer": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; counts of steps stay on the host, which would wait for each at every step."""
         self.curve.steps = int(state["steps"])
         self.costs.load_state_dict(state["costs"])
+        if self.budget is not None:
+            self.budget.load_state_dict(state["budget"])
         if (kept := state["optimizer"]) is not None:
             known = dict(self._model.named_parameters())
             self._optimizer = _optimizer_of([known[name] for name in kept], self._config)
@@ -89,12 +96,12 @@ class GradientDescent:
             self._optimizer.load_state_dict(fresh)
 
     def run(self, samples: Samples, *, position: int, hooks: Any) -> None:
-        """Train on *samples* for all epochs of a bucket, with a new schedule; hooks: a Strategy."""
+        """Train on *samples* while a bucket lasts, with a new schedule; hooks: a Strategy."""
         epochs = hooks.epochs(self._config, hooks.arguments)
         config = replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)
-        curve, tests, costs = self.curve, self.tests, self.costs
-        curve.begin(config.epochs * len(bounds))
+        curve, tests, costs, budget = self.curve, self.tests, self.costs, self.budget
+        curve.begin(config.epochs * len(bounds), None if budget is None else budget.for_steps)
         if tests is not None:
             tests.begin(position, epochs=config.epochs, steps_an_epoch=len(bounds))
         if self._optimizer is None or config.optimizer_state == "reset":
@@ -104,8 +111,8 @@ class GradientDescent:
         if [id(p) for p in self._learning] != [id(p) for p in _learning(self._model)]:
             self._plain, self._of_full = self._spread()
         full = bounds[0][1] - bounds[0][0]
-        for epoch in range(config.epochs):
-            lr = learning_rate(config, epoch)
+        for epoch in itertools.count() if budget else range(config.epochs):
+            lr = learning_rate(config, budget.epoch(config.epochs) if budget else epoch)
             for group in optimizer.param_groups:
                 group["lr"] = lr
             # Processes have different images, which dropout is to treat differently.
@@ -115,11 +122,17 @@ class GradientDescent:
             curve.begin_epoch(lr)
             shares = self._batches(samples, position, epoch)
             rehearsal = hooks.rehearsal(position, epoch, len(bounds))
+            chosen, is_over = [], False
             # Both come to their end here: what draws from a buffer keeps its images until then.
             for share, rehearsed in zip(shares, rehearsal, strict=True):
                 batch = replace(share, rehearsed=rehearsed) if rehearsed else share
                 replayed = [part.total for part in rehearsed]
                 shape = (position > 0, len(self._learning), batch.total, *replayed)
+                if budget is not None:
+                    if not budget.allows(shape):
+                        is_over = True
+                        break
+                    chosen.append(batch.chosen)
                 flops = costs.flops_of.get(shape)
                 if flops is None:
                     with costs.step(shape):  # of the model as it is, and not compiled
@@ -129,11 +142,10 @@ class GradientDescent:
                     forward = self._of_full if batch.total == full else self._plain
                     loss = self._step(batch, forward, optimizer, hooks)
                 costs.seen += batch.total + sum(replayed)
-                curve.step_done(loss, batch.total)
+                curve.step_done(loss, batch.total, None if budget is None else budget.spent)
                 if tests is not None:
                     tests.step_done()
-            new = len(samples) if samples.bucket is None else (samples.bucket == position).sum()
-            costs.images += int(new)
+            costs.images += self._num_new(samples, position, chosen if is_over else None)
             # Once per epoch: at every step the host would wait for the device.
             for seed, total in zip(self._seeds, curve.end_epoch(), strict=True):
                 if not math.isfinite(total):
@@ -144,6 +156,19 @@ class GradientDescent:
                         f"{config.lr}",
                         seed,
                     )
+            if is_over:
+                break
+        curve.end()
+
+    def _num_new(self, samples: Samples, position: int, chosen: Sequence[Tensor] | None) -> int:
+        """How many are of the bucket itself: of all, or of those that this process chose."""
+        is_new = torch.ones(len(samples), dtype=torch.bool)
+        if samples.bucket is not None:
+            is_new = torch.from_numpy(samples.bucket == position)
+        if chosen is None:
+            return int(is_new.sum())
+        number = sum(int(is_new[part.cpu()].sum()) for part in chosen)
+        return int(self._group.add_up(torch.tensor(number, device=self._device)))
 
     def _step(
         self,
@@ -209,8 +234,11 @@ def _optimizer_of(weights: list[nn.Parameter], config: TrainConfig) -> torch.opt
     return torch.optim.SGD(weights, lr=config.lr, momentum=config.momentum, weight_decay=decay)
 
 
-def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """The rate of an epoch, from 0: warm-up rises to ``lr``, cosine falls from it towards 0."""
+def learning_rate(config: TrainConfig, epoch: float) -> float:
+    """The rate of an epoch, from 0: warm-up rises to ``lr``, cosine falls from it towards 0.
+
+    Under a budget an epoch may begin anywhere in the schedule.
+    """
     warm = config.warmup_epochs
     if epoch < warm:
         return config.lr * (epoch + 1) / warm
@@ -219,7 +247,7 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
     if config.schedule == "cosine":
         done = (epoch - warm) / (config.epochs - warm)
         return config.lr * (1 + math.cos(math.pi * done)) / 2
-    return config.lr * config.lr_gamma ** ((epoch - warm) // config.lr_step)
+    return config.lr * config.lr_gamma ** int((epoch - warm) // config.lr_step)
 
 
 def num_points(num_steps: int) -> int:
@@ -247,17 +275,19 @@ class LossCurve:
         self.steps = 0  # since the training began, over all buckets
         self._window = torch.zeros(num_models, device=device)  # sums of losses, of each model
         self._epoch = torch.zeros(num_models, device=device)
-        self._ends: deque[int] = deque()
-        self._start = 0
+        self._ends: deque[int] = deque()  # of windows, in steps of the bucket, or of its budget
+        self._first = self._start = 0
         self._began = math.nan
         self._images = 0
         self._lr = math.nan
 
-    def begin(self, num_steps: int) -> None:
-        """A bucket of *num_steps* steps begins."""
-        self._progress.steps_planned(num_steps)
-        points = num_points(num_steps)
-        self._ends = deque(self.steps + num_steps * (i + 1) // points for i in range(points))
+    def begin(self, num_steps: int, budget: int | None = None) -> None:
+        """A bucket of *num_steps* steps begins; about so many, where a budget ends it."""
+        if budget is None:
+            self._progress.steps_planned(num_steps)
+        points, total = num_points(num_steps), num_steps if budget is None else budget
+        self._ends = deque(total * (i + 1) // points for i in range(points))
+        self._first = self.steps
         self._open_window()
 
     def begin_epoch(self, lr: float) -> None:
@@ -265,15 +295,26 @@ class LossCurve:
         self._lr = lr
         self._epoch.zero_()
 
-    def step_done(self, loss: Tensor, images: int) -> None:
-        """A step was issued; of its whole batch, images without those from a strategy's buffer."""
+    def step_done(self, loss: Tensor, images: int, spent: int | None = None) -> None:
+        """A step was issued; of its whole batch, images without those from a strategy's buffer.
+
+        *spent*: of the bucket's budget.
+        """
         self._window += loss
         self._epoch += loss
         self._images += images
         self.steps += 1
         self._progress.step_done()
-        if self.steps == self._ends[0]:
+        done, is_end = self.steps - self._first if spent is None else spent, False
+        while self._ends and self._ends[0] <= done:
             self._ends.popleft()
+            is_end = True
+        if is_end:
+            self._end_window()
+
+    def end(self) -> None:
+        """The bucket's last step is done; under a budget it may lie inside a window."""
+        if self.steps > self._start:
             self._end_window()
 
     def end_epoch(self) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
+from clear_mlflow.learning.anytime.schedule import OFF
+from clear_mlflow.learning.budget import budget_of
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import RngPurpose, autocast, is_out_of_memory, seed_everything
@@ -66,12 +69,16 @@ def train(
     saved: SavedTraining | None = None,
 ) -> Iterator[Trained]:
     """Rows from 0 on, or those after a saved one; the next bucket waits until it is asked for."""
-    model = group.synchronize(fresh_model(stream, config))
+    model = fresh_model(stream, config)
+    # Before its layers wait for other processes.
+    twin = None if config.budget == OFF else copy.deepcopy(model).to("meta")
+    model = group.synchronize(model)
     arguments = check_strategy(config)
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
     strategy.group = group
     descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
     costs = descent.costs
+    descent.budget = budget = budget_of(config, strategy, twin, stream, costs)
 
     def right_now() -> tuple[int, ...] | None:
         held_out, precision = stream.test(), config.precision
@@ -108,9 +115,14 @@ def train(
         stream.begin(position)
         progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
         costs.begin()
+        if budget is not None:
+            budget.begin(position)
         strategy.learn(position, descent)
+        of_steps = 0 if budget is None else budget.spent
         with costs.counted():
             strategy.after_bucket(position)
+        if budget is not None:
+            budget.end(of_steps)
         yield tested(position + 1)
 
 

@@ -22,7 +22,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
-from clear_mlflow.learning.anytime.schedule import MOST_TESTS
+from clear_mlflow.learning.anytime.schedule import MOST_TESTS, OFF
 from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
 from clear_mlflow.learning.device import resolve_device, resolve_precision, tf32, translate_oom
@@ -46,7 +46,7 @@ from clear_mlflow.learning.samples.decoded import (
     TrainingStream,
     batch_bounds,
 )
-from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
@@ -71,6 +71,12 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
                 f"test_every is {config.test_every} and a bucket takes no more epochs than that; "
                 "it is tested at its end in any case: pass steps, for example test_every=10steps"
             )
+    stops = strategy.descends_in_every_bucket or strategy.fixed_cost is not Strategy.fixed_cost
+    if config.budget != OFF and not stops:
+        raise ConfigError(
+            f"budget is {config.budget}, but strategy {config.strategy} does not train in each "
+            "bucket: leave budget at off"
+        )
     if config.features == NONE:  # a linear head takes whatever width the features have
         check_model(
             config.model,

@@ -1,5 +1,7 @@
 """What a row cost: held against a count by hooks on every layer, and against a resumed run."""
 
+import math
+
 import pytest
 import torch
 from feature_streams import CLASSES, WIDTH
@@ -7,11 +9,13 @@ from learning_streams import config
 from strategy_runs import feature_stream, image_stream, on_features
 from torch import nn
 
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning import costs
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import WITHOUT_STEPS, strategy_names
+from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import ewc
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
@@ -131,7 +135,7 @@ def test_images_are_those_of_the_bucket_and_others(tmp_path):
     assert found["er_ace"] == [(0, 0), (14, 0), (12, 16), (10, 8)]  # four in each step
     assert found["cumulative"] == [(0, 0), (14, 0), (12, 14), (10, 26)]
     assert found["joint"] == [(0, 0), (14, 22), (0, 0), (0, 0)]
-    assert [sum(images) for images in found["gdumb"]] == [0, 10, 10, 10]
+    assert [sum(images) for images in found["gdumb"]] == [0, 8, 10, 10]
 
 
 def test_bytes_are_those_of_images_and_state(tmp_path):
@@ -161,3 +165,113 @@ def test_closed_forms_follow_their_formulas():
             more = d**3 // 3 + 2 * classes * d**2
             flops = [one + 2 * n * d**2 + more for one, n in zip(flops, (9, 7), strict=True)]
         assert [cost.training_flops for cost in found] == [0, *flops]
+
+
+def spent(rows):
+    return sum(one.row.cost.training_flops for one in rows)
+
+
+@pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
+def test_a_run_spends_its_budget(strategy, tmp_path):
+    """As much as naive learning, but for less than the last step, whatever a step takes."""
+    changes = {"epochs": "12", "strategy_args": "images=2" if strategy == "ewc" else "none"}
+    naive = rows_of(image_stream(tmp_path / "naive"), on_images("naive", **changes | NO_ARGS))
+    stream = image_stream(tmp_path / "own")
+    rows = rows_of(stream, on_images(strategy, budget="naive:1", **changes))
+    of_naive = naive[1].row.cost.training_flops // naive[1].row.cost.images
+    step = 12 * of_naive  # of four images, and twice four of the buffer
+    assert 0 <= spent(naive) - spent(rows) < step
+    if strategy != "ewc":  # what follows its first bucket's steps is known after it
+        assert all(0 <= left < step for left in lefts(naive, rows))
+    if strategy == "naive":
+        same = zip(naive[-1].model.parameters(), rows[-1].model.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in same)
+
+
+NO_ARGS = {"strategy_args": "none"}
+
+
+def lefts(naive, rows):
+    """What is left after each bucket."""
+    left = 0
+    for of_naive, own in zip(naive, rows, strict=True):
+        left += of_naive.row.cost.training_flops - own.row.cost.training_flops
+        yield left
+
+
+@pytest.mark.parametrize("strategy", ["derpp", "ewc", "replay"])
+def test_a_budget_is_resumed(strategy, tmp_path):
+    """What was left, and what follows a bucket's steps, is in the state."""
+    stream = image_stream(tmp_path)
+    settings = on_images(strategy, epochs="9", budget="naive:0.9")
+    whole = list(train(stream, settings, progress=TrainingProgress()))
+    states = [
+        to_bytes(one.snapshot(), one.row, None)
+        for one in train(stream, settings, progress=TrainingProgress())
+    ]
+    for row, state in enumerate(states):
+        again = rows_of(stream, settings, read_state(state))
+        assert [one.row for one in again] == [one.row for one in whole[row + 1 :]]
+        assert [of_all_machines(one.row.cost) for one in again] == [
+            of_all_machines(one.row.cost) for one in whole[row + 1 :]
+        ]
+
+
+def test_a_budget_of_images(tmp_path):
+    """Whole steps of four, or three; what does not suffice for one is spent in the next bucket."""
+    rows = rows_of(image_stream(tmp_path), on_images("naive", budget="images:10"))
+    assert [one.row.cost.images for one in rows] == [0, 7, 12, 10]
+
+
+def test_the_schedule_ends_with_the_budget(tmp_path):
+    """Half of the epochs, and the rate of a cosine has fallen as far."""
+    curve = Curve()
+    settings = on_images("naive", epochs="8", schedule="cosine", budget="naive:0.5")
+    list(train(image_stream(tmp_path), settings, progress=curve))
+    rates = [point.lr for point in curve.points][:4]
+    expected = [0.05 * (1 + math.cos(math.pi * done / 4)) / 2 for done in range(4)]
+    assert sorted(set(rates), reverse=True) == pytest.approx(expected)
+
+
+class Curve(TrainingProgress):
+    def __init__(self):
+        self.points = []
+
+    def curve_measured(self, point):
+        self.points.append(point)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "budget", "told"),
+    [
+        ("naive", "1e3", r"1,000 FLOPs in bucket 1, and one step of the model takes [\d,]+ there"),
+        ("naive", "images:3", "3 images in bucket 1, and one step of the model takes 4 there"),
+        ("derpp", "naive:1", r"and an epoch of strategy derpp takes [\d,]+ there"),
+    ],
+)
+def test_a_budget_for_nothing_is_refused(strategy, budget, told, tmp_path):
+    """In one line, before any training."""
+    settings = on_images(strategy, budget=budget)
+    with pytest.raises(ConfigError, match=told) as error:
+        next(train(image_stream(tmp_path), settings, progress=TrainingProgress()))
+    assert "\n" not in str(error.value)
+
+
+def test_a_closed_form_that_takes_more_than_its_budget_is_refused():
+    settings = on_features(strategy="slda", budget="1000")
+    with pytest.raises(ConfigError, match="strategy slda takes"):
+        next(train(feature_stream(), settings, progress=TrainingProgress()))
+
+
+@pytest.mark.parametrize("budget", ["naive", "naive:0", "images:1.5", "-1", "much", "naive:x"])
+def test_a_budget_that_is_none_is_refused(budget):
+    with pytest.raises(ConfigError, match="expected off; FLOPs a bucket"):
+        config(budget=budget)
+
+
+def test_a_budget_does_not_go_with_plans_of_steps():
+    """Nor with a strategy that trains in one bucket alone."""
+    with pytest.raises(ConfigError, match="leave test_every at off"):
+        config(budget="naive:1", test_every="1")
+    with pytest.raises(ConfigError, match="strategy joint does not train in each bucket"):
+        check(config(budget="naive:1", strategy="joint"))

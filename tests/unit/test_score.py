@@ -151,6 +151,7 @@ def test_what_needs_an_accuracy_is_left_out_with_its_reason():
     needs = "needs an accuracy (the score is rmse)"
     assert {name for name, reason in reasons.items() if reason == needs} == {
         "clear/challenge_score",
+        "cost/challenge_score_per_pflop",
         "diaz_rodriguez/remembering",
         "renate/micro_average_accuracy",
         "wild_time/fix_id_accuracy",

@@ -41,6 +41,7 @@ from clear_mlflow.learning.parameters.values import (
     number,
     parse_arguments,
     parse_batch_size,
+    parse_budget,
     parse_dataset,
     parse_families,
     parse_memory,
@@ -199,6 +200,15 @@ class TrainConfig:
         unused=lambda config: config.strategy in WITHOUT_BUFFER,
         help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
         "stream's training images; other strategies ignore it.",
+    )
+    budget: str = _parameter(
+        METHOD,
+        parse_budget,
+        default=OFF,
+        python="float | str",
+        help="What the training of a bucket may cost, in the place of epochs: FLOPs, for example "
+        "2e15; naive:1, what naive learning takes with the same epochs, or naive:0.5, half of it; "
+        "images:N, in steps. off: so many epochs (docs/cost.md).",
     )
     model: str = _parameter(
         MODEL,
@@ -417,6 +427,12 @@ class TrainConfig:
                 raise ConfigError(
                     f"{name} is {given} and features is {config.features}; stored features are "
                     f"used as they are: leave {name} at {parameter_defaults()[name]}"
+                )
+        for name, at in ("test_every", OFF), ("seeds", NONE):
+            if config.budget != OFF and (given := getattr(config, name)) != at:
+                raise ConfigError(
+                    f"budget is {config.budget} and {name} is {given}; where a budget ends a "
+                    f"bucket is found as it is trained: leave {name} at {at}"
                 )
         if config.test_interval is not None and config.seeds != NONE:
             raise ConfigError(

@@ -77,6 +77,24 @@ def parse_memory(text: str) -> int | float:
         ) from None
 
 
+def parse_budget(text: str) -> str:
+    """So many FLOPs or images a bucket, or a multiple of what naive learning takes; or ``off``."""
+    kind, _, amount = text.rpartition(":")
+    try:
+        if kind == "images":
+            whole(least=1)(amount)
+        elif kind in ("", "naive") and text != OFF:
+            number(above=0)(amount)
+    except ValueError:
+        kind = text
+    if kind in ("", "naive", "images"):
+        return text
+    raise ValueError(
+        "expected off; FLOPs a bucket, for example 2e15; a multiple of what naive learning takes, "
+        "for example naive:1; or images:N"
+    )
+
+
 def parse_dataset(text: str) -> str:
     """A dataset's name, or a function that gives a stream."""
     if text in DATASETS or is_own_function(text):

@@ -61,6 +61,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     several_processes: ClassVar[bool] = False
     # Whether every bucket is learned in steps of the descent, between which test_every can test.
     descends_in_every_bucket: ClassVar[bool] = True
+    # Epochs of naive's cost without which a bucket is of no use to it: a budget has to allow them.
+    least_epochs: ClassVar[int] = 0
     # It chooses what is trained on and no more, so linear heads of several seeds can take each step
     # together. True is of the very class that says it, since a subclass may change the steps.
     plain_steps: ClassVar[bool] = False
@@ -148,6 +150,10 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     def num_kept_images(self, position: int) -> int:
         """How many of the stream's images it keeps once the bucket at *position* is done."""
         return 0
+
+    def fixed_cost(self, position: int) -> tuple[int, int] | None:
+        """FLOPs and images of a bucket that is not learned in steps; a budget cannot end it."""
+        return None
 
     @classmethod
     def epochs(cls, config: TrainConfig, arguments: Any) -> int:

@@ -52,6 +52,7 @@ class Derpp(RehearsalStrategy):
         def __post_init__(self) -> None:
             check_not_negative(self, "alpha", "beta")
 
+    least_epochs = 3  # of each image its answer is stored, and beside it are two of the buffer
     keeps = (*RehearsalStrategy.keeps, "_logits")
     scratch = (*RehearsalStrategy.scratch, "_answers", "_recording")
 
@@ -71,8 +72,8 @@ class Derpp(RehearsalStrategy):
         return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """In the last epoch, answers are stored."""
-        self._recording = epoch == self.config.epochs - 1
+        """In the last epoch, answers are stored; under a budget, which may end any, in all."""
+        self._recording = self.config.budget != "off" or epoch == self.config.epochs - 1
 
     def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
         """The epoch's batches from the buffer, two for each step."""

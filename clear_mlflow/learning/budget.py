@@ -1,0 +1,127 @@
+"""What the training of a bucket may cost, in FLOPs or images, and how far a training is in it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.costs import CostMeter, FlopCounter, Shape
+from clear_mlflow.learning.models import trainable
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.samples.decoded import FeatureStream, TrainingStream, batch_bounds
+
+_IMAGES = "images"
+
+
+class Budget:
+    """How much each bucket's training may cost; what one leaves, the next may spend."""
+
+    def __init__(self, unit: str, of_buckets: list[int], costs: CostMeter) -> None:
+        self._unit = unit
+        self._of_buckets = of_buckets
+        self._costs = costs
+        # What the buckets before left; below 0 where one spent more, as its last step or what
+        # follows its steps was not known.
+        self._carried = 0
+        self._after = 0  # what followed the steps of the bucket before, as EWC's Fisher information
+        self._limit = self._before = 0
+
+    @property
+    def spent(self) -> int:
+        """By the bucket so far."""
+        return self._costs.seen if self._unit == _IMAGES else self._costs.flops
+
+    @property
+    def for_steps(self) -> int:
+        """What the bucket's steps may spend."""
+        return max(0, self._limit - self._after)
+
+    def begin(self, position: int) -> None:
+        """The training of a bucket begins."""
+        self._limit = self._of_buckets[position] + self._carried
+        self._before = 0
+
+    def allows(self, shape: Shape) -> bool:
+        """Whether a step of a shape fits; a new shape is taken to cost what the last step did."""
+        if self._unit == _IMAGES:
+            step = sum(shape[2:])
+        else:
+            step = self._costs.flops_of.get(shape, self._before)
+        self._before = step
+        return self.spent + step <= self.for_steps
+
+    def epoch(self, epochs: int) -> float:
+        """Where a schedule of so many epochs is that ends with the budget."""
+        return epochs * self.spent / self.for_steps if self.for_steps else 0.0
+
+    def end(self, of_steps: int) -> None:
+        """The bucket is done; its steps spent so much."""
+        self._after = self.spent - of_steps
+        self._carried = self._limit - self.spent
+
+    def state_dict(self) -> dict[str, int]:
+        """What a resumed run continues with."""
+        return {"carried": self._carried, "after": self._after}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from what :meth:`state_dict` gave."""
+        self._carried, self._after = state["carried"], state["after"]
+
+
+def budget_of(
+    config: TrainConfig,
+    strategy: Any,
+    twin: nn.Module | None,  # of the model, without numbers; None where there is no budget
+    stream: TrainingStream,
+    costs: CostMeter,
+) -> Budget | None:
+    """The budget that a configuration names, or None; ConfigError where nothing fits into it."""
+    if twin is None:
+        return None
+    kind, _, number = config.budget.rpartition(":")
+    counts = stream.train_counts
+    bounds = [batch_bounds(count, config.batch_size) for count in counts]
+    unit = "images" if kind == _IMAGES else "FLOPs"
+    steps = [[stop - start for start, stop in of_bucket] for of_bucket in bounds]
+    if kind != _IMAGES:
+        of_size = _naive_steps(config, twin, stream, {n for sizes in steps for n in sizes})
+        steps = [[of_size[size] for size in sizes] for sizes in steps]
+    of_buckets = [int(Decimal(number))] * len(counts)
+    if kind == "naive":
+        of_buckets = [int(Decimal(number) * config.epochs * sum(sizes)) for sizes in steps]
+    for position, key in enumerate(stream.keys):
+        fixed = strategy.fixed_cost(position)
+        least, what = max(steps[position]), "one step of the model"
+        if fixed is not None:
+            least, what = fixed[kind == _IMAGES], f"strategy {config.strategy}"
+        elif strategy.least_epochs:
+            least = strategy.least_epochs * sum(steps[position])
+            what = f"an epoch of strategy {config.strategy}"
+        if not 0 < least <= of_buckets[position]:
+            raise ConfigError(
+                f"budget is {config.budget}, which is {of_buckets[position]:,} {unit} in bucket "
+                f"{key}, and {what} takes {least:,} there; pass more, or budget=off"
+            )
+    return Budget(kind, of_buckets, costs)
+
+
+def _naive_steps(
+    config: TrainConfig, twin: nn.Module, stream: TrainingStream, sizes: set[int]
+) -> dict[int, int]:
+    """FLOPs of a step of plain descent on so many images."""
+    trainable(twin.train(), config.freeze)
+    side = config.image_size
+    one = (stream.width,) if isinstance(stream, FeatureStream) else (3, side, side)
+    found = {}
+    for size in sizes:
+        inputs = torch.empty(size, *one, device="meta")
+        labels = torch.empty(size, dtype=torch.int64, device="meta")
+        with FlopCounter() as counter:
+            torch.autograd.backward(cross_entropy(twin(inputs), labels))
+        found[size] = counter.flops
+    return found
