@@ -33,6 +33,7 @@ from clear_mlflow.comparison import (
     arrange,
 )
 from clear_mlflow.comparison import compare as tested_groups
+from clear_mlflow.comparison.arrangement import at_equal as equal_runs
 from clear_mlflow.comparison.arrangement import only_score
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
@@ -48,8 +49,9 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
+from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.metrics import METRICS, Metric, undefined
+from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
 from clear_mlflow.metrics._user import asked_metrics
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.scoring.beside import read_anytime_scores, read_predictions
@@ -78,6 +80,7 @@ def compare(
     baseline: str | None = None,
     margin: float | None = None,
     metrics: str | Sequence[Any] = (),
+    at_equal: str | None = None,
     log: bool = True,
 ) -> ComparedRuns:
     """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
@@ -95,6 +98,8 @@ def compare(
             score's own unit; verdicts then also say what is equivalent.
         metrics: further families by name, and metrics of your own: functions, or
             ``"package.module:function"``.
+        at_equal: compare only runs that cost the same within 1 %: ``training_flops``, ``images``,
+            ``stored_bytes`` or ``seconds`` (docs/cost.md).
         log: open a run that holds it all in the experiment of the compared ones.
 
     Raises:
@@ -119,6 +124,7 @@ def compare(
         metrics=tuple(all_metrics.values()),
         baseline=baseline,
         margin=margin,
+        at_equal=at_equal,
         named=named,
     )
     if not log:
@@ -129,6 +135,7 @@ def compare(
         "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
         "baseline": baseline,
         "margin": None if margin is None else f"{margin:.15g}",
+        "at_equal": at_equal,
     }
     run = write_comparison(
         client,
@@ -156,6 +163,7 @@ def read_comparison(
     baseline: str | None = None,
     margin: float | None = None,
     metrics: Sequence[Metric] = METRICS,
+    at_equal: str | None = None,
     named: bool,
     read_files: bool | None = None,
     over_images: bool = True,
@@ -165,6 +173,7 @@ def read_comparison(
     *margin* is in points of accuracy, else the score's unit; *named* runs were asked for one by
     one. *over_images* tests single runs over their test images, by megabytes of predictions.
     """
+    metrics = tuple({m.name: m for m in (*metrics, *FAMILIES["cost"])}.values())
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
     rowless: list[RowlessRun] = []
@@ -188,10 +197,14 @@ def read_comparison(
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
-    if group_by and len({subject.labels.get("augment") for subject in subjects}) > 1:
-        # Seeds that were shown other pixels are not the seeds of one method.
-        group_by = tuple(dict.fromkeys((*group_by, "augment")))
+    for name, usual in ("augment", None), ("budget", OFF):
+        if group_by and len({subject.labels.get(name, usual) for subject in subjects}) > 1:
+            # Seeds that were shown other pixels, or more of them, are not the seeds of one method.
+            group_by = tuple(dict.fromkeys((*group_by, name)))
     subjects, others = _of_one_score(subjects, named=named)
+    if at_equal is not None:
+        subjects, unequal = equal_runs(subjects, at_equal)
+        others += unequal
     if margin is not None and only_score(subjects).is_accuracy:
         if margin > 100:
             raise ConfigError(

@@ -47,6 +47,12 @@ from clear_mlflow.learning.parameters.values import number
     under=COMPARISON,
     parse=number(above=0),
 )
+@option(
+    "--at-equal",
+    ("off", "training_flops", "images", "stored_bytes", "seconds"),
+    "Compare only runs that cost the same within 1 % (docs/cost.md).",
+    under=COMPARISON,
+)
 def compare(
     runs: tuple[str, ...],
     run_id: tuple[str, ...] | None,
@@ -58,6 +64,7 @@ def compare(
     metric: tuple[str, ...] | None,
     baseline: str | None,
     margin: float | None,
+    at_equal: str,
 ) -> None:
     """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
 
@@ -83,6 +90,7 @@ def compare(
         metrics=(*(metrics or ()), *(metric or ())),
         baseline=baseline,
         margin=margin,
+        at_equal=None if at_equal == "off" else at_equal,
     )
     print_comparison(compared.comparison, console())
     click.echo()

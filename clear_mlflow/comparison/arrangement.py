@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clear_mlflow.comparison.groups import Group, group_runs
+from clear_mlflow.comparison.groups import COST, Group, cut, group_runs, within_one_percent
 from clear_mlflow.comparison.pairs import PairPlan, plan_pairs
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
@@ -94,7 +94,7 @@ class Arrangement:
     def headline_metrics(self) -> list[str]:
         """The metric that ranks, and those named most often: for tables of a few columns."""
         usual = (name_of(name, self.score) for name in _HEADLINE)
-        names = dict.fromkeys([self.ranked_by, *usual])
+        names = dict.fromkeys([self.ranked_by, *usual, COST])
         return [name for name in names if name in self.metrics]
 
     def is_higher_better(self, metric: str | None) -> bool:
@@ -141,7 +141,7 @@ def arrange(
         )
     usual = [name_of(name, settings[0].score) for name in _RANKED_BY]
     ranked_by = rank_by or max(
-        compared,
+        (name for name in compared if not name.startswith("cost/")),
         key=lambda name: (
             sum(name in group.metrics for group in groups),
             -usual.index(name) if name in usual else -len(usual),
@@ -169,6 +169,41 @@ def arrange(
         level=level,
         margin=margin,
     )
+
+
+def at_equal(subjects: Sequence[Subject], what: str) -> tuple[list[Subject], list[str]]:
+    """Most runs that cost the same within 1 %, and sentences on the others; *what*: training_flops.
+
+    ConfigError where no two runs of different seeds or methods do.
+    """
+    metric = f"cost/{what}"
+    known = sorted((s for s in subjects if metric in s.summary), key=lambda s: s.summary[metric])
+    if not known:
+        raise ConfigError(f"at_equal is {what}, and no run says its {metric}")
+    windows = [
+        [s for s in known[i:] if within_one_percent(s.summary[metric], first.summary[metric])]
+        for i, first in enumerate(known)
+    ]
+    kept = max(windows, key=len)
+    named = {s.run_id for s in kept}
+    costs = {
+        cut(s.labels.get("strategy", s.name)): f"{s.summary[metric]:.3g}"
+        for s in subjects
+        if metric in s.summary and s.run_id not in named
+    }
+    others = ", ".join(f"{name} {cost}" for name, cost in [*costs.items()][:6])
+    if len(kept) < 2:
+        raise ConfigError(
+            f"at_equal is {what}, and no two runs lie within 1 % of each other ({others}); train "
+            "them with budget=naive:1"
+        )
+    told = []
+    if without := len(subjects) - len(known):
+        told.append(f"{without} of {len(subjects)} runs say nothing of their {metric}: left out.")
+    if others:
+        about = f"{kept[0].summary[metric]:.3g}"
+        told.append(f"Left out, of another {metric} than {about} within 1 %: {others}.")
+    return kept, told
 
 
 def only_score(subjects: Sequence[Subject]) -> Score:

@@ -70,7 +70,7 @@ def compare(
                 answered=answered,
                 level=arrangement.level,
                 margin=arrangement.margin,
-                in_percent=arrangement.score.is_accuracy,
+                in_percent=arrangement.score.is_accuracy and not metric.name.startswith("cost/"),
             )
     return Comparison(
         **vars(arrangement),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.page.charts import curve_parts, metric_plots
+from clear_mlflow.comparison.page.charts import cost_plots, curve_parts, metric_plots
 from clear_mlflow.comparison.page.matrices_section import matrix_scales
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shortened, shown
@@ -26,6 +26,8 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file: the page's charts as SVG, the leading matrices as PNG."""
     if comparison.metrics:
         yield "metrics.svg", svg_picture("dots", list(metric_plots(comparison)), columns=3)
+    if prices := list(cost_plots(comparison)):
+        yield "cost.svg", svg_picture("prices", prices, columns=1)
     for setting, part in enumerate(curve_parts(comparison), start=1):
         end = f"_{setting}" if len(comparison.settings) > 1 else ""
         if part["means"]:

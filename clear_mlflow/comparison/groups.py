@@ -16,6 +16,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix, measured_split
 from clear_mlflow.core.text import NOT_MEASURED, shortened, shown
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
+COST = "cost/training_flops"  # beside every ranking, where runs say it
 NOT_SAID = "not logged"  # of a run without the parameter; one that is none says "none"
 
 
@@ -213,6 +214,11 @@ def seeds_text(group: Group) -> str:
 def cut(name: str) -> str:
     """A name from outside as a sentence may have it."""
     return shortened(name, 60)
+
+
+def within_one_percent(a: float, b: float) -> bool:
+    """Whether two costs count as equal."""
+    return abs(a - b) <= 0.01 * max(a, b)
 
 
 def mean_text(found: SeedSummary | None, number: Callable[[float], str], sign: str = "± ") -> str:

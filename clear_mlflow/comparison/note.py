@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group, mean_text, seeds_text
+from clear_mlflow.core.score import number_of
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, PAD, escaped, num_bytes
 
 _MOST_LINKED = 10  # runs of one group with a link of their own
@@ -42,9 +43,10 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
 
 def _leaders(comparison: Comparison) -> list[str]:
     """The first groups in one line: MLflow's page folds a description after some four lines."""
-    ranked, number = comparison.ranked_by, comparison.score.number
+    ranked = comparison.ranked_by
     if ranked is None:
         return []
+    number = number_of(ranked, comparison.score)
     leaders = [
         f"{escaped(group.name, 40)} **{mean_text(group.metrics[ranked], number)}**"
         for group in comparison.groups[:4]
@@ -65,13 +67,17 @@ def _filled(lines: list[str], more: Sequence[str], limit: int, rest: str) -> lis
 
 
 def _table(comparison: Comparison) -> list[str]:
-    metrics, number = comparison.headline_metrics, comparison.score.number
+    metrics = comparison.headline_metrics
+    numbers = [number_of(metric, comparison.score) for metric in metrics]
     lines = [
         f"| group | {PAD}seeds{PAD} | {' | '.join(f'{PAD}`{m}`{PAD}' for m in metrics)} | runs |",
         f"|:--|--:|{'--:|' * len(metrics)}:--|",
     ]
     for group in comparison.groups:
-        values = [mean_text(group.metrics.get(metric), number) for metric in metrics]
+        values = [
+            mean_text(group.metrics.get(metric), number)
+            for metric, number in zip(metrics, numbers, strict=True)
+        ]
         cells = [escaped(group.name, 60), seeds_text(group), *values, _links(group)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -40,22 +40,24 @@ class Sentences:
         *,
         equivalence: Equivalence | None = None,
         of_models: bool = False,
+        price: str = "",
     ) -> tuple[str, str]:
         """The outcome, and the sentence, from the side of the better one; *difference* is A - B.
 
-        *of_models*: each side is one trained model, and the sentence is about these two.
+        *of_models*: each side is one trained model, and the sentence is about these two. *price*
+        says what the better one cost more or less.
         """
         if of_models:
             a, b = f"the model of {a}", f"the model of {b}"
         better, worse = (a, b) if self.a_leads(difference) else (b, a)
         size = self.amount(difference)
         at = f"at {self.metric}"
-        lead = "both are the same" if difference == 0 else f"{better} is ahead by {size}"
+        lead = "both are the same" if difference == 0 else f"{better} is ahead by {size}{price}"
         seen = self._details(interval, difference, p_value, evidence)
         within = "" if equivalence is None else self._margin(equivalence.margin)
         if self._is_found(p_value) and difference != 0:
             begun = _begun(better, of_models)
-            sentence = f"{begun} is better than {worse} {at} by {size} ({seen})."
+            sentence = f"{begun} is better than {worse} {at} by {size}{price} ({seen})."
             if equivalence and self._is_found(equivalence.p_value):
                 sentence += f" That is within the margin of {within}."
             return DIFFERENT, sentence

@@ -10,6 +10,7 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import seeds_text
 from clear_mlflow.comparison.verdicts import Verdict
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.score import number_of
 from clear_mlflow.core.text import shown
 from clear_mlflow.report.markdown import escaped
 
@@ -155,7 +156,7 @@ def _cells(
     comparison: Comparison, metrics: Sequence[str] | None
 ) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, bool]]]]]:
     """Heads, and of each group its name, its seeds, and of each metric mean, spread, if best."""
-    names, number = _columns(comparison, metrics), comparison.score.number
+    names = _columns(comparison, metrics)
     several = len(comparison.groups) > 1 and len(comparison.settings) == 1
     best = {}
     for name in names:
@@ -166,7 +167,7 @@ def _cells(
         for group in comparison.groups:
             values = []
             for name in names:
-                found = group.metrics.get(name)
+                found, number = group.metrics.get(name), number_of(name, comparison.score)
                 mean = "" if found is None else number(found.mean)
                 std = None if found is None else found.std
                 spread = "" if std is None else rf" \pm {number(std)}"

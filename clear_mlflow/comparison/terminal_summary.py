@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from rich import box
 from rich.console import RenderableType
@@ -11,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import mean_text, seeds_text
+from clear_mlflow.comparison.groups import COST, mean_text, seeds_text
 from clear_mlflow.comparison.verdicts import tests_about
+from clear_mlflow.core.score import significant
 from clear_mlflow.core.text import shortened
 
 _MOST_ROWS = 50
@@ -54,7 +56,11 @@ def _leaderboard(comparison: Comparison) -> Table:
     table.caption = f"mean over seeds ± standard deviation{what}"
     # A digit less than elsewhere: five columns fit into 80.
     number = "{:.3f}".format if score.is_accuracy else score.cell
+    numbers = [partial(significant, digits=3) if m == COST else number for m in metrics]
     for group in comparison.groups[:_MOST_ROWS]:
-        values = [mean_text(group.metrics.get(metric), number, "±") for metric in metrics]
+        values = [
+            mean_text(group.metrics.get(metric), number, "±")
+            for metric, number in zip(metrics, numbers, strict=True)
+        ]
         table.add_row(Text(shortened(group.name, 60)), seeds_text(group), *values)
     return table

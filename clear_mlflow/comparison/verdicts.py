@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clear_mlflow.comparison.groups import Group, cut
+from clear_mlflow.comparison.groups import COST, Group, cut, within_one_percent
 from clear_mlflow.comparison.pairs import Pair, PairPlan
 from clear_mlflow.comparison.sentences import (
     DIFFERENT,
@@ -19,6 +19,7 @@ from clear_mlflow.comparison.sentences import (
     Sentences,
 )
 from clear_mlflow.comparison.subjects import RowlessRun, Subject
+from clear_mlflow.core.score import significant
 from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import Predictions
@@ -237,6 +238,7 @@ class _Judge:
                 p_value,
                 f"{found.method} over {found.counts}{self._remarks(pair, found)}",
                 equivalence=equivalence,
+                price=self._price(pair, t.difference),
                 of_models=found.values is None,
             )
             size, more, beside = None, None, []
@@ -276,9 +278,12 @@ class _Judge:
         one, other = (cut(self.groups[position].name) for position in pair)
         leader = one if self.sentences.a_leads(found.difference) else other
         size, remarks = self.sentences.amount(found.difference), self._remarks(pair, found)
+        price = self._price(pair, found.difference)
         more, beside = None, []
         if found.fewest < FEWEST:
-            lead = f"{leader} is ahead by {size}" if found.difference else "both are the same"
+            lead = (
+                f"{leader} is ahead by {size}{price}" if found.difference else "both are the same"
+            )
             sentence = (
                 f"Too few seeds to say whether {one} and {other} differ at {metric}: {lead} over "
                 f"{found.counts}, and a verdict takes {FEWEST}{remarks}."
@@ -289,7 +294,7 @@ class _Judge:
             sentence = f"{one} and {other} gave the same {metric} over {found.counts}{remarks}."
         else:
             sentence = (
-                f"{leader} is ahead at {metric} by the same {size} in all of {found.counts}"
+                f"{leader} is ahead at {metric} by the same {size}{price} in all of {found.counts}"
                 f"{remarks}: where nothing varies, seeds say nothing of chance. Stored predictions "
                 "would, of the test images."
             )
@@ -302,6 +307,21 @@ class _Judge:
             beside=tuple(beside),
             more_seeds=more,
         )
+
+    def _price(self, pair: Pair, difference: float) -> str:
+        """How often the other's training FLOPs the better one took; nothing within one percent."""
+        if self.sentences.metric.startswith("cost/"):
+            return ""
+        costs = [self.groups[position].metrics.get(COST) for position in pair]
+        if not self.sentences.a_leads(difference):
+            costs.reverse()
+        better, worse = costs
+        if better is None or worse is None or not (better.mean and worse.mean):
+            return ""
+        ratio = better.mean / worse.mean
+        if within_one_percent(better.mean, worse.mean):
+            return ""
+        return f", at {significant(ratio, 2)} times the training FLOPs"
 
     def _remarks(self, pair: Pair, found: _Evidence) -> str:
         """What a reader has to know of seeds, in a few words each."""

@@ -72,6 +72,11 @@ def run_report(record: Record, scores: Scores, run: Run, summary: Mapping[str, f
         environment={
             **{shown: tags[tag] for tag, shown in _ENVIRONMENT.items() if tag in tags},
             **_measured(scores.times),
+            **(
+                {}
+                if any(record.matrix.costs)
+                else {"cost of its training": "its rows do not say it"}
+            ),
         },
         notes=notes,
         tests=scores.anytime.tests,

@@ -228,9 +228,9 @@ def test_the_schedule_ends_with_the_budget(tmp_path):
     curve = Curve()
     settings = on_images("naive", epochs="8", schedule="cosine", budget="naive:0.5")
     list(train(image_stream(tmp_path), settings, progress=curve))
-    rates = [point.lr for point in curve.points][:4]
+    rates = [point.lr for point in curve.points[:8:2]]  # of two steps each
     expected = [0.05 * (1 + math.cos(math.pi * done / 4)) / 2 for done in range(4)]
-    assert sorted(set(rates), reverse=True) == pytest.approx(expected)
+    assert rates == pytest.approx(expected)
 
 
 class Curve(TrainingProgress):
@@ -244,8 +244,12 @@ class Curve(TrainingProgress):
 @pytest.mark.parametrize(
     ("strategy", "budget", "told"),
     [
-        ("naive", "1e3", r"1,000 FLOPs in bucket 1, and one step of the model takes [\d,]+ there"),
-        ("naive", "images:3", "3 images in bucket 1, and one step of the model takes 4 there"),
+        (
+            "naive",
+            "1e3",
+            r"1,000 FLOPs in bucket key0, and one step of the model takes [\d,]+ there",
+        ),
+        ("naive", "images:3", "3 images in bucket key0, and one step of the model takes 4 there"),
         ("derpp", "naive:1", r"and an epoch of strategy derpp takes [\d,]+ there"),
     ],
 )

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
+from clear_mlflow.comparison.page.charts import cost_plots, curve_parts, metric_plots, plots_about
 from clear_mlflow.comparison.page.matrices_section import differences, matrices
 from clear_mlflow.comparison.page.tables import leaderboard, verdicts
 from clear_mlflow.comparison.page.wording import (
@@ -17,6 +17,7 @@ from clear_mlflow.comparison.page.wording import (
     setting_text,
     short,
 )
+from clear_mlflow.core.score import number_of
 from clear_mlflow.report.colours import DIVERGING
 from clear_mlflow.report.page import rendered
 
@@ -51,12 +52,13 @@ def comparison_page(
         groups=comparison.groups,
         num_runs=len(comparison.subjects),
         named=partial(group_name, comparison),
-        number=comparison.score.number,
+        number=lambda metric, value: number_of(metric, comparison.score)(value),
         interval=partial(interval_text, score=comparison.score),
         **verdicts(comparison),
         board=leaderboard(comparison),
         plots=list(metric_plots(comparison)),
         plots_about=plots_about(comparison),
+        prices=list(cost_plots(comparison)),
         curves=list(curve_parts(comparison)),
         **matrices(comparison),
         **differences(comparison),

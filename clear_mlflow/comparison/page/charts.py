@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import Group, mean_text
+from clear_mlflow.comparison.groups import COST, Group, mean_text
 from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
-from clear_mlflow.core.score import Score
+from clear_mlflow.core.score import Score, significant
 from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.line_chart import (
     Line,
@@ -54,6 +54,8 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     longest = max(len(short(group.name, 20)) for _, group in shown)
     width, left, right, line = 420, 24 + 6 * longest, 404, 22
     for metric in comparison.metrics:
+        if metric.startswith("cost/"):
+            continue
         found = [
             (position, group, group.metrics[metric], *comparison.interval_of(position, metric))
             for position, group in shown
@@ -92,6 +94,84 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "ticks": [{"at": at(tick), "text": text} for tick, text in round_ticks(low, high, 4)],
             "dots": dots,
         }
+
+
+def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """For each setting what the macro ``prices_of`` draws: the score that ranks against its cost.
+
+    Across is a logarithm where one group costs ten times what another does.
+    """
+    ranked, score = comparison.ranked_by or "", comparison.score
+    (width, height), left = (560, 320), 60
+    higher = comparison.is_higher_better(ranked)
+    for setting in range(len(comparison.settings)):
+        found = [
+            (position, group, group.metrics[ranked], group.metrics[COST].mean)
+            for position, group in enumerate(comparison.groups)
+            if group.setting == setting and ranked in group.metrics and COST in group.metrics
+        ]
+        prices = [price for *_, price in found]
+        if len(found) < 2 or min(prices) <= 0:
+            continue
+        scale = math.log10 if max(prices) > 10 * min(prices) else float
+        ends = [e for _, _, s, _ in found for e in (s.mean, *(s.interval or ()))]
+        low, high = _ends(min(ends), max(ends), score)
+        first, last = padded(scale(min(prices)), scale(max(prices)))
+        right = width - 24 - 6 * max(len(short(group.name, 20)) for _, group, _, _ in found)
+
+        def across(
+            at: float, first: float = first, last: float = last, right: int = right
+        ) -> float:
+            return round(left + (right - left) * (at - first) / (last - first), 1)
+
+        def up(value: float, low: float = low, high: float = high) -> float:
+            return round(8 + (height - 30) * (high - value) / (high - low), 1)
+
+        dots = []
+        for position, group, summary, price in found:
+            ends_of = (None, None) if summary.interval is None else map(up, summary.interval)
+            bottom, top = ends_of
+            text = f"{score.number(summary.mean)} at {significant(price, 3)} training FLOPs"
+            dots.append(
+                {
+                    "colour": position % len(GROUPS),
+                    "name": short(group.name, 20),
+                    "title": f"{short(group.name)}: {text}",
+                    "x": across(scale(price)),
+                    "y": up(summary.mean),
+                    "low": bottom,
+                    "high": top,
+                }
+            )
+        front = front_of([(price, s.mean if higher else -s.mean) for _, _, s, price in found])
+        ticks = round_ticks(first, last, 4)
+        exact = scale is float
+        yield {
+            "title": f"{ranked}, by {COST}",
+            "width": width,
+            "height": height,
+            "left": left,
+            "right": right,
+            "up": [{"at": up(v), "text": text} for v, text in round_ticks(low, high, 5)],
+            "across": [
+                {"at": across(v), "text": significant(v if exact else 10**v, 2)} for v, _ in ticks
+            ],
+            "dots": dots,
+            "front": "M" + "L".join(f"{dots[i]['x']} {dots[i]['y']}" for i in front),
+        }
+
+
+def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Of (cost, value) pairs those that no other beats in both, by their cost.
+
+    >>> front_of([(2.0, 0.8), (1.0, 0.5), (3.0, 0.7), (2.0, 0.6)])
+    [1, 0]
+    """
+    front: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        if not front or points[i][1] > points[front[-1]][1]:
+            front.append(i)
+    return front
 
 
 def _ends(low: float, high: float, score: Score) -> tuple[float, float]:

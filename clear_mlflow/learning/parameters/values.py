@@ -81,18 +81,14 @@ def parse_budget(text: str) -> str:
     """So many FLOPs or images a bucket, or a multiple of what naive learning takes; or ``off``."""
     kind, _, amount = text.rpartition(":")
     try:
-        if kind == "images":
-            whole(least=1)(amount)
-        elif kind in ("", "naive") and text != OFF:
-            number(above=0)(amount)
-    except ValueError:
-        kind = text
-    if kind in ("", "naive", "images"):
-        return text
-    raise ValueError(
-        "expected off; FLOPs a bucket, for example 2e15; a multiple of what naive learning takes, "
-        "for example naive:1; or images:N"
-    )
+        if text != OFF:
+            {"": number(above=0), "naive": number(above=0), "images": whole(least=1)}[kind](amount)
+    except (KeyError, ValueError):
+        raise ValueError(
+            "expected off; FLOPs a bucket, for example 2e15; a multiple of what naive learning "
+            "takes, for example naive:1; or images:N"
+        ) from None
+    return text
 
 
 def parse_dataset(text: str) -> str:
