@@ -174,7 +174,11 @@ def spent(rows):
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
 def test_a_run_spends_its_budget(strategy, tmp_path):
     """As much as naive learning, but for less than the last step, whatever a step takes."""
-    changes = {"epochs": "12", "strategy_args": "images=2" if strategy == "ewc" else "none"}
+    changes = {
+        "epochs": "12",
+        "lr": "0.001",
+        "strategy_args": "images=2" if strategy == "ewc" else "none",
+    }
     naive = rows_of(image_stream(tmp_path / "naive"), on_images("naive", **changes | NO_ARGS))
     stream = image_stream(tmp_path / "own")
     rows = rows_of(stream, on_images(strategy, budget="naive:1", **changes))
@@ -203,7 +207,7 @@ def lefts(naive, rows):
 def test_a_budget_is_resumed(strategy, tmp_path):
     """What was left, and what follows a bucket's steps, is in the state."""
     stream = image_stream(tmp_path)
-    settings = on_images(strategy, epochs="9", budget="naive:0.9")
+    settings = on_images(strategy, epochs="9", lr="0.001", budget="naive:0.9")
     whole = list(train(stream, settings, progress=TrainingProgress()))
     states = [
         to_bytes(one.snapshot(), one.row, None)

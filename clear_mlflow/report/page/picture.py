@@ -18,7 +18,7 @@ def svg_picture(
     columns: int,
     legend: Sequence[Mapping[str, Any]] = (),
 ) -> bytes:
-    """Charts side by side, as the macros ``curves``, ``dots`` or ``prices`` (the kind) draw them."""
+    """Charts side by side, as a macro draws them: ``curves``, ``dots`` or ``prices``, the kind."""
     columns = min(columns, len(charts))
     width, height = charts[0]["width"], max(chart["height"] for chart in charts) + _TITLE
     below = -(-len(charts) // columns) * height
