@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from feature_streams import CLASSES, WIDTH, config, made_up
@@ -102,6 +103,7 @@ def trained(stream, parameters, saved=None):
     rows, states = [], []
     for one in train(stream, parameters, progress=TrainingProgress(), saved=saved):
         rows.append(one.row)
-        states.append(to_bytes(one.snapshot(), one.row, PREDICTIONS))
+        # What it cost tells the time, and no two states would be the same.
+        states.append(to_bytes(one.snapshot(), replace(one.row, cost=None), PREDICTIONS))
         model = one.model
     return rows, states, {name: value.clone() for name, value in model.state_dict().items()}
