@@ -14,12 +14,12 @@ from clear_mlflow.learning import costs
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.registry import WITHOUT_STEPS, strategy_names
+from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import ewc
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
-BY_GRADIENTS = sorted(set(strategy_names()) - ON_FEATURES)
+BY_GRADIENTS = sorted(set(known_strategies()) - ON_FEATURES)
 
 
 def on_images(strategy, **changes):
