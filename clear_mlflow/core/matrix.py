@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clear_mlflow.core.cost import RowCost
 from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.row_cost import RowCost
 from clear_mlflow.core.score import ACCURACY, MAX_SCORE, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_COUNT, MAX_KEY_CHARACTERS, converted

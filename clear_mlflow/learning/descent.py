@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
-from clear_mlflow.learning.budget import Budget
-from clear_mlflow.learning.costs import CostMeter
 from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.learning.models import trainable
@@ -24,6 +22,8 @@ from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
+from clear_mlflow.learning.spending.budget import Budget
+from clear_mlflow.learning.spending.meter import CostMeter
 
 # Of one bucket. A chart has some hundred pixels for all of them, and a store takes as long for one
 # point as a linear head does for a step.

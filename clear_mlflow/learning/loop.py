@@ -15,7 +15,6 @@ from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.anytime.schedule import OFF
-from clear_mlflow.learning.budget import budget_of
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import RngPurpose, autocast, is_out_of_memory, seed_everything
@@ -30,6 +29,7 @@ from clear_mlflow.learning.samples.decoded import (
     TrainingStream,
     batch_bounds,
 )
+from clear_mlflow.learning.spending.budget import budget_of
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 # Images in one testing step, if there is room for them. On a CPU the activations of more no longer

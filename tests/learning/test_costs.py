@@ -10,12 +10,12 @@ from strategy_runs import feature_stream, image_stream, on_features
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning import costs
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.session import check
+from clear_mlflow.learning.spending import meter
 from clear_mlflow.learning.strategies import ewc
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
@@ -116,8 +116,8 @@ def test_counting_changes_nothing(tmp_path, monkeypatch):
     """Not a bit of the weights, and no random draw: held against steps that nothing counts."""
     stream, settings = image_stream(tmp_path), on_images("agem")
     counted = rows_of(stream, settings)[-1].model.state_dict()
-    monkeypatch.setattr(costs.FlopCounter, "__enter__", lambda counter: counter)
-    monkeypatch.setattr(costs.FlopCounter, "__exit__", lambda *_: None)
+    monkeypatch.setattr(meter.FlopCounter, "__enter__", lambda counter: counter)
+    monkeypatch.setattr(meter.FlopCounter, "__exit__", lambda *_: None)
     plain = rows_of(stream, settings)
     assert [one.row.cost.training_flops for one in plain] == [0] * 4
     for name, weight in plain[-1].model.state_dict().items():

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.costs import CostMeter, FlopCounter, Shape
 from clear_mlflow.learning.models import trainable
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import FeatureStream, TrainingStream, batch_bounds
+from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter, Shape
 
 _IMAGES = "images"
 

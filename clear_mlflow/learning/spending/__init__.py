@@ -1,0 +1,1 @@
+"""What training costs, and what it may cost."""
