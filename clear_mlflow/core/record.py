@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.row_cost import RowCost
+from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow, RowCost
 from clear_mlflow.core.score import ACCURACY, StoredScore
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import (

@@ -20,8 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import StateError
-from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.row_cost import RowCost
+from clear_mlflow.core.matrix import AccuracyRow, RowCost
 from clear_mlflow.core.untrusted import converted
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.strategies._base import Strategy

@@ -17,14 +17,13 @@ from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import LoopMetadata, measured_row, measured_test
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, RowCost, row_cost
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
     EvaluationSet,
     predictions_file_name,
 )
-from clear_mlflow.core.row_cost import RowCost, row_cost
 from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
@@ -167,7 +166,8 @@ class LoopRun:
                 evaluation set: one array, or one for each bucket.
             probabilities: (images, classes), after the softmax, likewise.
             cost: of the training since the row before, as far as it is known: fields of
-                :class:`clear_mlflow.core.row_cost.RowCost`, for example ``{"training_flops": 10**12}``.
+                :class:`clear_mlflow.core.matrix.RowCost`, as
+                ``{"training_flops": 10**12}``.
 
         Raises:
             ConfigError: too much or too little arrived, or it has a value that it cannot have.

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from clear_mlflow.core.errors import StateError
-from clear_mlflow.core.row_cost import RowCost
+from clear_mlflow.core.matrix import RowCost
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 
 # What tells the steps of one training apart: the same FLOPs wherever these are the same.
