@@ -43,7 +43,7 @@ class Vectors:
 class ImageSet:
     """Image files, or vectors, and their labels, in a fixed order; nothing is decoded."""
 
-    paths: tuple[Path, ...]  # of a vector, what it is called: ``row 17``
+    paths: tuple[Path, ...]  # of a vector, its row: ``FOLDER/row 17``
     labels: NDArray[np.int64]  # (len(paths),), an index into the stream's class names; read-only
     # SHA-256 of each file, or of a vector's bytes, hexadecimal; empty where not yet known.
     contents: tuple[str, ...] = ()

@@ -34,7 +34,12 @@ from clear_mlflow.metrics import anytime
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._common import over_course
 from clear_mlflow.metrics.anytime import AnytimeMetric
-from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions, macro_accuracy
+from clear_mlflow.metrics.from_predictions import (
+    PredictionMetric,
+    Predictions,
+    class_changes,
+    macro_accuracy,
+)
 from clear_mlflow.scoring.series import Series
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
@@ -168,6 +173,8 @@ def score_predictions(
 ) -> Beside:
     """Everything that a run's stored predictions define, but for what repeats its rows."""
     left_out = macro_accuracy.METRICS if macro_accuracy.repeats_accuracy(predictions) else ()
+    if class_changes.stay(predictions):
+        left_out = (*left_out, *class_changes.METRICS)
     computed = [metric for metric in metrics if metric not in left_out]
     found = over_course(predictions, predictions.k, computed)
     failed = failed_of(found.undefined)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import confusion_matrix, log_loss, recall_score
+from sklearn.metrics import confusion_matrix, log_loss, recall_score, roc_auc_score
 from stored_values import answers_of, images_of
 
 from clear_mlflow import AccuracyMatrix, metrics
@@ -33,6 +33,7 @@ CALIBRATION = {
     f"calibration/{name}"
     for name in ("expected_calibration_error", "negative_log_likelihood", "brier_score")
 }
+CHANGES = {f"class_changes/{name}" for name in ("known", "new", "vanished", "unseen_auroc")}
 MACRO = {f"macro_accuracy/{name}" for name in ("in_domain", "next_domain", "average")}
 
 
@@ -202,16 +203,22 @@ def test_bins_are_closed_above() -> None:
 
 def test_what_is_not_there_is_told() -> None:
     """Labels alone have no calibration; streaming has no learned bucket as evidence."""
-    assert summarize(predictions()).keys() == MACRO
-    reasons = explain(predictions())
-    assert reasons.keys() == CALIBRATION
-    assert set(reasons.values()) == {"needs stored probabilities: predictions=probs"}
+    whole = predictions(counts=(30, 30, 30))
+    assert summarize(whole).keys() == MACRO
+    reasons = explain(whole)
+    assert reasons.keys() == CALIBRATION | CHANGES
+    assert {reasons[name] for name in CALIBRATION} == {
+        "needs stored probabilities: predictions=probs"
+    }
+    assert {reasons[name] for name in CHANGES} == {
+        "needs classes that some buckets have and others lack"
+    }
     streaming = predictions(probs=True, protocol="streaming")
     assert summarize(streaming).keys() == {"macro_accuracy/next_domain"}
     assert explain(streaming)["calibration/brier_score"].startswith("under the streaming")
     untrained = predictions(rows=0, probs=True)
     assert summarize(untrained) == {}
-    assert explain(untrained).keys() == MACRO | CALIBRATION
+    assert explain(untrained).keys() == MACRO | CALIBRATION | CHANGES
     assert summarize(predictions(probs=True)).keys() == MACRO | CALIBRATION
 
 
@@ -298,3 +305,54 @@ def test_the_reference_lists_just_these_metrics(project: object) -> None:
     part = text.split("## From stored predictions")[1].split("\n## ")[0]
     told = {line.split("`")[1]: "↓" not in line for line in part.splitlines() if "| `" in line}
     assert told == {m.name: m.higher_is_better for m in predicted.METRICS}
+
+
+def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predictions:
+    """Class c comes with the second bucket, and class a goes with it."""
+    found = predictions(seed, (40, 40, 40), 3, probs=probs, protocol=protocol)
+    label = found.images.label.copy()
+    label[(found.images.bucket == 0) & (label == 2)] = 1
+    label[(found.images.bucket > 0) & (label == 0)] = 1
+    images = replace(found.images, label=label)
+    answers = {row: replace(of, evaluation_set=images.digest) for row, of in found.answers.items()}
+    return Predictions(images, answers, protocol)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_changes_of_classes_are_those_of_loops_and_of_scikit_learn(seed: int) -> None:
+    found = changing(seed)
+    images, values = found.images, summarize(found)
+
+    def accuracy(row: int, buckets: set[int], classes: set[int]) -> float:
+        right = [
+            answer == label
+            for answer, label, bucket in zip(
+                found.answers[row].labels, images.label, images.bucket, strict=True
+            )
+            if bucket in buckets and label in classes
+        ]
+        return sum(right) / len(right)
+
+    assert values["class_changes/new"] == accuracy(2, {1}, {2})
+    both = [accuracy(2, {1}, {1}), accuracy(3, {2}, {1, 2})]
+    assert values["class_changes/known"] == pytest.approx(sum(both) / 2)
+    assert values["class_changes/vanished"] == accuracy(3, {0, 1}, {0})
+    probabilities = found.answers[1].probabilities
+    assert probabilities is not None
+    area = roc_auc_score(images.label == 2, 1 - probabilities.max(axis=1).astype(float))
+    assert values["class_changes/unseen_auroc"] == pytest.approx(area)
+
+
+def test_changes_of_classes_that_are_not_measured_are_told() -> None:
+    assert explain(changing(0, probs=False))["class_changes/unseen_auroc"].startswith(
+        "needs stored"
+    )
+    of_first = explain(changing(0).after(1))
+    assert of_first["class_changes/new"].startswith("needs a bucket after the first")
+    assert (
+        of_first["class_changes/vanished"] == "needs a class that the last bucket trained on lacks"
+    )
+    streaming = explain(changing(0, protocol="streaming"))
+    assert {streaming[name][:19] for name in CHANGES} == {"under the streaming"}
+    lacking = without(changing(0), 2)
+    assert explain(lacking)["class_changes/new"] == "the predictions of row 2 were not stored"

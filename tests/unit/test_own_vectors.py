@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from safetensors.numpy import save_file
+from sklearn.feature_extraction.text import HashingVectorizer
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import listing_of_vectors, load_stream, own_listing
@@ -228,3 +229,32 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
 
 
 DIGEST = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f7"
+
+
+# --- texts
+
+
+def test_a_text_is_scikit_learns_hashed_words(tmp_path):
+    """The same of CSV and Parquet; a width of one's own; a row without a text is refused."""
+    texts = [f"{word} of day{i}: Rain" for i, word in enumerate(["Snow", "sun"] * 8)]
+    frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 8, "bucket": [1] * 8 + [2] * 8})
+    given = {"text": "text", "width": 32, "standardise": "none"}
+    expected = HashingVectorizer(n_features=32).transform(texts).toarray().astype(np.float32)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    streams = [
+        load_stream("vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=given)
+        for name in ("a.csv", "a.parquet")
+    ]
+    assert streams[0].digest == streams[1].digest
+    images = (of for b in streams[0].buckets for of in (b.train, b.test))
+    found = sorted(row for of in images for row in of.vectors[:].tolist())
+    assert found == sorted(expected.tolist())
+    frame.loc[3, "text"] = None
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column text lacks 1 texts"):
+        own_listing("vectors", str(tmp_path / "a.parquet"), cache_dir=tmp_path, arguments=given)
+    with pytest.raises(DataError, match="or text=COLUMN"):
+        own_listing(
+            "vectors", str(tmp_path / "a.csv"), cache_dir=tmp_path, arguments={"text": "words"}
+        )

@@ -139,7 +139,9 @@ class _Survey:
         digest = None
         parts = {image.path: image.split for image in self.images}
         refusal = None
-        if self.listing is not None and all(p.kind == "unreadable" for p in self.problems):
+        if self.listing is not None and all(
+            p.kind in ("unreadable", "empty-class") for p in self.problems
+        ):
             try:
                 stream = stream_of(self.listing, name=name)
             except DataError as error:

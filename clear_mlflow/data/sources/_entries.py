@@ -186,7 +186,7 @@ def listing_of_vectors(
     """
     import pandas as pd
 
-    named_in = named_in or "the array of vectors"
+    real_root, named_in = resolve_root(root), named_in or "the array of vectors"
     array = np.asarray(vectors, dtype=np.float32)
     given = [labels, buckets, np.full(len(array), TRAIN) if splits is None else splits]
     columns = [
@@ -219,7 +219,7 @@ def listing_of_vectors(
         rows, own = rows[order], own[order].astype(np.int64)
         own.setflags(write=False)
         return ImageSet(
-            paths=tuple(Path(f"row {row + first_row}") for row in rows),
+            paths=tuple(real_root / f"row {row + first_row}" for row in rows),
             labels=own,
             contents=tuple(contents[row] for row in rows),
             vectors=Vectors(array, rows),
@@ -236,7 +236,7 @@ def listing_of_vectors(
     listed = _listing(
         classes,
         images_of,
-        root=resolve_root(root),
+        root=real_root,
         layout=layout,
         named_in=named_in,
         order=order,

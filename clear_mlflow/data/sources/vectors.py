@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_VECTORS_BYTES
+from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, MAX_VECTORS_BYTES
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
@@ -46,6 +46,9 @@ class Arguments(ColumnArguments):
             one .csv, .parquet, .npz or .safetensors.
         columns: of the numbers, with colons between; or one column of lists, or an array of
             (rows, width). auto: all columns that are nothing else; of arrays, ``vectors``.
+        text: column of texts that become vectors by scikit-learn's HashingVectorizer, in the place
+            of numbers; none: there are numbers.
+        width: of the vector of a text.
         fill: the number in the place of a missing one; none: a missing one is an error.
         standardise: ``first``, less the mean and over the standard deviation of the first bucket's
             training vectors; ``past``, of those of all buckets so far; ``none``, as they are.
@@ -53,6 +56,8 @@ class Arguments(ColumnArguments):
 
     table: str = AUTO
     columns: str = AUTO
+    text: str = NONE
+    width: int = 1024
     fill: str = NONE
     standardise: str = "first"
 
@@ -64,6 +69,10 @@ class Arguments(ColumnArguments):
             filled = False
         if not filled:
             raise ConfigError(f"dataset_args has fill={shown(self.fill)}; expected a number")
+        if not 1 <= self.width <= MAX_FEATURES_WIDTH:
+            raise ConfigError(
+                f"dataset_args has width={self.width}; expected 1 to {MAX_FEATURES_WIDTH}"
+            )
         check_standardise(self.standardise)
 
 
@@ -111,6 +120,10 @@ def _fill_missing(vectors: NDArray[np.float32], fill: str, named_in: str, first_
 
 def _of_csv(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
     roles, texts = read_csv(file, arguments)
+    columns = {name: texts[name].astype("category").array for name in roles}
+    if arguments.text != NONE:
+        (name,) = _number_columns(list(texts.columns), roles, arguments, file)
+        return columns, _hashed(texts[name], arguments.width)
     names = _number_columns(list(texts.columns), roles, arguments, file)
     vectors = np.empty((len(texts), len(names)), np.float32)
     for i, name in enumerate(names):
@@ -123,7 +136,7 @@ def _of_csv(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], N
                 f"{path_text(file)} has a text in column {shown(name)} ({error}); expected "
                 "numbers: pass dataset_args=columns=A:B with the columns that hold them"
             ) from None
-    return {name: texts[name].astype("category").array for name in roles}, vectors
+    return columns, vectors
 
 
 def _of_parquet(
@@ -135,6 +148,11 @@ def _of_parquet(
     with parquet.ParquetFile(file) as opened:
         schema = opened.schema_arrow
         names = _number_columns(schema.names, columns, arguments, file)
+        if arguments.text != NONE:
+            column = opened.read(columns=names)[names[0]]
+            if column.null_count:
+                raise ValueError(f"column {names[0]} lacks {column.null_count} texts")
+            return columns, _hashed(column.cast("string").to_pylist(), arguments.width)
         parts = []
         for i in range(opened.metadata.num_row_groups):
             group = opened.read_row_group(i, columns=names)
@@ -184,6 +202,14 @@ def _of_arrays(
         return columns, vectors.astype(np.float32, copy=False)
 
 
+def _hashed(texts: Iterable[str], width: int) -> NDArray[np.float32]:
+    """(N, width): counts of words, each at the place and with the sign of its hash, of length 1."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    hashed = HashingVectorizer(n_features=width, dtype=np.float32).transform(texts)
+    return np.asarray(hashed.toarray())
+
+
 def _number_columns(
     known: Sequence[str], roles: Mapping[str, object], arguments: Arguments, file: Path
 ) -> list[str]:
@@ -193,10 +219,12 @@ def _number_columns(
     names = [n for n in known if n not in used and not n.startswith("__index_level_")]
     if arguments.columns != AUTO:
         names = arguments.columns.split(":")
+    if arguments.text != NONE:
+        names = [arguments.text]
     if not names or set(names) - set(known) or len(set(names)) < len(names):
         raise DataError(
             f"{path_text(file)} has the columns {names_of(known)}; expected columns of numbers: "
-            "pass dataset_args=columns=A:B, each of them once"
+            "pass dataset_args=columns=A:B, each of them once, or text=COLUMN"
         )
     return names
 

@@ -159,7 +159,7 @@ class TrainingStream(ABC):
 def _answers(stream: BucketStream) -> Tensor:
     found = torch.zeros(len(stream.buckets), len(stream.class_names), dtype=torch.bool)
     for position, bucket in enumerate(stream.buckets):
-        found[position, bucket.train.labels] = True
+        found[position, np.unique(bucket.train.labels)] = True
     return found
 
 

@@ -1,0 +1,107 @@
+"""Accuracy on classes that come and go: known, new and vanished ones, and those still unseen.
+
+A class is in a bucket where the bucket has test images of it. Emerging and disappearing classes are
+those of CaMiT (arXiv:2510.17626); the formulas are ours. Fractions in [0, 1], higher is better;
+undefined where all buckets have the same classes, where the predictions of a row that is needed
+were not stored, and under ``streaming``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
+
+
+def known(predictions: Predictions) -> float:
+    """Mean accuracy on a bucket just trained on, its images of classes that came before it.
+
+    Formula: mean over 0 < i < k of the accuracy in R[i, i] on classes of buckets before i.
+    """
+    return _just_trained(predictions, new=False)
+
+
+def new(predictions: Predictions) -> float:
+    """Mean accuracy on a bucket just trained on, its images of classes that no bucket before has.
+
+    Formula: mean over 0 < i < k of the accuracy in R[i, i] on classes of no bucket before i.
+    """
+    return _just_trained(predictions, new=True)
+
+
+def vanished(predictions: Predictions) -> float:
+    """Accuracy at the end on all images of past buckets of classes that the last one lacks."""
+    there, images, last = _presence(predictions), predictions.images, predictions.k - 1
+    lacking = ~there[max(last, 0)][images.label]
+    where: NDArray[np.bool_] = (images.bucket < last) & lacking
+    if not where.any():
+        raise UndefinedMetricError("needs a class that the last bucket trained on lacks")
+    return float(predictions.of_row(predictions.k).hits(images)[where].mean())
+
+
+def unseen_auroc(predictions: Predictions) -> float:
+    """How well a low largest probability shows a class not seen yet: area under the ROC curve.
+
+    Formula: mean over 0 < i <= k of the AUROC, over all test images, of 1 - max p for classes of
+    no bucket before i. Rows after which no class is left to come do not count.
+    """
+    there, images, areas = _presence(predictions), predictions.images, []
+    for row in range(1, predictions.k + 1):
+        unseen = ~there[:row].max(axis=0)[images.label]
+        if not unseen.any():
+            continue
+        probabilities = predictions.of_row(row).probabilities
+        if probabilities is None:
+            raise UndefinedMetricError("needs stored probabilities: predictions=probs")
+        _, place, ties = np.unique(
+            -probabilities.max(axis=1), return_inverse=True, return_counts=True
+        )
+        ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # equal ones share the mean of theirs
+        most = unseen.sum()
+        above = ranks[unseen].sum() - most * (most + 1) / 2
+        areas.append(above / (most * (len(unseen) - most)))
+    if not areas:
+        raise UndefinedMetricError("needs a class that comes after the first bucket")
+    return float(np.mean(areas))
+
+
+def stay(predictions: Predictions) -> bool:
+    """Whether all buckets have test images of the same classes."""
+    there = _classes_there(predictions)
+    return bool((there == there[0]).all())
+
+
+def _classes_there(predictions: Predictions) -> NDArray[np.bool_]:
+    """(T, classes): which bucket has test images of which class."""
+    images = predictions.images
+    found = np.zeros((len(images.buckets), len(images.class_names)), dtype=np.bool_)
+    found[images.bucket, images.label] = True
+    return found
+
+
+def _presence(predictions: Predictions) -> NDArray[np.bool_]:
+    predictions.learned()  # raises where nothing that was trained on is evidence
+    if stay(predictions):
+        raise UndefinedMetricError("needs classes that some buckets have and others lack")
+    return _classes_there(predictions)
+
+
+def _just_trained(predictions: Predictions, *, new: bool) -> float:
+    there, images, found = _presence(predictions), predictions.images, []
+    for position in range(1, predictions.k):
+        came_before = there[:position].max(axis=0)[images.label]
+        where: NDArray[np.bool_] = (images.bucket == position) & (came_before != new)
+        if where.any():
+            found.append(predictions.of_row(position + 1).hits(images)[where].mean())
+    if not found:
+        kind = "no bucket before has" if new else "came before"
+        raise UndefinedMetricError(f"needs a bucket after the first with a class that {kind}")
+    return float(np.mean(found))
+
+
+METRICS = tuple(
+    PredictionMetric(name=f"class_changes/{function.__name__}", function=function)
+    for function in (known, new, vanished, unseen_auroc)
+)
