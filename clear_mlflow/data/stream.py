@@ -147,6 +147,19 @@ class BucketStream:
     scenario: str = DOMAIN  # or "class" or "task": see scenarios.in_scenario
 
     @property
+    def absent_classes(self) -> dict[str, dict[str, list[str]]]:
+        """Of training and test images, the buckets that lack classes, and which they lack."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for split in ("train", "test"):
+            for bucket in self.buckets:
+                there = np.unique(getattr(bucket, split).labels)
+                lacks = np.setdiff1d(np.arange(len(self.class_names)), there).tolist()
+                if lacks:
+                    names = [self.class_names[label] for label in lacks]
+                    found.setdefault(split, {})[bucket.key] = names
+        return found
+
+    @property
     def bucket_classes(self) -> tuple[tuple[str, ...], ...]:
         """The classes that each bucket has training images of."""
         found = (np.unique(bucket.train.labels).tolist() for bucket in self.buckets)

@@ -61,6 +61,8 @@ class StreamMetadata:
     times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
     # Of any but domain: its name and arguments, and "classes", those that each bucket brings.
     scenario: dict[str, Any] = field(default_factory=dict)
+    # Of each split, the buckets that lack classes, and these; of classes that come and go.
+    absent: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     licence: str = ""  # of the images; empty where it is not known
     evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept
 

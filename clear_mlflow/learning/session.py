@@ -177,6 +177,7 @@ class StreamTraining:
             num_left_out=self.num_left_out,
             times=self.stream.times,
             scenario=self._scenario,
+            absent={} if self.stream.scenario != DOMAIN else self.stream.absent_classes,
             licence=self.stream.licence,
             evaluation_set=None if images is None else images.to_bytes(),
         )

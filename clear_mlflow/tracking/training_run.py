@@ -121,6 +121,7 @@ class TrainingRun:
             "split": facts.split,
             "warnings": facts.warnings,
             **({"licence": facts.licence} if facts.licence else {}),
+            **({"absent_classes": facts.absent} if facts.absent else {}),
             **_extra_of(facts),
         }
         self.writer.log_dataset(source=facts.source, profile=profile, **of_rows)

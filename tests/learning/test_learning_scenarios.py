@@ -129,7 +129,8 @@ def test_the_same_weights_and_cells_as_nc_benchmark(stream, monkeypatch, strateg
     held, expected = ours(stream, strategy, **changes), theirs(stream, plugin())
     assert max(apart(held, expected)) < TOLERANCE
     assert [row for _, row in held] == [row for _, row in expected]
-    assert (held[-1][1][0] == 0) == (strategy == "naive")  # of the first classes nothing is left
+    # Of the first classes, next to nothing is left where nothing is done about it.
+    assert (held[-1][1][0] < held[0][1][0] / 10) == (strategy == "naive")
 
 
 def test_lwf_distils_classes_that_did_not_come_yet(stream):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -100,6 +102,15 @@ def test_a_stored_model_takes_vectors_as_they_were_given(tmp_path, model, standa
     expected = RowPredictions.load(tmp_path / "row_008.safetensors").labels
     assert served.predict(asked)["class"].tolist() == expected.tolist()
     assert served.predict(pd.DataFrame(asked))["class"].tolist() == expected.tolist()
+
+
+def test_a_resumed_training_standardises_by_its_past(tmp_path):
+    """The rows that follow a saved state are those of a run that was not stopped."""
+    asked = {"dataset_args": "standardise=past", "strategy": "replay", "memory": "40"}
+    whole = list(training(**asked).rows())
+    (tmp_path / "state").write_bytes(whole[4].state)
+    resumed = replace(training(**asked), saved=tmp_path / "state")
+    assert [r.row for r in resumed.rows()] == [r.row for r in whole[4:]]
 
 
 def test_widths_are_those_of_the_name():

@@ -219,7 +219,8 @@ def test_what_is_not_there_is_told() -> None:
     untrained = predictions(rows=0, probs=True)
     assert summarize(untrained) == {}
     assert explain(untrained).keys() == MACRO | CALIBRATION | CHANGES
-    assert summarize(predictions(probs=True)).keys() == MACRO | CALIBRATION
+    whole = predictions(counts=(30, 30, 30), probs=True)
+    assert summarize(whole).keys() == MACRO | CALIBRATION
 
 
 def test_a_series_is_the_run_cut_off() -> None:

@@ -222,6 +222,8 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     assert days == [191, 60, 3, 5]
     assert len(weather(tmp_path, buckets="quarter").buckets) == 16
     assert stream.digest == DIGEST
+    assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
+    assert rain.absent_classes["train"] == {"2014": ["drizzle"], "2015": ["snow"]}
     with pytest.raises(ConfigError, match="expected year, half, quarter"):
         weather(tmp_path, buckets="month")
     with pytest.raises(ConfigError, match="is embedded and reads no folder"):

@@ -21,6 +21,7 @@ from clear_mlflow.core.record import DatasetIdentity, assemble, row_file_name
 from clear_mlflow.metrics import METRICS, anytime, summarize
 from clear_mlflow.metrics.from_predictions import Predictions, confusion
 from clear_mlflow.report.page import answers
+from clear_mlflow.report.page.matrix_map import classes_map
 from clear_mlflow.report.page.run_page import RunReport, run_page
 
 
@@ -275,3 +276,16 @@ def test_the_stamp_changes_with_what_is_shown():
     assert len(set(stamps)) == len(stamps)
     same = dataclasses.replace(report, reasons={**report.reasons, "lab/own": "failed"})
     assert same.stamp("d") == report.stamp("d")
+
+
+def test_classes_that_come_and_go_are_shown_over_time():
+    """Test images of each class in each bucket, hatched where none; nothing where all are alike."""
+    images = answered(3, 2, 10).images
+    label = np.where(images.bucket == 0, 0, np.arange(60) % 2).astype(np.uint16)
+    found = classes_map(dataclasses.replace(images, label=label))
+    assert found is not None
+    assert [cell["text"] for cell in found["rows"][0]["cells"]] == ["20", "10", "10"]
+    assert [cell["style"] for cell in found["rows"][1]["cells"]] == ["x", "v50", "v50"]
+    assert (
+        classes_map(dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2)) is None
+    )

@@ -95,6 +95,7 @@ class _Survey:
         self.root = root
         self.layout = layout
         self.listing: Listing | None = None
+        self.harmless: tuple[str, ...] = ()  # kinds of problems that stop no loader
         self.images: list[Image] = []
         self.problems: list[Problem] = []
         # (split, bucket) in order, and the names of all classes.
@@ -140,7 +141,7 @@ class _Survey:
         parts = {image.path: image.split for image in self.images}
         refusal = None
         if self.listing is not None and all(
-            p.kind in ("unreadable", "empty-class") for p in self.problems
+            p.kind in ("unreadable", *self.harmless) for p in self.problems
         ):
             try:
                 stream = stream_of(self.listing, name=name)
@@ -231,6 +232,7 @@ def check_own(
     """Look over a stream of one's own; every problem is in the findings, once."""
     listing = own_listing(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
     survey = _Survey(listing.root, listing.layout)
+    survey.harmless = ("empty-class",)
     with reported(survey.report, "structure", survey.root):
         survey.take(listing)
     there = {(image.split, image.bucket, image.class_name) for image in survey.images}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.text import NOT_MEASURED, ending, printable
+from clear_mlflow.core.predictions import EvaluationSet
+from clear_mlflow.core.text import NOT_MEASURED, ending, percent, printable
 from clear_mlflow.report.cell_scale import CellScale
 from clear_mlflow.report.colours import SCALE
 
@@ -17,6 +18,8 @@ _LONGEST_KEY = 8
 # The most rows and columns that a person can distinguish on a page; of more, so many are shown,
 # spread evenly.
 MOST_SHOWN = 100
+_MOST_CLASSES = 40  # in a map of classes over time
+_LEAST_CHANGE = 0.05  # of a class's share of a bucket that makes such a map worth a look
 
 
 def spread_positions(count: int) -> list[int]:
@@ -67,6 +70,44 @@ def matrix_map(
     ]
     heads = [{"short": short_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
     return {"columns": heads, "rows": rows, "css": _TABLE_CSS if in_cells else ""}
+
+
+def classes_map(images: EvaluationSet) -> dict[str, Any] | None:
+    """Test images of each class in each bucket as ``heat`` draws them, coloured by their share.
+
+    Of many classes those whose share changes most; None where all buckets have equal shares.
+    """
+    counts = np.zeros((len(images.buckets), len(images.class_names)), dtype=np.int64)
+    np.add.at(counts, (images.bucket, images.label), 1)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    change = np.ptp(shares, axis=0)
+    if change.max() < _LEAST_CHANGE:
+        return None
+    chosen = np.sort(np.argsort(-change, kind="stable")[:_MOST_CLASSES]).tolist()
+    columns = spread_positions(len(images.buckets))
+    return {
+        "columns": [
+            {"short": short_key(images.buckets[j]), "full": printable(images.buckets[j])}
+            for j in columns
+        ],
+        "rows": [
+            {
+                "first": False,
+                "label": ending(printable(images.class_names[c]), 24),
+                "cells": [
+                    {
+                        "style": f"v{round(100 * shares[j, c])}" if counts[j, c] else "x",
+                        "text": f"{counts[j, c]:,}",
+                        "title": f"{percent(shares[j, c])} % of the bucket's",
+                        "css": "",
+                    }
+                    for j in columns
+                ],
+            }
+            for c in chosen
+        ],
+        "css": "",
+    }
 
 
 def short_key(key: str) -> str:

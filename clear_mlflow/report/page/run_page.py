@@ -37,6 +37,7 @@ from clear_mlflow.report.page.line_chart import (
 )
 from clear_mlflow.report.page.matrix_map import (
     MOST_SHOWN,
+    classes_map,
     matrix_map,
     short_key,
     shown_rows,
@@ -45,7 +46,7 @@ from clear_mlflow.report.page.matrix_map import (
 
 _PAGE = "clear_mlflow.report.page/run"
 # Raised when the page changes, so that stored ones are written again.
-PAGE_VERSION = 1
+PAGE_VERSION = 2
 _DIGITS = 6  # of the fractions that the script reads
 _FAMILIES = {"clear": "CLEAR", "renate": "Renate"}
 
@@ -118,6 +119,7 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         across="the dates of the buckets, true to scale" if record.times else "buckets trained on",
         inside=None if report.tests is None else inside_charts(report.tests),
         dataset=_dataset(report),
+        classes=None if report.predictions is None else classes_map(report.predictions.images),
         instances="Images" if score.is_accuracy else "Instances",
         buckets=[
             (keys[j], report.num_train.get(keys[j]), None if counts is None else int(counts[j]))

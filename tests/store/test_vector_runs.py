@@ -1,0 +1,81 @@
+"""Runs on vectors and on new classes: what is stored of them, and that it is found again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import clear_mlflow
+from clear_mlflow.api.reevaluate_models import reevaluate
+from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.store import names
+
+QUICK = {"epochs": 3, "device": "cpu", "precision": "off"}
+
+
+def the_run(store, experiment_id):
+    (run,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
+    return run
+
+
+def rows_of(run):
+    folder = Path(run.info.artifact_uri.removeprefix("file://")) / "accuracy_matrix" / "rows"
+    return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
+
+
+def profile_of(run):
+    return json.loads(run.inputs.dataset_inputs[0].dataset.profile)
+
+
+def report_of(run):
+    return (Path(run.info.artifact_uri.removeprefix("file://")) / "report.html").read_text()
+
+
+@pytest.mark.parametrize("standardise", ["first", "past"])
+def test_a_run_on_the_weather(store, experiment_id, standardise):
+    """Its times, how it was standardised, which classes are absent; its models are tested again."""
+    clear_mlflow.train(
+        dataset="weather", dataset_args={"standardise": standardise}, log_models="all", **QUICK
+    )
+    run = the_run(store, experiment_id)
+    rows = rows_of(run)
+    record = assemble(rows)
+    assert (record.dataset.name, record.times[1].isoformat()) == ("weather", "2012-07-01")
+    assert rows["row_003.json"].extra["features"]["name"] == "vectors"
+    params, profile = run.data.params, profile_of(run)
+    assert params["dataset/standardise"] == standardise
+    assert (params["model"], params["features"]) == ("linear", "vectors")
+    assert profile["absent_classes"]["train"]["2012-H1"] == ["fog"]
+    assert profile["licence"] == "public domain (NOAA)"
+    assert "class_changes/vanished" in run.data.metrics
+    assert "Classes over time" in report_of(run)
+    again = reevaluate(store, run)
+    assert again.record is not None
+    assert again.record.matrix.values.tolist() == record.matrix.values.tolist()
+
+
+def test_runs_on_new_classes(store, experiment_id):
+    """Scenario, arguments and classes in every row; another name and digest than the stream's."""
+    clear_mlflow.train(
+        scenario="task",
+        scenario_args={"times": "all"},
+        features="pixels",
+        log_models="all",
+        **QUICK,
+    )
+    run = the_run(store, experiment_id)
+    rows = rows_of(run)
+    for row in rows.values():
+        assert row.extra["scenario"] == {
+            "name": "task",
+            "classes_per_bucket": 2,
+            "order": "labels",
+            "times": "all",
+            "classes": [["0", "1"], ["2", "3"], ["4", "5"], ["6", "7"], ["8", "9"]],
+        }
+    assert assemble(rows).dataset.name == run.data.tags["dataset"] == "digits (task)"
+    assert run.data.params["scenario/times"] == "all"
+    assert profile_of(run)["scenario"]["name"] == "task"
+    again = reevaluate(store, run)
+    assert again.record is not None
+    assert again.record.matrix.values.tolist() == assemble(rows).matrix.values.tolist()
