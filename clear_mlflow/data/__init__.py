@@ -17,7 +17,6 @@ from clear_mlflow.data.layouts import find_listing
 from clear_mlflow.data.sources import CLEAR, is_own_stream, source_of, stream_name
 from clear_mlflow.data.sources._entries import Entry as Entry
 from clear_mlflow.data.sources._entries import listing_of as listing_of
-from clear_mlflow.data.sources._entries import listing_of_vectors as listing_of_vectors
 from clear_mlflow.data.splits import AUTO, IID, check_protocol
 from clear_mlflow.data.splits import Listing as Listing
 from clear_mlflow.data.stream import BucketStream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,26 @@ def image_set(entries: Iterable[tuple[int, Path]]) -> ImageSet:
     labels = np.array([label for label, *_ in ordered], dtype=np.int64)
     labels.setflags(write=False)
     return ImageSet(paths=tuple(path for *_, path in ordered), labels=labels)
+
+
+def vector_set(
+    entries: Iterable[tuple[int, int]], *, array: NDArray[np.float32], root: Path, first_row: int
+) -> ImageSet:
+    """The vectors of one bucket, given as (label, row), in the order of label and content."""
+    found = []
+    for label, row in entries:
+        if not np.isfinite(array[row]).all():
+            raise DataError(
+                f"row {row + first_row} of the vectors in {path_text(root)} holds a number that is "
+                "missing, infinite or beyond the range of 32-bit floats; expected finite ones"
+            )
+        content = hashlib.sha256(array[row].astype("<f4", copy=False).tobytes()).hexdigest()
+        found.append((label, content, row))
+    labels, contents, rows = zip(*sorted(found), strict=True)
+    of_labels = np.array(labels, dtype=np.int64)
+    of_labels.setflags(write=False)
+    paths = tuple(root / f"row {row + first_row}" for row in rows)
+    return ImageSet(paths, of_labels, contents, Vectors(array, np.array(rows, dtype=np.int64)))
 
 
 def placed_images(

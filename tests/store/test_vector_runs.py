@@ -49,7 +49,7 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
     assert profile["licence"] == "public domain (NOAA)"
     assert "class_changes/vanished" in run.data.metrics
     assert "Classes over time" in report_of(run)
-    again = reevaluate(store, run)
+    again = reevaluate(store, run, data_root="auto")
     assert again.record is not None
     assert again.record.matrix.values.tolist() == record.matrix.values.tolist()
 
@@ -76,6 +76,6 @@ def test_runs_on_new_classes(store, experiment_id):
     assert assemble(rows).dataset.name == run.data.tags["dataset"] == "digits (task)"
     assert run.data.params["scenario/times"] == "all"
     assert profile_of(run)["scenario"]["name"] == "task"
-    again = reevaluate(store, run)
+    again = reevaluate(store, run, data_root="auto")
     assert again.record is not None
     assert again.record.matrix.values.tolist() == assemble(rows).matrix.values.tolist()

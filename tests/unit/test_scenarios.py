@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data import listing_of_vectors
+from clear_mlflow.data import Entry, listing_of
 from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.scenarios import in_scenario
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -21,8 +23,9 @@ def made(*, without=(), split="2"):
     for year in YEARS:
         for name in NAMES:
             rows += [(name, year)] * (0 if (name, year) in without else 10)
-    names, years = zip(*rows, strict=True)
-    listing = listing_of_vectors(draws.normal(size=(len(rows), 3)), names, years)
+    entries = [Entry(i, name, year) for i, (name, year) in enumerate(rows)]
+    vectors = draws.normal(size=(len(rows), 3))
+    listing = listing_of(entries, vectors=vectors, root=Path())
     return stream_of(listing, name="made", split=split)
 
 

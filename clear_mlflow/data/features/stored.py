@@ -34,7 +34,7 @@ class StoredFeatures:
     """The features of all images of a stream, or the vectors that it is of."""
 
     name: str  # as the user gave it
-    digest: str  # of every image's content, bucket, split and features; not of where they lie
+    digest: str  # of the stream and of all features; not of where they lie
     width: int  # numbers per image
     # Per bucket (N, width), in the order of its images.
     train: tuple[NDArray[np.float32] | Vectors, ...]
@@ -88,7 +88,7 @@ def load_features(
         )
     return StoredFeatures(
         name=name,
-        digest=_digest(stream, train, test),
+        digest=_digest(stream, [*train, *test]),
         width=widths[0],
         train=tuple(train),
         test=tuple(test),
@@ -101,15 +101,13 @@ def _own_vectors(stream: BucketStream, name: str) -> StoredFeatures:
         raise ConfigError(
             f"dataset {stream.name} is of vectors and features is {name}; pass features={VECTORS}"
         )
-    train = [bucket.train.vectors for bucket in stream.buckets]
-    test = [bucket.test.vectors for bucket in stream.buckets]
-    whole = f"{stream.digest}\0{stream.standardise}"
+    train = [cast("Vectors", bucket.train.vectors) for bucket in stream.buckets]
     return StoredFeatures(
         name=name,
-        digest="sha256:" + hashlib.sha256(whole.encode()).hexdigest(),
-        width=cast("Vectors", train[0]).shape[1],
-        train=tuple(cast("list[Vectors]", train)),
-        test=tuple(cast("list[Vectors]", test)),
+        digest=_digest(stream, []),
+        width=train[0].shape[1],
+        train=tuple(train),
+        test=tuple(cast("Vectors", bucket.test.vectors) for bucket in stream.buckets),
         standardise=stream.standardise,
     )
 
@@ -139,21 +137,9 @@ def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir
     refuse_other_extraction(extraction, cache_dir=cache_dir)
 
 
-def _digest(
-    stream: BucketStream,
-    train: Sequence[NDArray[np.float32]],
-    test: Sequence[NDArray[np.float32]],
-) -> str:
-    """``sha256:`` and the hash of all (split, bucket, content, features), sorted."""
-    lines = sorted(
-        "\0".join((split, bucket.key, content, hashlib.sha256(row).hexdigest()))
-        for i, bucket in enumerate(stream.buckets)
-        for split, images, features in (
-            ("train", bucket.train, train[i]),
-            (stream.tested_on, bucket.test, test[i]),
-        )
-        for content, row in zip(
-            images.contents, np.ascontiguousarray(features, dtype="<f4"), strict=True
-        )
-    )
-    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def _digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32]]) -> str:
+    """``sha256:`` and the hash of the stream's digest and of all features, in their order."""
+    hasher = hashlib.sha256(f"{stream.digest}\0{stream.standardise}".encode())
+    for array in arrays:
+        hasher.update(np.ascontiguousarray(array, dtype="<f4").data)
+    return f"sha256:{hasher.hexdigest()}"

@@ -26,7 +26,6 @@ from clear_mlflow.data.sources._entries import (
     Entry,
     OrderedArguments,
     listing_of,
-    listing_of_vectors,
 )
 from clear_mlflow.data.sources._times import HALF, MONTH, QUARTER, YEAR, Time, parse_time, period
 from clear_mlflow.data.splits import Listing
@@ -129,25 +128,18 @@ def listing_of_columns(
     else:
         number = int(arguments.buckets.partition(":")[2])
         keys, of_rows, times = _of_equal_counts(columns[arguments.time], number, place, named_in)
-    if isinstance(paths, np.ndarray):
-        return listing_of_vectors(
-            paths,
-            labels,
-            np.array(keys)[of_rows],
-            np.where(is_test, TEST, TRAIN),
-            root=root,
-            layout=layout,
-            named_in=named_in,
-            order=arguments.buckets_in_order,
-            times=times,
-            first_row=first_row,
-        )
-    _refuse_twice(paths, place)
+    vectors = paths if isinstance(paths, np.ndarray) else None
+    if not isinstance(paths, np.ndarray):
+        _refuse_twice(paths, place)
     names = list(labels.categories)
     entries = (
         Entry(path, names[label], keys[bucket], TEST if test else TRAIN)
         for path, label, bucket, test in zip(
-            paths, labels.codes.tolist(), of_rows.tolist(), is_test.tolist(), strict=True
+            paths if vectors is None else range(len(vectors)),
+            labels.codes.tolist(),
+            of_rows.tolist(),
+            is_test.tolist(),
+            strict=True,
         )
     )
     return listing_of(
@@ -157,6 +149,8 @@ def listing_of_columns(
         named_in=named_in,
         order=arguments.buckets_in_order,
         times=times,
+        vectors=vectors,
+        first_row=first_row,
     )
 
 

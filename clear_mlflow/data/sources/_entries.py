@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,7 @@ from clear_mlflow.data.files import (
 )
 from clear_mlflow.data.sources._times import parse_time
 from clear_mlflow.data.splits import Listing
-from clear_mlflow.data.stream import ImageSet, Vectors, image_set
-
-if TYPE_CHECKING:
-    from pandas import Categorical
+from clear_mlflow.data.stream import ImageSet, image_set, vector_set
 
 TRAIN = "train"
 AUTO = "auto"
@@ -81,9 +78,9 @@ class OrderedArguments(StreamArguments):
 
 
 class Entry(NamedTuple):
-    """One image of a stream."""
+    """One image of a stream, or one vector."""
 
-    path: Path  # below the stream's root
+    path: Path | int  # below the stream's root; of a vector, its row in the array
     class_name: str
     bucket: str
     split: str = TRAIN  # or "test"
@@ -97,12 +94,16 @@ def listing_of(
     named_in: str = "",
     order: Sequence[str] = (),
     times: Mapping[str, str] | None = None,
+    vectors: NDArray[Any] | None = None,
+    standardise: str = "first",
+    first_row: int = 0,
 ) -> Listing:
-    """The listing of images that are named one by one.
+    """The listing of images that are named one by one, or of rows of an array.
 
     Labels follow the sorted names of the classes, numbers as numbers. Buckets are in the order of
     their numbers or dates, or as *order* says; in a bucket, images are in the order of label and
-    file name, whatever order they are given in. A class may be missing in a bucket: a warning.
+    file name, vectors of label and content, whatever order they are given in. A class may be
+    missing in a bucket: a warning.
 
     Args:
         entries: every image once. Where any is for testing, all buckets have images for testing;
@@ -113,21 +114,34 @@ def listing_of(
         order: keys of all buckets, where they are neither all whole numbers nor all dates.
         times: a date for each bucket, as 2004-05-17, for the axis of charts; where it is left out
             and all keys are dates, the first day of each.
+        vectors: (rows, width), finite numbers, kept as float32; a mapped file stays one.
+        standardise: how vectors become a model's input; see :class:`Listing`.
+        first_row: what messages call the first vector.
 
     Raises:
         DataError: there are no images, fewer than two classes, or too many of anything; a bucket or
             class cannot be called as it is; the order of the buckets is not known; a path leads out
-            of *root*; or a bucket or a class has images to test on and none to train on.
+            of *root*; a vector is not finite; or a bucket or a class has images to test on and none
+            to train on.
     """
     real_root = resolve_root(root)
     named_in = named_in or path_text(real_root)
-    parts: defaultdict[str, defaultdict[str, list[tuple[str, Path]]]] = defaultdict(
+    parts: defaultdict[str, defaultdict[str, list[tuple[str, Any]]]] = defaultdict(
         lambda: defaultdict(list)
     )
     folders: set[str] = set()
     for path, class_name, bucket, split in entries:
         parts[split][bucket].append((class_name, path))
-        folders.add(os.path.dirname(path))  # noqa: PTH120 (of each image)
+        if not isinstance(path, int):
+            folders.add(os.path.dirname(path))  # noqa: PTH120 (of each image)
+    odd = sorted(parts.keys() - {TRAIN, TEST})
+    if odd:
+        raise DataError(f"{named_in} has a split {shown(odd[0])}; expected {TRAIN} or {TEST}")
+    if not parts[TRAIN]:
+        raise DataError(f"{named_in} has no images to train on; expected some in every bucket")
+    trained, tested = parts[TRAIN], parts[TEST]
+    class_names = _class_names(trained, tested, named_in)
+    keys = in_time_order({*trained, *tested}, order=order, named_in=named_in)
     for folder in sorted(folders):  # once each, not for each image: resolving walks all above
         if not os.path.lexists(folder):
             raise DataError(
@@ -135,137 +149,22 @@ def listing_of(
                 f"is missing: expected paths of images below {path_text(real_root)}"
             )
         resolve_folder(Path(folder), root=real_root)
-    return _listing(
-        {
-            split: {key: {n for n, _ in of} for key, of in part.items()}
-            for split, part in parts.items()
-        },
-        lambda split, key, labels: image_set((labels[n], path) for n, path in parts[split][key]),
-        root=real_root,
-        layout=layout,
-        named_in=named_in,
-        order=order,
-        times=times,
-    )
-
-
-def listing_of_vectors(
-    vectors: NDArray[Any],
-    labels: Sequence[str] | NDArray[Any] | Categorical,
-    buckets: Sequence[str] | NDArray[Any] | Categorical,
-    splits: Sequence[str] | NDArray[Any] | Categorical | None = None,
-    *,
-    root: Path = Path(),
-    layout: str = "own",
-    named_in: str = "",
-    order: Sequence[str] = (),
-    times: Mapping[str, str] | None = None,
-    standardise: str = "first",
-    first_row: int = 0,
-) -> Listing:
-    """The listing of feature vectors, a row of an array each, with a label and a bucket each.
-
-    As :func:`listing_of`, but in a bucket vectors are in the order of label and content: the same
-    vectors are the same stream in whatever order they are given.
-
-    Args:
-        vectors: (N, width), finite numbers, kept as float32; a mapped file stays one.
-        labels: (N,), texts or whole numbers.
-        buckets: (N,), likewise.
-        splits: (N,), ``train`` or ``test``; where it is left out, all are for training.
-        root: the folder that they are from, for messages.
-        layout: as of :func:`listing_of`.
-        named_in: likewise.
-        order: likewise.
-        times: likewise.
-        standardise: how they become a model's input; see :class:`Listing`.
-        first_row: what messages call the first row.
-
-    Raises:
-        DataError: as :func:`listing_of`; or the array is not as it should be.
-    """
-    import pandas as pd
-
-    real_root, named_in = resolve_root(root), named_in or "the array of vectors"
-    array = np.asarray(vectors, dtype=np.float32)
-    given = [labels, buckets, np.full(len(array), TRAIN) if splits is None else splits]
-    columns = [
-        pd.Categorical(of if isinstance(of, pd.Categorical) else np.asarray(of, str))
-        for of in given
-    ]
-    if array.ndim != 2 or {len(array)} != {len(column) for column in columns} or not array.shape[1]:
-        counts = ", ".join(str(len(column)) for column in columns)
-        raise DataError(
-            f"{named_in} has the shape {array.shape} beside columns of {counts} rows; expected "
-            "(rows, width), and a label, bucket and split for each row"
-        )
-    contents = []
-    for row, vector in enumerate(array):
-        if not np.isfinite(vector).all():
-            raise DataError(
-                f"{named_in} row {row + first_row} holds a number that is missing, infinite or "
-                "beyond the range of 32-bit floats; expected finite ones"
-            )
-        contents.append(hashlib.sha256(vector.astype("<f4", copy=False).tobytes()).hexdigest())
-    of_label, of_bucket, of_split = columns
-
-    def rows_of(split: str, key: str) -> NDArray[np.int64]:
-        return np.flatnonzero((of_bucket == key) & (of_split == split))
-
-    def images_of(split: str, key: str, labels: Mapping[str, int]) -> ImageSet:
-        rows = rows_of(split, key)
-        own = np.array([labels.get(n, -1) for n in of_label.categories])[of_label.codes[rows]]
-        order = np.lexsort((np.array([contents[row] for row in rows], "S64"), own))
-        rows, own = rows[order], own[order].astype(np.int64)
-        own.setflags(write=False)
-        return ImageSet(
-            paths=tuple(real_root / f"row {row + first_row}" for row in rows),
-            labels=own,
-            contents=tuple(contents[row] for row in rows),
-            vectors=Vectors(array, rows),
-        )
-
-    classes = {
-        split: {
-            key: set(of_label[rows].unique())
-            for key in of_bucket.categories
-            if len(rows := rows_of(split, key))
-        }
-        for split in of_split.categories
-    }
-    listed = _listing(
-        classes,
-        images_of,
-        root=real_root,
-        layout=layout,
-        named_in=named_in,
-        order=order,
-        times=times,
-    )
-    return replace(listed, standardise=standardise)
-
-
-def _listing(
-    classes: Mapping[str, Mapping[str, set[str]]],
-    images_of: Callable[[str, str, Mapping[str, int]], ImageSet],
-    *,
-    root: Path,
-    layout: str,
-    named_in: str,
-    order: Sequence[str],
-    times: Mapping[str, str] | None,
-) -> Listing:
-    """A listing from the classes of each split and bucket, and what gives the images of one."""
-    odd = sorted(classes.keys() - {TRAIN, TEST})
-    if odd:
-        raise DataError(f"{named_in} has a split {shown(odd[0])}; expected {TRAIN} or {TEST}")
-    trained, tested = (classes.get(split, {}) for split in (TRAIN, TEST))
-    if not trained:
-        raise DataError(f"{named_in} has no images to train on; expected some in every bucket")
-    class_names = _class_names(trained, tested, named_in)
-    keys = in_time_order({*trained, *tested}, order=order, named_in=named_in)
     labels = {name: label for label, name in enumerate(class_names)}
-    images = {key: images_of(TRAIN, key, labels) for key in keys if key in trained}
+    array = None if vectors is None else np.asarray(vectors, dtype=np.float32)
+    made = image_set
+    if array is not None:
+        if array.ndim != 2 or not array.shape[1]:
+            raise DataError(f"{named_in} has the shape {array.shape}; expected (rows, width)")
+        made = partial(vector_set, array=array, root=real_root, first_row=first_row)
+
+    def image_sets_of(part: Mapping[str, list[tuple[str, Any]]]) -> dict[str, ImageSet]:
+        return {
+            key: made((labels[name], path) for name, path in part[key])
+            for key in keys
+            if key in part
+        }
+
+    images = image_sets_of(trained)
 
     def released_test() -> Mapping[str, ImageSet]:
         for key in images:
@@ -274,16 +173,17 @@ def _listing(
                     f"{named_in} has no test images of bucket {shown(key)}; expected some of every "
                     "bucket, or pass split=0 to hold out 30 % of its training images"
                 )
-        return {key: images_of(TEST, key, labels) for key in images}
+        return image_sets_of({key: tested[key] for key in images})
 
     return Listing(
         layout=layout,
-        root=root,
+        root=real_root,
         class_names=class_names,
         images=images,
         released_test=released_test if tested else None,
         times=_times(images) if times is None else {key: times[key] for key in images},
         warnings=tuple(_oddities(trained, tested, keys, class_names)),
+        standardise=NONE if array is None else standardise,
     )
 
 
@@ -295,11 +195,13 @@ def _times(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _class_names(
-    trained: Mapping[str, set[str]], tested: Mapping[str, set[str]], named_in: str
+    trained: Mapping[str, list[tuple[str, Path]]],
+    tested: Mapping[str, list[tuple[str, Path]]],
+    named_in: str,
 ) -> tuple[str, ...]:
-    names = set().union(*trained.values())
+    names = {name for of_bucket in trained.values() for name, _ in of_bucket}
     for bucket, of_bucket in tested.items():
-        if only := sorted(of_bucket - names):
+        if only := sorted({name for name, _ in of_bucket} - names):
             raise DataError(
                 f"{named_in} has images of class {shown(only[0])} to test on in bucket "
                 f"{shown(bucket)}, and none to train on in any; expected both"
@@ -360,8 +262,8 @@ def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -
 
 
 def _oddities(
-    trained: Mapping[str, set[str]],
-    tested: Mapping[str, set[str]],
+    trained: Mapping[str, list[tuple[str, Path]]],
+    tested: Mapping[str, list[tuple[str, Path]]],
     keys: Sequence[str],
     class_names: Sequence[str],
 ) -> Iterator[str]:
@@ -370,7 +272,7 @@ def _oddities(
         (name, key)
         for key in keys
         if key in trained
-        for name in sorted(set(class_names) - trained[key])
+        for name in sorted(set(class_names) - {name for name, _ in trained[key]})
     ]
     if missing:
         name, key = missing[0]

@@ -192,8 +192,15 @@ def _of_arrays(
         )
     roles = wanted_columns(arguments, list(arrays), path_text(file), path=name)
     vectors, *texts = (np.asarray(arrays[name]) for name in roles)
-    if vectors.ndim != 2 or vectors.dtype.kind not in "fiub" or any(t.ndim != 1 for t in texts):
-        raise ValueError(f"{name} is {vectors.dtype} of shape {vectors.shape}, not (rows, width)")
+    if (
+        vectors.ndim != 2
+        or vectors.dtype.kind not in "fiub"
+        or any(text.shape != vectors.shape[:1] for text in texts)
+    ):
+        raise ValueError(
+            f"{name} is {vectors.dtype} of shape {vectors.shape}, not (rows, width), or others are "
+            "no columns of it"
+        )
     columns = {
         role: pd.Categorical(text.astype(str))
         for role, text in zip([*roles][1:], texts, strict=True)
