@@ -78,10 +78,10 @@ def in_scenario(
             f"{len(names)} classes; expected at least 2, and with times=own at most the "
             f"{len(of_stream)} buckets of the stream's time: pass times=all"
         )
+    starts = [k * len(of_stream) // number for k in range(number + 1)]
     buckets = []
     for k, group in enumerate(groups):
-        first, stop = k * len(of_stream) // number, (k + 1) * len(of_stream) // number
-        parts = of_stream if given.times == _ALL else of_stream[first:stop]
+        parts = of_stream if given.times == _ALL else of_stream[starts[k] : starts[k + 1]]
         labels = [stream.class_names.index(name) for name in group]
         train, test = (
             _joined([getattr(bucket, split) for bucket in parts], labels)
@@ -94,15 +94,13 @@ def in_scenario(
                 "scenario_args=times=all, or another order"
             )
         buckets.append(Bucket(str(k + 1), train, test))
-    made = tuple(buckets)
-    starts = [k * len(of_stream) // number for k in range(number)]
-    dated = stream.times if given.times == _OWN else ()
+    has_dates = stream.times and given.times == _OWN
     return replace(
         stream,
         name=f"{stream.name} ({scenario})",
-        buckets=made,
-        digest=stream_digest(made, stream.class_names, stream.tested_on, scenario),
-        times=tuple(dated[start] for start in starts) if dated else (),
+        buckets=tuple(buckets),
+        digest=stream_digest(buckets, stream.class_names, stream.tested_on, scenario),
+        times=tuple(stream.times[start] for start in starts[:-1]) if has_dates else (),
         scenario=scenario,
     )
 

@@ -167,24 +167,21 @@ class BucketStream:
     standardise: str = "none"  # of vectors: see splits.Listing
     scenario: str = DOMAIN  # or "class" or "task": see scenarios.in_scenario
 
+    def classes_in(self, split: str) -> list[list[str]]:
+        """The classes that each bucket has images of in ``train`` or ``test``."""
+        sets = (np.unique(getattr(bucket, split).labels).tolist() for bucket in self.buckets)
+        return [[self.class_names[label] for label in labels] for labels in sets]
+
     @property
     def absent_classes(self) -> dict[str, dict[str, list[str]]]:
         """Of training and test images, the buckets that lack classes, and which they lack."""
         found: dict[str, dict[str, list[str]]] = {}
         for split in ("train", "test"):
-            for bucket in self.buckets:
-                there = np.unique(getattr(bucket, split).labels)
-                lacks = np.setdiff1d(np.arange(len(self.class_names)), there).tolist()
-                if lacks:
-                    names = [self.class_names[label] for label in lacks]
-                    found.setdefault(split, {})[bucket.key] = names
+            for bucket, names in zip(self.buckets, self.classes_in(split), strict=True):
+                there = frozenset(names)
+                if lacks := [name for name in self.class_names if name not in there]:
+                    found.setdefault(split, {})[bucket.key] = lacks
         return found
-
-    @property
-    def bucket_classes(self) -> tuple[tuple[str, ...], ...]:
-        """The classes that each bucket has training images of."""
-        found = (np.unique(bucket.train.labels).tolist() for bucket in self.buckets)
-        return tuple(tuple(self.class_names[label] for label in labels) for labels in found)
 
     @property
     def has_vectors(self) -> bool:

@@ -187,8 +187,8 @@ class StreamTraining:
         """What the record says of a scenario but that of domains."""
         if self.stream.scenario == DOMAIN:
             return {}
-        classes = [list(names) for names in self.stream.bucket_classes]
-        return {"name": self.stream.scenario, **self.config.scenario_args, "classes": classes}
+        classes = {"classes": self.stream.classes_in("train")}
+        return {"name": self.stream.scenario, **self.config.scenario_args, **classes}
 
     @cached_property
     def _evaluation_set(self) -> EvaluationSet | None:

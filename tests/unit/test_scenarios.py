@@ -50,12 +50,12 @@ def test_each_bucket_brings_classes_of_its_own():
     """The last what is left; every image of all times keeps its label and its side of the split."""
     stream = made()
     found = in_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
-    assert found.bucket_classes == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
+    assert found.classes_in("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
     assert [b.key for b in found.buckets] == ["1", "2", "3", "4"]
     assert (found.name, found.class_names, found.times) == ("made (class)", NAMES, ())
     for split in ("train", "test"):
         assert contents(found, split) == contents(stream, split)
-    for bucket, classes in zip(found.buckets, found.bucket_classes, strict=True):
+    for bucket, classes in zip(found.buckets, found.classes_in("test"), strict=True):
         assert {found.class_names[label] for label in bucket.test.labels} == set(classes)
         for content, vector in zip(bucket.test.contents, bucket.test.vectors[:], strict=True):
             where = next(b.test for b in stream.buckets if content in b.test.contents)
@@ -82,7 +82,7 @@ def test_in_the_streams_own_time_new_classes_come_with_drift():
 def test_an_order_is_said_or_drawn():
     stream = made()
     said = in_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
-    assert said.bucket_classes[0] == ("f", "g")
+    assert said.classes_in("train")[0] == ["f", "g"]
     one, again, other = (
         in_scenario(stream, "class", {"order": f"seed:{seed}", "times": "all"})
         for seed in (1, 1, 2)

@@ -16,27 +16,20 @@ from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predic
 
 
 def known(predictions: Predictions) -> float:
-    """Mean accuracy on a bucket just trained on, its images of classes that came before it.
-
-    Formula: mean over 0 < i < k of the accuracy in R[i, i] on classes of buckets before i.
-    """
-    return _just_trained(predictions, new=False)
+    """Mean accuracy on a bucket just trained on, its images of classes that came before it."""
+    return _just_trained(predictions, is_new=False)
 
 
 def new(predictions: Predictions) -> float:
-    """Mean accuracy on a bucket just trained on, its images of classes that no bucket before has.
-
-    Formula: mean over 0 < i < k of the accuracy in R[i, i] on classes of no bucket before i.
-    """
-    return _just_trained(predictions, new=True)
+    """Mean accuracy on a bucket just trained on, its images of classes that none before has."""
+    return _just_trained(predictions, is_new=True)
 
 
 def vanished(predictions: Predictions) -> float:
     """Accuracy at the end on all images of past buckets of classes that the last one lacks."""
     there, images, last = _presence(predictions), predictions.images, predictions.k - 1
-    lacking = ~there[max(last, 0)][images.label]
-    where: NDArray[np.bool_] = (images.bucket < last) & lacking
-    if not where.any():
+    where = (images.bucket < last) & ~there[last][images.label]
+    if not np.any(where):
         raise UndefinedMetricError("needs a class that the last bucket trained on lacks")
     return float(predictions.of_row(predictions.k).hits(images)[where].mean())
 
@@ -44,24 +37,23 @@ def vanished(predictions: Predictions) -> float:
 def unseen_auroc(predictions: Predictions) -> float:
     """How well a low largest probability shows a class not seen yet: area under the ROC curve.
 
-    Formula: mean over 0 < i <= k of the AUROC, over all test images, of 1 - max p for classes of
-    no bucket before i. Rows after which no class is left to come do not count.
+    A mean over rows, each over all test images; rows after which no class is left to come do not
+    count.
     """
-    there, images, areas = _presence(predictions), predictions.images, []
+    there, areas = _presence(predictions), []
     for row in range(1, predictions.k + 1):
-        unseen = ~there[:row].max(axis=0)[images.label]
+        unseen = ~there[:row].max(axis=0)[predictions.images.label]
         if not unseen.any():
             continue
         probabilities = predictions.of_row(row).probabilities
         if probabilities is None:
             raise UndefinedMetricError("needs stored probabilities: predictions=probs")
-        _, place, ties = np.unique(
-            -probabilities.max(axis=1), return_inverse=True, return_counts=True
-        )
+        doubt = -probabilities.max(axis=1)
+        _, place, ties = np.unique(doubt, return_inverse=True, return_counts=True)
         ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # equal ones share the mean of theirs
-        most = unseen.sum()
-        above = ranks[unseen].sum() - most * (most + 1) / 2
-        areas.append(above / (most * (len(unseen) - most)))
+        positive, negative = unseen.sum(), (~unseen).sum()
+        above = ranks[unseen].sum() - positive * (positive + 1) / 2
+        areas.append(above / (positive * negative))
     if not areas:
         raise UndefinedMetricError("needs a class that comes after the first bucket")
     return float(np.mean(areas))
@@ -88,15 +80,15 @@ def _presence(predictions: Predictions) -> NDArray[np.bool_]:
     return _classes_there(predictions)
 
 
-def _just_trained(predictions: Predictions, *, new: bool) -> float:
+def _just_trained(predictions: Predictions, *, is_new: bool) -> float:
     there, images, found = _presence(predictions), predictions.images, []
     for position in range(1, predictions.k):
         came_before = there[:position].max(axis=0)[images.label]
-        where: NDArray[np.bool_] = (images.bucket == position) & (came_before != new)
-        if where.any():
+        where = (images.bucket == position) & (came_before != is_new)
+        if np.any(where):
             found.append(predictions.of_row(position + 1).hits(images)[where].mean())
     if not found:
-        kind = "no bucket before has" if new else "came before"
+        kind = "no bucket before has" if is_new else "came before"
         raise UndefinedMetricError(f"needs a bucket after the first with a class that {kind}")
     return float(np.mean(found))
 
