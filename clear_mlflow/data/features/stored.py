@@ -21,11 +21,10 @@ from clear_mlflow.data.features.extracted import (
     refuse_other_extraction,
 )
 from clear_mlflow.data.features.shipped import own_names, shipped_features
+from clear_mlflow.data.sources import VECTORS
 from clear_mlflow.data.stream import BucketStream, ImageSet, Vectors, counted, image_sets
 
-# Names that no others may have: those that every dataset of images has, and those that a dataset
-# is made of.
-PIXELS, VECTORS = "pixels", "vectors"
+PIXELS = "pixels"  # the name of those that every dataset of images has; no others may have it
 _SIDE = 16  # of the small image; wider would make a covariance of pixels large and no better
 
 
@@ -126,13 +125,10 @@ def pixel_features(
 
 def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
     """Make sure that one name means one way to compute features in all records."""
-    if extraction.name in (PIXELS, VECTORS):
+    if extraction.name in (PIXELS, VECTORS, *own_names(stream)):
         raise ConfigError(
-            f"name {extraction.name} is that of built-in features; pass another --name"
-        )
-    if extraction.name in own_names(stream):
-        raise ConfigError(
-            f"name {extraction.name} is a feature type of the dataset's own; pass another --name"
+            f"name {extraction.name} is that of features that are there without an extraction: "
+            "built-in ones, or the dataset's own; pass another --name"
         )
     refuse_other_extraction(extraction, cache_dir=cache_dir)
 

@@ -23,7 +23,8 @@ CLEAR = ("clear10", "clear100")  # read in whichever of CLEAR's layouts lies in 
 SOURCES = tuple(
     sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 )
-OF_VECTORS = ("vectors", "weather")
+VECTORS = "vectors"  # a kind of stream, and the name of the features that it is made of
+OF_VECTORS = (VECTORS, "weather")
 DATASETS = (*EMBEDDED, *CLEAR, *SOURCES)
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

@@ -17,9 +17,14 @@ from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import nearest, shown
 from clear_mlflow.data.embedded import EMBEDDED
-from clear_mlflow.data.features.stored import VECTORS
 from clear_mlflow.data.scenarios import SCENARIOS
-from clear_mlflow.data.sources import OF_VECTORS, SOURCES, needs_folder, stream_name
+from clear_mlflow.data.sources import (
+    OF_VECTORS,
+    SOURCES,
+    VECTORS,
+    needs_folder,
+    stream_name,
+)
 from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.anytime.schedule import OFF, EvalInterval, parse_interval
 from clear_mlflow.learning.parameters.recipes import (
