@@ -49,7 +49,7 @@ def main() -> None:
             seed=seed,
         ) as run:
             for trained, correct in rows(replays=True, seed=seed):
-                run.log_row(trained, correct)
+                run.log_counts(trained, correct)
 
     subprocess.run(["clear-mlflow", "compare", "--experiment", EXPERIMENT], check=True)
 

@@ -2,7 +2,7 @@
 
 ``python examples/own_loop.py`` (seconds) trains scikit-learn's linear classifier on five buckets of
 scans, each turned further than the one before. ``clear_mlflow.track`` opens a run, or joins the
-active one; a row is in MLflow when ``log_row`` returns; after the block the rows are scored.
+active one; a row is in MLflow when ``log_counts`` returns; after the block the rows are scored.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
         buckets=NUM_BUCKETS, num_instances=NUM_TEST, dataset="turned scans", strategy="replay"
     ) as run:
         for trained, correct in rows(replays=True, seed=0):
-            run.log_row(trained, correct)
+            run.log_counts(trained, correct)
 
     print(run.matrix.values)
     for name, metric in run.metrics.items():

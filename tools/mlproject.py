@@ -14,8 +14,8 @@ import click
 from clear_mlflow.cli import main, run_options
 
 # import opens a run for each file, so that the one of mlflow run would be empty; sync sends what
-# lies on this machine into runs that are there; data works on local folders.
-NO_ENTRY_POINTS = {"data", "import", "open", "sync"}
+# lies on this machine into runs that are there; data works on local folders; show stores nothing.
+NO_ENTRY_POINTS = {"data", "import", "open", "show", "sync"}
 # What mlflow run starts when no entry point is named.
 _MAIN = "train"
 
@@ -60,6 +60,7 @@ def _entry_point(name: str, command: click.Command) -> Iterator[str]:
         part
         for part in command.params
         if isinstance(part, click.Option)
+        and part.name != "as_json"  # for programs that read standard output
         and not (part.name in run_options.NAMES and getattr(part, "group", "") == run_options.RUN)
     ]
     parameters = {option.opts[0]: option.opts[0][2:].replace("-", "_") for option in options}

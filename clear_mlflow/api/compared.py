@@ -74,7 +74,7 @@ class ComparedRuns:
         return metrics_frame(self.comparison)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it; docs/python.md describes the fields."""
+        """All of it as JSON has it; docs/json.md describes the fields."""
         return {
             **comparison_dict(self.comparison),
             "left_out": [asdict(run) for run in self.left_out],

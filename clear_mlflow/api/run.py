@@ -46,7 +46,7 @@ class Run:
     ) -> None:
         self._client, self._run = client, run
         if scores is not None:
-            self.__dict__["_scores"] = scores
+            self.__dict__["scores"] = scores
         if record is not None:
             self.__dict__["record"] = record
 
@@ -88,9 +88,9 @@ class Run:
             RecordError: the run holds no rows, or damaged ones.
             TrackingError: the store does not answer.
         """
-        if self._scores.record is None:
+        if self.scores.record is None:
             raise RecordError(f"run {self.run_id} {NO_ROWS}")
-        return self._scores.record
+        return self.scores.record
 
     @property
     def matrix(self) -> AccuracyMatrix:
@@ -112,12 +112,12 @@ class Run:
         if self.predictions is not None and self.matrix.score.is_accuracy:
             families = of_families(logged_families(self._run.data.tags))
             intervals = ImageBootstrap(metrics=families).intervals(self.predictions)
-        return self._scores.results(intervals)
+        return self.scores.results(intervals)
 
     @property
     def predictions(self) -> Predictions | None:
         """The answer for each test image after each row; None where the run kept none."""
-        return self._scores.predicted.predictions
+        return self.scores.predicted.predictions
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
         """The cells that are evidence, as :meth:`AccuracyMatrix.plot`."""
@@ -135,7 +135,7 @@ class Run:
         return DataFrame(lines, columns=columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it; docs/python.md describes the fields."""
+        """All of it as JSON has it; docs/json.md describes the fields."""
         record = self.record
         return {
             "run_id": self.run_id,
@@ -154,7 +154,7 @@ class Run:
         }
 
     def _repr_html_(self) -> str:
-        scores = self._scores
+        scores = self.scores
         return run_html(
             self.name,
             self.record.evidence,
@@ -165,7 +165,7 @@ class Run:
         )
 
     def __str__(self) -> str:
-        scores = self._scores
+        scores = self.scores
         return as_text(
             matrix_table(self.record.evidence),
             metrics_table(
@@ -181,5 +181,6 @@ class Run:
         return f"Run({self.name!r}, {self.run_id}, {self.status})"
 
     @cached_property
-    def _scores(self) -> Scores:
+    def scores(self) -> Scores:
+        """What :attr:`metrics` are made of, as scoring has it."""
         return stored_scores(self._client, self._run)

@@ -30,13 +30,13 @@ def track(
     run_name: str | None = None,
     metrics: str | Sequence[str] = "clear,renate",
 ) -> LoopRun:
-    """Track a training loop of your own, which hands over its rows: ``run.log_row(i, correct)``.
+    """Track a training loop of your own, which hands over its rows: ``run.log_counts(i, correct)``.
 
     Used as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left open;
     without one, a run is opened, and closed with the status that is true. Each row is stored when
-    ``log_row`` returns. After the block, however it ended, the stored rows are scored, and
-    ``run.scores`` and ``run.matrix`` hold what they say. A run that holds rows of the same loop
-    already is continued.
+    ``log_counts`` or its like returns. After the block, however it ended, the stored rows are
+    scored, and ``run.metrics`` and ``run.matrix`` hold what they say. A run that holds rows of the
+    same loop already is continued.
 
     Args:
         buckets: keys of all buckets in stream order, or how many there are ("1" to "T").
@@ -55,11 +55,11 @@ def track(
         params: logged as MLflow params, where the run has none of that name.
         tags: logged as MLflow tags.
         class_names: the index is the label.
-        test_labels: for each bucket, the true class of each test image: predictions can then be
-            given per row, and ``num_instances`` follows.
+        test_labels: for each bucket, the true class of each test image, for
+            ``run.log_predictions(i, ...)``; ``num_instances`` follows.
         test_ids: for each bucket, the name of each test image.
         score: what the rows are of, where that is no accuracy, as "rmse" or "perplexity": rows are
-            then given as ``run.log_row(i, values=[...])``, of any finite numbers.
+            then given as ``run.log_values(i, [...])``, of any finite numbers.
         lower_is_better: whether less of this score is better.
         run_name: of a run that is opened.
         metrics: families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists

@@ -15,6 +15,7 @@ from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.help import HeadedGroup
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.open_ui import open_ui
+from clear_mlflow.cli.show import show
 from clear_mlflow.cli.sweep import sweep
 from clear_mlflow.cli.sync import sync
 from clear_mlflow.cli.train import train
@@ -51,7 +52,7 @@ _CONTEXT = {
     context_settings=_CONTEXT,
     headings={
         "Train": ("train", "train-distributed", "sweep"),
-        "Look at what is stored": ("open", "evaluate", "compare"),
+        "Look at what is stored": ("open", "show", "evaluate", "compare"),
         "Bring runs into MLflow": ("import", "sync"),
         "Datasets": ("data",),
     },
@@ -68,6 +69,7 @@ for _command in (
     evaluate,
     compare,
     open_ui,
+    show,
     sweep,
     import_runs,
     sync,

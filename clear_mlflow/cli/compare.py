@@ -9,6 +9,7 @@ from clear_mlflow.cli.options import (
     COMPARISON,
     comparison_options,
     families_option,
+    json_option,
     metric_option,
     names,
     option,
@@ -53,6 +54,7 @@ from clear_mlflow.learning.parameters.values import number
     "Compare only runs that cost the same within 1 % (docs/cost.md).",
     under=COMPARISON,
 )
+@json_option
 def compare(
     runs: tuple[str, ...],
     run_id: tuple[str, ...] | None,
@@ -65,6 +67,7 @@ def compare(
     baseline: str | None,
     margin: float | None,
     at_equal: str,
+    as_json: bool,
 ) -> None:
     """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
 
@@ -80,7 +83,7 @@ def compare(
         )
 
     from clear_mlflow.api.compare import compare as compare_runs
-    from clear_mlflow.cli.output import console, print_comparison, print_links
+    from clear_mlflow.cli.output import console, print_comparison, print_json, print_links
 
     compared = compare_runs(
         run_ids or experiment,
@@ -92,6 +95,9 @@ def compare(
         margin=margin,
         at_equal=None if at_equal == "off" else at_equal,
     )
+    if as_json:
+        print_json(compared.to_dict())
+        return
     print_comparison(compared.comparison, console())
     click.echo()
     print_links(compared.links)

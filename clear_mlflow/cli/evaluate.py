@@ -16,6 +16,7 @@ from clear_mlflow.cli.options import (
     dry_run_option,
     families_option,
     jobs_option,
+    json_option,
     metric_option,
     option,
     run_selection_options,
@@ -99,6 +100,7 @@ _FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
 )
 @jobs_option
 @dry_run_option
+@json_option
 def evaluate(
     run_id: tuple[str, ...] | None,
     experiment: str | None,
@@ -116,6 +118,7 @@ def evaluate(
     data_root: str,
     jobs: int | None,
     dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Rebuild the accuracy matrix of old runs from their rows and log what MLflow lacks.
 
@@ -136,10 +139,10 @@ def evaluate(
             f"data_root is {data_root}, which is where stored models are tested again; pass "
             "from_models=yes with it, or leave it out"
         )
-    if from_models and (metrics or metric or joint_run or rows or jobs or dry_run):
+    if from_models and (metrics or metric or joint_run or rows or jobs or dry_run or as_json):
         raise ConfigError(
-            "from_models is yes beside metrics, metric, joint_run, rows, jobs or dry_run; leave "
-            "those out, then score the runs that this gives"
+            "from_models is yes beside metrics, metric, joint_run, rows, jobs, dry_run or json; "
+            "leave those out, then score the runs that this gives"
         )
     score = Score(rows_score, higher_is_better=not rows_lower_is_better)
     reading = Reading(scale=rows_scale, future=rows_future, score=score)
@@ -147,7 +150,7 @@ def evaluate(
     from clear_mlflow.api.evaluate import evaluate_each
     from clear_mlflow.api.foreign_rows import adopt_rows
     from clear_mlflow.api.load import chosen, open_store
-    from clear_mlflow.cli.output import print_places
+    from clear_mlflow.cli.output import print_json, print_places
     from clear_mlflow.cli.scoring_output import Summary, show_reevaluated, shown_while
 
     selected = run_id or experiment
@@ -170,12 +173,14 @@ def evaluate(
         dry_run=dry_run,
         prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,
     )
-    summary = Summary()
+    summary, entries = Summary(), []
     with stoppable() as received:
         failure: ClearError | None = None
         try:
             for result in shown_while(results, summary, len(run_id or ()) or None):
                 summary.add(result)
+                if as_json:
+                    entries.append(result.to_dict())
                 if received:
                     break
         except KeyboardInterrupt:
@@ -183,10 +188,13 @@ def evaluate(
         except ClearError as error:  # the listing broke off; what was done is shown all the same
             failure = error
         if failure is None or summary.counts:
-            summary.show(dry_run=dry_run, stopped=bool(received or failure))
+            summary.show(dry_run=dry_run, stopped=bool(received or failure), printed=not as_json)
         if failure is not None:
             raise failure
-    print_places(open_store(), summary.last_runs)
+    if as_json:
+        print_json({"runs": entries, "dry_run": dry_run})
+    else:
+        print_places(open_store(), summary.last_runs)
     if received:
         sys.exit(128 + received[0])
     if summary.num_problems:

@@ -13,8 +13,8 @@ import click
 
 from clear_mlflow.cli.help import Command, Option
 from clear_mlflow.cli.interrupt import stoppable
-from clear_mlflow.cli.options import METRICS, option
-from clear_mlflow.cli.output import console, plain_table, print_places
+from clear_mlflow.cli.options import METRICS, json_option, option
+from clear_mlflow.cli.output import console, plain_table, print_json, print_places
 from clear_mlflow.core.errors import ClearError, DataError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.score import ACCURACY, Score
@@ -150,6 +150,7 @@ def _counts(text: str) -> tuple[int, ...]:
     is_flag=True,
     help="Import once more what the experiment holds already.",
 )
+@json_option
 def import_runs(
     paths: tuple[str, ...],
     experiment: str | None,
@@ -158,6 +159,7 @@ def import_runs(
     score: str,
     lower_is_better: bool,
     again: bool,
+    as_json: bool,
     **said: Any,
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
@@ -187,8 +189,8 @@ def import_runs(
                     lines.append(line)
             except ClearError as error:  # the others are imported all the same
                 lines.append((label, "", "", _FAILED, str(error)))
-    _show(lines, stopped=bool(received))
-    if made := [run_id for _, run_id, *_ in lines if run_id]:
+    _show(lines, as_json=as_json, stopped=bool(received))
+    if not as_json and (made := [run_id for _, run_id, *_ in lines if run_id]):
         print_places(client, made)
     if received:
         sys.exit(128 + received[0])
@@ -248,14 +250,19 @@ def _reason(path: Path) -> str | None:
         return str(error)
 
 
-def _show(lines: list[_Line], *, stopped: bool) -> None:
+def _show(lines: list[_Line], *, as_json: bool, stopped: bool) -> None:
     counts = Counter(verdict for *_, verdict, _ in lines)
     summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
-        if lines:
+        if as_json:
+            fields = ("file", "run_id", "run_name", "outcome", "detail")
+            named = ((*(text or None for text in line[:3]), *line[3:]) for line in lines)
+            print_json({"files": [dict(zip(fields, line, strict=True)) for line in named]})
+        elif lines:
             console().print(plain_table(("file", "run", "name", "verdict", "detail"), lines))
         rest = "; stopped: the same command does the rest" if stopped else ""
-        click.echo(f"\n{summary or 'no files'}{rest}")
+        if not as_json:
+            click.echo(f"\n{summary or 'no files'}{rest}")
     for file, _, _, verdict, detail in lines:
         if verdict == _FAILED:
             name = shown(Path(file).name, 120)

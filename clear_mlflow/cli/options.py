@@ -153,6 +153,15 @@ families_option = option(
     parse=family_names,
 )
 
+# As as_json; of the terminal alone.
+json_option = click.option(
+    "--json",
+    "as_json",
+    cls=Option,
+    is_flag=True,
+    help="Print JSON for programs, and nothing else; see docs/json.md.",
+)
+
 dataset_args_option = option(
     "--dataset-args", "TEXT", "How your own stream is read, name=value,name=value.", type=str
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,6 +53,11 @@ def print_outcome(outcome: RunResult) -> None:
     with suppress(OSError):
         if outcome.error:
             print(f"error: {one_line(outcome.error)}", file=sys.stderr, flush=True)
+
+
+def print_json(content: object) -> None:
+    """What a program reads: numbers in full, undefined as null."""
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
 
 
 def print_comparison(comparison: Comparison, out: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -56,10 +56,22 @@ class Summary:
         counts = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))
         return counts or "no runs"
 
-    def show(self, *, dry_run: bool, stopped: bool) -> None:
-        """Print a line for each run or each problem, the scores where there is but one run."""
+    def show(self, *, dry_run: bool, stopped: bool, printed: bool = True) -> None:
+        """Print a line for each run or each problem, the scores where there is but one run.
+
+        Only problems, on standard error, unless it is all *printed*.
+        """
         are_few = self.counts.total() <= _ALL_SHOWN
         shown = [run for run in self._kept if are_few or _is_notable(run)]
+        if printed:
+            self._print(shown, dry_run, stopped)
+        problems = [run for run in shown if run.is_problem]
+        for run in problems:
+            click.echo(f"error: {one_line(f'run {run.run_id}: {run.detail}')}", err=True)
+        if more := self.num_problems - len(problems):
+            click.echo(f"error: {more} more runs have problems", err=True)
+
+    def _print(self, shown: Sequence[ScoringResult], dry_run: bool, stopped: bool) -> None:
         with suppress(OSError):  # whoever reads this may have gone
             if self._scores is not None and self.counts.total() == 1:
                 print_scores(self._scores, console())
@@ -70,11 +82,6 @@ class Summary:
                 ]
                 console().print(plain_table(("run", "name", "verdict", "detail"), lines))
             click.echo("; ".join(self._counted(dry_run, stopped)))
-        problems = [run for run in shown if run.is_problem]
-        for run in problems:
-            click.echo(f"error: {one_line(f'run {run.run_id}: {run.detail}')}", err=True)
-        if more := self.num_problems - len(problems):
-            click.echo(f"error: {more} more runs have problems", err=True)
 
     def _counted(self, dry_run: bool, stopped: bool) -> Iterator[str]:
         yield f"\n{self}"

@@ -16,9 +16,16 @@ from clear_mlflow.cli.options import (
     comparison_options,
     dry_run_option,
     engine_options,
+    json_option,
     option,
 )
-from clear_mlflow.cli.output import console, plain_table, print_comparison, print_links
+from clear_mlflow.cli.output import (
+    console,
+    plain_table,
+    print_comparison,
+    print_json,
+    print_links,
+)
 from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
@@ -82,6 +89,7 @@ def _amount(text: str) -> float:
 @comparison_options
 @run_options
 @dry_run_option
+@json_option
 def sweep(
     grid: Path | None,
     engine: str,
@@ -96,6 +104,7 @@ def sweep(
     run_name: str | None,
     tag: tuple[str, ...],
     dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
 
@@ -132,6 +141,9 @@ def sweep(
     # Where nothing is left to train, no cluster is started or asked for.
     if engine == "local" or not waiting:
         engine_of = LocalEngine(jobs or 1, _program(waiting))
+    if dry_run and as_json:
+        print_json({"runs": [run.to_dict() for run in found]})
+        return
     if dry_run:
         with engine_of:
             plan = f", {engine_of.plan()}" if waiting else ""
@@ -154,7 +166,11 @@ def sweep(
             on_run=_reporter(len(planned.runs)),
             name=run_name,
         ).over(client, experiment_id, engine_of)
-    _show(out, result, stopped=bool(signals.received))
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _show(out, result, stopped=bool(signals.received))
+    _show_failures(result)
     if signals.received:
         sys.exit(128 + signals.received[0])
     if not result.is_well:
@@ -201,7 +217,7 @@ def _table(runs: Sequence[SweptRun]) -> Table:
 
 
 def _show(out: Console, result: SweepResult, *, stopped: bool) -> None:
-    from clear_mlflow.api.sweep import DONE, DONE_BEFORE, FAILED
+    from clear_mlflow.api.sweep import DONE, DONE_BEFORE
 
     with suppress(OSError):  # whoever reads this may have gone
         shown = [
@@ -220,6 +236,11 @@ def _show(out: Console, result: SweepResult, *, stopped: bool) -> None:
             print_links(result.compared.links)
         if stopped:
             out.print("stopped: the same command does the rest")
+
+
+def _show_failures(result: SweepResult) -> None:
+    from clear_mlflow.api.sweep import FAILED
+
     for run in result.runs:
         if run.state == FAILED:
             line = one_line(f"{run.planned.name}: {run.error} (run {run.run_id})")

@@ -165,55 +165,73 @@ def evaluation_set_of(
         raise ConfigError(f"test_labels and class_names do not fit: {error}") from error
 
 
-def measured_row(
-    facts: LoopMetadata,
-    row: int,
-    correct: object = None,
-    values: object = None,
-    labels: object = None,
-    probabilities: object = None,
-) -> tuple[AccuracyRow, RowPredictions | None]:
-    """A row as it arrived from a loop, checked against what is known of that loop.
+def row_after(facts: LoopMetadata, after: object) -> int:
+    """The row that is measured after a bucket, by its name or number; 0: the untrained model."""
+    if isinstance(after, str) and after in facts.buckets:
+        return facts.buckets.index(after) + 1
+    last = len(facts.buckets)
+    row = -1 if isinstance(after, str) else _whole("after", after)
+    if not 0 <= row <= last:
+        raise ConfigError(
+            f"after is {shown(after)}; expected the buckets trained so far, 0 to {last}, or the "
+            f"name of the last one as a text: {', '.join(map(repr, facts.buckets[:5]))}"
+        )
+    return row
 
-    ``labels`` (N,) and ``probabilities`` (N, classes), softmaxed, are in the evaluation set's
-    order, as one array or one for each bucket; NaN, None or no key = not measured.
-    """
-    row, score, buckets = _whole("row", row), facts.score, facts.buckets
-    named = {"correct": correct, "values": values}
-    named |= {"labels": labels, "probabilities": probabilities}
-    given = [name for name, value in named.items() if value is not None]
-    if len(given) != 1:
+
+def row_of_counts(facts: LoopMetadata, after: object, correct: object) -> AccuracyRow:
+    """A row of test images classified correctly: one count per bucket, or by bucket."""
+    _check_accuracy(facts, "counts")
+    if facts.num_instances is None:
         raise ConfigError(
-            f"row {row} arrived with {' and '.join(given) or 'no numbers'}; pass one of the images "
-            "classified correctly in each bucket, values=[...], labels=[...] or probabilities=[...]"
+            "counts arrived, but num_instances is not known; pass it to track, or fractions to "
+            "log_accuracies"
         )
-    if values is not None:
-        cells = _values(buckets, values, score.name)
-        return AccuracyRow.from_values(row, buckets, cells, facts.num_instances, score), None
-    if not score.is_accuracy:
+    counts = _counts(facts.buckets, correct, "correct")
+    return AccuracyRow(row_after(facts, after), facts.buckets, counts, facts.num_instances)
+
+
+def row_of_values(
+    facts: LoopMetadata, after: object, values: object, *, accuracies: bool
+) -> AccuracyRow:
+    """A row of the score on each bucket; NaN, None or an absent key = not measured."""
+    if accuracies:
+        _check_accuracy(facts, "accuracies")
+    elif facts.score.is_accuracy:
         raise ConfigError(
-            f"row {row} arrived with {given[0]}, but the score is {score.name}; pass values=[...], "
-            f"the {score.name} on each bucket"
+            "values arrived, but the score is accuracy; pass fractions to log_accuracies, or name "
+            "the score to track: score=..."
         )
-    if correct is not None:
-        if facts.num_instances is None:
-            raise ConfigError(
-                f"row {row} has counts, but num_instances is not known; pass it to track, or "
-                "values=[...] here, as fractions"
-            )
-        counts = _counts(buckets, correct, "correct")
-        return AccuracyRow(row, buckets, counts, facts.num_instances), None
+    cells, counts = _values(facts.buckets, values, facts.score.name), facts.num_instances
+    row = row_after(facts, after)
+    return AccuracyRow.from_values(row, facts.buckets, cells, counts, facts.score)
+
+
+def row_of_predictions(
+    facts: LoopMetadata, after: object, predictions: object
+) -> tuple[AccuracyRow, RowPredictions]:
+    """A row of (N,) classes or (N, classes) probabilities, softmaxed: one array, or per bucket."""
+    _check_accuracy(facts, "predictions")
     if (images := facts.evaluation_set) is None:
         raise ConfigError(
-            f"row {row} has predictions, but the images are not known; pass test_labels to track"
+            "predictions arrived, but the images are not known; pass their true labels to track: "
+            "test_labels=[...]"
         )
-    found = _predictions(images, row, labels, probabilities)
-    return AccuracyRow(row, buckets, found.correct(images), facts.num_instances), found
+    row = row_after(facts, after)
+    found = _predictions(images, row, predictions)
+    return AccuracyRow(row, facts.buckets, found.correct(images), facts.num_instances), found
+
+
+def _check_accuracy(facts: LoopMetadata, what: str) -> None:
+    if not facts.score.is_accuracy:
+        raise ConfigError(
+            f"{what} arrived, but the score is {facts.score.name}; pass it to log_values"
+        )
 
 
 def measured_test(
     facts: LoopMetadata,
-    bucket: int,
+    bucket: object,
     correct: object,
     *,
     test: int,
@@ -221,14 +239,14 @@ def measured_test(
     step: int,
     num_steps: int,
 ) -> AnytimeRow:
-    """A test inside a bucket as it arrived from a loop; ``bucket`` and ``test`` count from 1."""
+    """A test inside a bucket as it arrived from a loop; ``test`` counts from 1."""
     if not facts.score.is_accuracy or facts.num_instances is None:
         what = f"the score is {facts.score.name}"
         if facts.score.is_accuracy:
             what = "num_instances is not known; pass it to track"
         raise ConfigError(f"a test inside a bucket holds counts of right test images, but {what}")
     return AnytimeRow(
-        bucket=_whole("bucket", bucket),
+        bucket=row_after(facts, bucket),
         test=_whole("test", test),
         num_tests=_whole("num_tests", num_tests),
         step=_whole("step", step),
@@ -239,17 +257,16 @@ def measured_test(
     )
 
 
-def _predictions(
-    images: EvaluationSet, row: int, labels: object, probabilities: object
-) -> RowPredictions:
-    found: NDArray[Any] | None = None
+def _predictions(images: EvaluationSet, row: int, predictions: object) -> RowPredictions:
     classes = len(images.class_names)
-    if probabilities is not None:
-        found = _joined("probabilities", probabilities, images).astype(np.float64)
-        if found.ndim != 2 or found.shape[1] != classes:
+    found = _joined("predictions", predictions, images)
+    answered = found
+    if found.ndim == 2:
+        found = found.astype(np.float64)
+        if found.shape[1] != classes:
             raise ConfigError(
-                f"probabilities of row {row} have shape {found.shape}; expected "
-                f"({len(images)}, {classes}): images, classes"
+                f"predictions of row {row} have shape {found.shape}; expected ({len(images)},), "
+                f"classes, or ({len(images)}, {classes}), probabilities"
             )
         # NaN fails the comparison.
         if not bool((np.abs(found.sum(axis=1) - 1) < 1e-2).all()) or bool((found < 0).any()):
@@ -258,18 +275,17 @@ def _predictions(
                 "the softmax"
             )
         answered = found.argmax(axis=1)
-    else:
-        answered = _labels(f"labels of row {row}", _joined("labels", labels, images))
-        if (largest := int(answered.max())) >= classes:
-            raise ConfigError(
-                f"labels of row {row} hold class {largest}; expected 0 to {classes - 1}: pass all "
-                "class_names to track if there are more"
-            )
+    answered = _labels(f"predictions of row {row}", answered)
+    if (largest := int(answered.max())) >= classes:
+        raise ConfigError(
+            f"predictions of row {row} hold class {largest}; expected 0 to {classes - 1}: pass all "
+            "class_names to track if there are more"
+        )
     return RowPredictions(
         row=row,
         labels=answered.astype(np.uint8 if classes <= 256 else np.uint16),
         evaluation_set=images.digest,
-        probabilities=None if found is None else np.clip(found, 0, 1).astype(np.float16),
+        probabilities=np.clip(found, 0, 1).astype(np.float16) if found.ndim == 2 else None,
     )
 
 
@@ -381,7 +397,7 @@ def _whole(name: str, value: object) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]  # anything but an integer is refused here
     except TypeError as error:
-        hint = " (fractions go into values=[...])" if name == "correct" else ""
+        hint = " (fractions go to log_accuracies)" if name == "correct" else ""
         raise ConfigError(f"{name} is {shown(value)}; expected integers{hint}") from error
 
 

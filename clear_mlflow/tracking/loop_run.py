@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlflow
 from mlflow import MlflowClient
@@ -16,12 +16,19 @@ from mlflow.entities import Param, Run, RunTag
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_metadata import LoopMetadata, measured_row, measured_test
+from clear_mlflow.core.loop_metadata import (
+    LoopMetadata,
+    measured_test,
+    row_of_counts,
+    row_of_predictions,
+    row_of_values,
+)
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, RowCost, row_cost
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
     EvaluationSet,
+    RowPredictions,
     predictions_file_name,
 )
 from clear_mlflow.core.text import printable, shortened, shown
@@ -41,15 +48,16 @@ from clear_mlflow.tracking.run_writer import RunWriter, now
 
 LOOP_JSON = "own_loop.json"
 _LONGEST_NAME = 150
+Cost: TypeAlias = RowCost | Mapping[str, object] | None
 _OWN_TESTS = "own"  # how often a loop of a user's tests inside its buckets is its own affair
 
 
 class LoopRun:
     """The run of a loop that is not ours; made by :func:`clear_mlflow.track`.
 
-    A row is stored before :meth:`log_row` returns. When the block ends, however it ends, the rows
-    are read back and scored. A run that this opened is closed with the status that is true; one
-    that was active is left open.
+    A row is stored before :meth:`log_counts` and its like return. When the block ends, however it
+    ends, the rows are read back and scored. A run that this opened is closed with the status that
+    is true; one that was active is left open.
 
     Args:
         facts: what is known of the loop.
@@ -141,41 +149,75 @@ class LoopRun:
         if closed.problem is not None:  # the caller's own error must not lose its place
             warn(str(closed.problem))
 
-    def log_row(
-        self,
-        row: int,
-        correct: object = None,
-        *,
-        values: object = None,
-        labels: object = None,
-        probabilities: object = None,
-        cost: RowCost | Mapping[str, object] | None = None,
-    ) -> None:
+    def log_counts(self, after: int | str, correct: object, *, cost: Cost = None) -> None:
         """Store what a test of all buckets gave, now; metrics and pictures follow by themselves.
 
         Rows may come in any order. One that comes twice with the same numbers is stored once.
 
         Args:
-            row: buckets trained so far; 0 is the model before any training.
+            after: the bucket that was trained on last: its number, from 1, or its name as a text;
+                0 is the model before any training.
             correct: test images classified correctly, per bucket: integers, or bucket key to
                 integer.
-            values: in place of *correct*, the score on each bucket: accuracies as fractions from 0
-                to 1, another score (``track(score="rmse", ...)``) in any finite numbers; NaN, None
-                or an absent key = not measured.
-            labels: in place of both, the predicted class of each test image, in the order of the
-                evaluation set: one array, or one for each bucket.
-            probabilities: (images, classes), after the softmax, likewise.
             cost: of the training since the row before, as far as it is known: fields of
                 :class:`clear_mlflow.core.matrix.RowCost`, as
                 ``{"training_flops": 10**12}``.
 
         Raises:
-            ConfigError: too much or too little arrived, or it has a value that it cannot have.
+            ConfigError: it has a value that it cannot have, or ``num_instances`` is not known.
             RecordError: the numbers do not fit the loop, or the row is stored with others.
             TrackingError: the block has ended.
         """
-        writer = self._writing(f"row {shown(row)}", "rows")
-        found, predictions = measured_row(self._facts, row, correct, values, labels, probabilities)
+        self._log(after, cost, lambda: (row_of_counts(self._facts, after, correct), None))
+
+    def log_accuracies(self, after: int | str, accuracies: object, *, cost: Cost = None) -> None:
+        """As :meth:`log_counts`, where only accuracies are known.
+
+        Args:
+            after: as of :meth:`log_counts`.
+            accuracies: per bucket, fractions from 0 to 1, or bucket key to fraction; NaN, None or
+                an absent key = not measured.
+            cost: as of :meth:`log_counts`.
+        """
+        self._log(
+            after,
+            cost,
+            lambda: (row_of_values(self._facts, after, accuracies, accuracies=True), None),
+        )
+
+    def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
+        """As :meth:`log_accuracies`, of another score: ``track(score="rmse", ...)``.
+
+        Args:
+            after: as of :meth:`log_counts`.
+            values: the score on each bucket, any finite numbers; NaN, None or an absent key = not
+                measured.
+            cost: as of :meth:`log_counts`.
+        """
+        self._log(
+            after, cost, lambda: (row_of_values(self._facts, after, values, accuracies=False), None)
+        )
+
+    def log_predictions(self, after: int | str, predictions: object, *, cost: Cost = None) -> None:
+        """As :meth:`log_counts`, by the answer for each test image; the counts follow.
+
+        Args:
+            after: as of :meth:`log_counts`.
+            predictions: (N,) predicted classes, or (N, classes) probabilities after the softmax,
+                in the order of the ``test_labels`` of :func:`track`: one array, or one for each
+                bucket.
+            cost: as of :meth:`log_counts`.
+        """
+        self._log(after, cost, lambda: row_of_predictions(self._facts, after, predictions))
+
+    def _log(
+        self,
+        after: object,
+        cost: Cost,
+        measured: Callable[[], tuple[AccuracyRow, RowPredictions | None]],
+    ) -> None:
+        writer = self._writing(f"the row after {shown(after)}", "rows")
+        found, predictions = measured()
         found = replace(found, cost=row_cost(cost))
         there = self._rows.get(found.row)
         if there is not None:
@@ -199,15 +241,22 @@ class LoopRun:
                 writer.client.set_tag(self.run_id, names.PREDICTIONS_TAG, kind)
 
     def log_test(
-        self, bucket: int, correct: object, *, test: int, num_tests: int, step: int, num_steps: int
+        self,
+        bucket: int | str,
+        correct: object,
+        *,
+        test: int,
+        num_tests: int,
+        step: int,
+        num_steps: int,
     ) -> None:
         """Store what a test of all buckets gave while one of them is trained on.
 
         From such tests follow the metrics of continual evaluation (docs/metrics.md). The test at
-        the end of a bucket is its row, and goes to :meth:`log_row`.
+        the end of a bucket is its row, and goes to :meth:`log_counts`.
 
         Args:
-            bucket: that is trained on, counted from 1: row *bucket* follows.
+            bucket: that is trained on: its number, from 1, or its name as a text.
             correct: test images classified correctly, per bucket: integers, or bucket key to
                 integer.
             test: which of the tests inside this bucket it is, from 1.
@@ -262,7 +311,7 @@ class LoopRun:
         if self._scores is not None and self._scores.record is not None:
             return self._scores.record.matrix
         if not self._rows:
-            raise TrackingError("there is no row yet; log one with log_row")
+            raise TrackingError("there is no row yet; log one with log_counts")
         return AccuracyMatrix.from_rows(self._rows.values())
 
     @property

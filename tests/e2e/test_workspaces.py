@@ -84,7 +84,7 @@ def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
     for seed in range(2):
         with clear_mlflow.track(buckets=2, num_instances=100, dataset="mine", seed=seed) as run:
             for i in range(3):
-                run.log_row(i, [10 + 20 * i + seed, 20 + 10 * i])
+                run.log_counts(i, [10 + 20 * i + seed, 20 + 10 * i])
     (tmp_path / "matrix.csv").write_text("0.9,0.5\n0.8,0.9\n")
     ran("import", str(tmp_path / "matrix.csv"), "--experiment", "rows", "--dataset", "other")
     assert "3 unchanged" in ran("evaluate", "--experiment", "rows")

@@ -82,7 +82,7 @@ def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, metrics=["renate", "tic"]) as run:
         for row, correct in enumerate(FOUR_BUCKETS):
-            run.log_row(row, correct)
+            run.log_counts(row, correct)
         assert {name.split("/")[0] for name in values(run.metrics)} == {"renate", "tic"}
         assert {name.split("/")[0] for name in reasons(run.metrics)} <= {"renate", "tic"}
     stored = only_run(store, experiment_id)

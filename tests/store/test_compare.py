@@ -126,7 +126,7 @@ def test_an_unknown_run_is_one_line(store, experiment_id, runs):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name runs, or choose by experiment"),
+        ([], "no runs are chosen"),
         (["x", "--experiment", "test"], "name runs, or choose by experiment"),
         (["--experiment", "other"], "no experiment has the name or id 'other'"),
         (["--experiment", "test", "--group-by", "memory"], "group_by names 'memory'"),

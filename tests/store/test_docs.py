@@ -18,6 +18,7 @@ RUNS = {
     "models.md": 1,
     "own-loop.md": 4,
     "pandas.md": 2,
+    "python.md": 0,  # in an experiment of its own
     "tutorial-digits.md": 0,
 }
 # Of which tools/check_docs.py, test_own_function.py and test_record.py run the Python.
@@ -30,6 +31,17 @@ THEN = {
     "assert round(spread.function(matrix), 12) == 0.4\n",
     "tutorial-digits.md": f"{MATRIX}\nassert first_bucket_at_the_end(matrix) == 0.5\n",
 }
+TASKS = re.findall(r"^\| .* \| `(.*)` \|$", (ROOT / "docs" / "python.md").read_text("utf-8"), re.M)
+TASKS = [task.replace("EXPERIMENT", "paper").replace('"OTHER_RUN"', "other") for task in TASKS]
+assert len(TASKS) == 10
+THEN["python.md"] = "\n".join(
+    [
+        "run, other = (clear_mlflow.load(found.comparison.subjects[i].run_id) for i in (0, 3))",
+        "assert table.count(r' \\\\') == 3, table",
+        "assert len(open('accuracy.pdf', 'rb').read()) > 1000",
+        *TASKS,
+    ]
+)
 
 
 def python_of(page):

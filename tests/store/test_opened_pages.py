@@ -102,7 +102,7 @@ def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, 
             lower_is_better=lower_is_better,
         ) as run:
             for row in range(1, 4):
-                run.log_row(row, values=[level, level + row, 2 * level])
+                run.log_values(row, [level, level + row, 2 * level])
     state = view_of(store)
     runs = store.search_runs([experiment_id], state["searchFilter"])
     assert len(runs) == 2
@@ -144,7 +144,7 @@ def test_what_is_not_there_is_told(store):
 def test_import_and_a_loop_of_ones_own_end_with_the_links(store, experiment_id, tmp_path, capfd):
     """A run's own where there is one; of several runs, their experiment's."""
     with clear_mlflow.track(buckets=2) as loop:
-        loop.log_row(1, values=[0.5, 0.25])
+        loop.log_accuracies(1, [0.5, 0.25])
     told = capfd.readouterr().err
     assert f"clear-mlflow open {loop.run_id}" in told
     for name in ("a.csv", "b.csv"):

@@ -33,7 +33,7 @@ def track(**changes):
 def track_whole(errors=ERRORS, **changes):
     with track(**changes) as run:
         for i, values in enumerate(errors):
-            run.log_row(i, values=values)
+            run.log_values(i, values)
     return run
 
 
@@ -97,7 +97,7 @@ def test_it_is_scored_again_without_a_change(store, experiment_id):
 def test_a_run_goes_on_with_its_own_score_alone(store, experiment_id, monkeypatch):
     """Rows of another score, or of the other direction, are refused before anything is written."""
     with track() as run:
-        run.log_row(1, values=ERRORS[1])
+        run.log_values(1, ERRORS[1])
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     for other in ({"score": "mae"}, {"lower_is_better": False}, {"score": "accuracy"}):
         loop = {"lower_is_better": other.get("score") != "accuracy", **other}
@@ -105,7 +105,7 @@ def test_a_run_goes_on_with_its_own_score_alone(store, experiment_id, monkeypatc
             pass
         assert str(caught.value).isprintable()
     with track() as run:
-        run.log_row(2, values=ERRORS[2])
+        run.log_values(2, ERRORS[2])
     assert run.matrix.num_rows == 2
 
 
@@ -161,7 +161,7 @@ def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
         better = [[0.5 * value + shift for value in row] for row in ERRORS]
         track_whole(better, seed=seed, strategy="replay")
     with clear_mlflow.track(buckets=KEYS, strategy="naive", seed=0) as other:
-        other.log_row(1, values=[0.5, 0.4, 0.3])
+        other.log_accuracies(1, [0.5, 0.4, 0.3])
     done = invoke("compare", "--experiment", "test", "--margin", "0.2")
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import mlflow
 import numpy as np
@@ -19,12 +20,15 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
     describe_loop,
-    measured_row,
     measured_test,
+    row_of_counts,
+    row_of_predictions,
+    row_of_values,
 )
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 
+accuracies = partial(row_of_values, accuracies=True)
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
 
 
@@ -39,7 +43,7 @@ def artifacts(store, run, folder):
 
 def log_all(run, order=range(5)):
     for i in order:
-        run.log_row(i, FOUR_BUCKETS[i])
+        run.log_counts(i, FOUR_BUCKETS[i])
 
 
 def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
@@ -51,7 +55,7 @@ def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
         f"rows = {FOUR_BUCKETS}\n"
         "with clear_mlflow.track(buckets=['a', 'b', 'c', 'd'], num_instances=100) as run:\n"
         "    for i, correct in enumerate(rows):\n"
-        "        run.log_row(i, correct)\n"
+        "        run.log_counts(i, correct)\n"
         "print(run.metrics['renate/backward_transfer'].value, run.matrix)\n"
         "import sys; print('torch' in sys.modules)\n"
     )
@@ -146,7 +150,7 @@ def test_a_row_with_other_numbers_is_refused(store, experiment_id):
     def loop():
         with run:
             log_all(run, [1])
-            run.log_row(1, [90, 80, 70, 61])
+            run.log_counts(1, [90, 80, 70, 61])
 
     with pytest.raises(RecordError, match="row 1 is stored already with other numbers") as told:
         loop()
@@ -179,14 +183,14 @@ def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
 def test_accuracies_instead_of_counts(store):
     """What was not tested is not 0, and what needs counts says so."""
     with clear_mlflow.track(buckets=["x", "y"]) as run:
-        run.log_row(1, values={"x": 0.5})
-        run.log_row(2, values=np.array([0.25, 0.75], dtype=np.float32))
+        run.log_accuracies(1, {"x": 0.5})
+        run.log_accuracies(2, np.array([0.25, 0.75], dtype=np.float32))
     np.testing.assert_equal(run.matrix.values, [[0.5, np.nan], [0.25, 0.75]])
     assert run.metrics["renate/backward_transfer"].value == -0.25
     assert run.metrics["renate/micro_average_accuracy"].reason
     with clear_mlflow.track(buckets=2, num_instances=[3, 4]) as both:
-        both.log_row(1, values=[0.5, None])
-        both.log_row(2, [1, 2])
+        both.log_accuracies(1, [0.5, None])
+        both.log_counts(2, [1, 2])
     assert both.metrics["renate/micro_average_accuracy"].value == 3 / 7
 
 
@@ -207,8 +211,8 @@ def test_predictions_are_counted_kept_and_scored(store, per_bucket):
         test_ids=[["a", "b", "c"], ["a", "e"], ["f", "g", "h", "i"]],
         class_names=["cat", "dog", "eel"],
     ) as run:
-        run.log_row(1, labels=answers if per_bucket else joined)
-        run.log_row(2, probabilities=probabilities)
+        run.log_predictions(1, answers if per_bucket else joined)
+        run.log_predictions(2, probabilities)
     found = store.get_run(run.run_id)
     assert run.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 2
     assert found.data.tags[names.PREDICTIONS_TAG] == "probs"
@@ -224,9 +228,9 @@ def test_the_images_of_a_continued_run_are_the_same(store):
     told = {"buckets": 3, "dataset_digest": "same"}
     with mlflow.start_run():
         with clear_mlflow.track(**told, test_labels=LABELS) as run:
-            run.log_row(1, labels=[0] * 9)
+            run.log_predictions(1, [0] * 9)
         with clear_mlflow.track(**told, test_labels=LABELS) as run:
-            run.log_row(2, labels=[1] * 9)
+            run.log_predictions(2, [1] * 9)
         with (
             pytest.raises(TrackingError, match="are of other test images"),
             clear_mlflow.track(**told, test_labels=[[1, 1, 2], [2, 1], [0, 0, 0, 1]]),
@@ -236,44 +240,48 @@ def test_the_images_of_a_continued_run_are_the_same(store):
 
 
 def test_buckets_may_be_years(store):
-    """As numbers, wherever a bucket is named."""
+    """As numbers, wherever counts are by bucket; a row is after one by its name, as a text."""
     with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
-        run.log_row(1, {2004: 25, 2005: 5})
-        run.log_row(2, values={2005: 0.5})
+        run.log_counts("2004", {2004: 25, 2005: 5})
+        run.log_accuracies(2, {2005: 0.5})
     np.testing.assert_equal(run.matrix.values, [[0.5, 0.25], [np.nan, 0.5]])
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (((1, [1, 2, 3]), {}), "correct has 3 entries for 4 buckets"),
-        (((1, [1.5, 2, 3, 4]), {}), r"correct is 1.5; expected integers \(fractions go"),
-        (((1, [101, 2, 3, 4]), {}), "expected 0 to its num_instances, 100"),
-        (((1, "1234"), {}), "expected one number per bucket"),
-        (((1, {"1": 1, "9": 1}), {}), "names bucket '9'"),
-        (((1, {"1": 1}), {}), "lacks bucket '2'"),
-        (((5, [1, 2, 3, 4]), {}), "there are only 4 buckets"),
-        (((1.0, [1, 2, 3, 4]), {}), "row is 1.0"),
-        (((1,), {}), "arrived with no numbers"),
-        (((1,), {"values": [55, 60, 70, 80]}), "not percent"),
-        (((1, [1, 2, 3, 4]), {"values": [1, 1, 1, 1]}), "with correct and values; pass one"),
-        (((1,), {"labels": [1, 2]}), "the images are not known"),
+        ((row_of_counts, 1, [1, 2, 3]), "correct has 3 entries for 4 buckets"),
+        ((row_of_counts, 1, [1.5, 2, 3, 4]), r"correct is 1.5; expected integers \(fractions go"),
+        ((row_of_counts, 1, [101, 2, 3, 4]), "expected 0 to its num_instances, 100"),
+        ((row_of_counts, 1, "1234"), "expected one number per bucket"),
+        ((row_of_counts, 1, None), "expected one number per bucket"),
+        ((row_of_counts, 1, {"1": 1, "9": 1}), "names bucket '9'"),
+        ((row_of_counts, 1, {"1": 1}), "lacks bucket '2'"),
+        (
+            (row_of_counts, 5, [1, 2, 3, 4]),
+            "after is 5; expected the buckets trained so far, 0 to 4",
+        ),
+        ((row_of_counts, "5", [1, 2, 3, 4]), "or the name of the last one as a text: '1', '2'"),
+        ((row_of_counts, 1.0, [1, 2, 3, 4]), "after is 1.0"),
+        ((accuracies, 1, [55, 60, 70, 80]), "not percent"),
+        ((partial(row_of_values, accuracies=False), 1, [1]), "fractions to log_accuracies"),
+        ((row_of_predictions, 1, [1, 2]), "the images are not known"),
     ],
 )
 def test_what_is_no_row_is_refused_in_one_line(row, message):
     """Before anything of it is stored."""
-    positional, named = row
+    measured, *given = row
     with pytest.raises((ConfigError, RecordError), match=message) as told:
-        measured_row(describe_loop(**LOOP), *positional, **named)
+        measured(describe_loop(**LOOP), *given)
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("labels", [[[256, 257, 258], [2, 1], [0] * 4], [3] * 9])
-def test_a_class_that_there_is_not_is_refused(labels):
+@pytest.mark.parametrize("answers", [[[256, 257, 258], [2, 1], [0] * 4], [3] * 9])
+def test_a_class_that_there_is_not_is_refused(answers):
     """Before it is kept in eight bits, where 256 would be class 0."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
-    with pytest.raises(ConfigError, match=r"labels of row 1 hold class \d+; expected 0 to 2: pass"):
-        measured_row(loop, 1, labels=labels)
+    with pytest.raises(ConfigError, match=r"row 1 hold class \d+; expected 0 to 2: pass"):
+        row_of_predictions(loop, 1, answers)
 
 
 @pytest.mark.parametrize(
@@ -307,11 +315,11 @@ def test_a_row_outside_of_the_block_is_refused(store):
     """Nobody would score it."""
     run = clear_mlflow.track(**LOOP)
     with pytest.raises(TrackingError, match="log rows inside of"):
-        run.log_row(0, FOUR_BUCKETS[0])
+        run.log_counts(0, FOUR_BUCKETS[0])
     with run:
         log_all(run)
     with pytest.raises(TrackingError, match="log rows inside of"):
-        run.log_row(0, FOUR_BUCKETS[0])
+        run.log_counts(0, FOUR_BUCKETS[0])
 
 
 def test_a_second_loop_into_a_run_that_is_being_tracked_is_refused(store):
@@ -390,7 +398,7 @@ def log_tested(run, buckets=(1, 2, 3)):
     for bucket in buckets:
         for number, correct in enumerate(INSIDE[bucket], start=1):
             run.log_test(bucket, correct, test=number, num_tests=2, step=number, num_steps=3)
-        run.log_row(bucket, ROWS_AFTER[bucket])
+        run.log_counts(bucket, ROWS_AFTER[bucket])
 
 
 def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monkeypatch):
@@ -431,7 +439,11 @@ def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monke
         ({"num_instances": 9}, {"correct": [1, 2, 10]}, "expected 0 to its num_instances, 9"),
         ({"num_instances": 9}, {"step": 3}, "a test at the end of a bucket is a row"),
         ({"num_instances": 9}, {"test": 3}, "test is 3, of 2"),
-        ({"num_instances": 9}, {"bucket": 4}, "only 3 buckets"),
+        (
+            {"num_instances": 9},
+            {"bucket": 4},
+            "after is 4; expected the buckets trained so far, 0 to 3",
+        ),
         ({"num_instances": 9}, {"num_tests": 1.5}, "num_tests is 1.5; expected integers"),
     ],
 )

@@ -100,7 +100,7 @@ def test_own_loops_say_what_they_measure_on(store, experiment_id):
     """And are not continued as something else."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, split="validation") as run:
-        run.log_row(0, FOUR_BUCKETS[0])
+        run.log_counts(0, FOUR_BUCKETS[0])
     scores = read_scores(store, store.get_run(run.run_id))
     assert scores.record is not None
     assert scores.record.split == "validation"

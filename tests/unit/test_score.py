@@ -22,7 +22,12 @@ from clear_mlflow.comparison.subjects import Subject
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.loop_metadata import describe_loop, measured_row
+from clear_mlflow.core.loop_metadata import (
+    describe_loop,
+    row_of_counts,
+    row_of_predictions,
+    row_of_values,
+)
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, significant
@@ -186,13 +191,16 @@ def test_a_score_that_is_called_as_a_metric_is_refused():
         of_score(ALL_METRICS, Score("challenge_score"))
 
 
+values = partial(row_of_values, accuracies=False)
+
+
 def loop(**changes):
     return describe_loop(**{"buckets": 3, "score": "rmse", "lower_is_better": True, **changes})
 
 
 def test_a_loops_rows_hold_its_score():
-    row, answers = measured_row(loop(num_instances=9), 1, values={"1": 2.5, "3": 1e4})
-    assert (row.score, row.num_instances, answers) == (RMSE, (9, 9, 9), None)
+    row = values(loop(num_instances=9), 1, {"1": 2.5, "3": 1e4})
+    assert (row.score, row.num_instances) == (RMSE, (9, 9, 9))
     assert row.cells[::2] == (2.5, 1e4)
     assert math.isnan(row.cells[1])
     assert loop().facts["score"] == "rmse"
@@ -202,19 +210,20 @@ def test_a_loops_rows_hold_its_score():
 @pytest.mark.parametrize(
     ("changes", "given", "part"),
     [
-        ({}, {}, "row 1 arrived with no numbers; pass one of"),
-        ({}, {"correct": [1, 2, 3]}, "with correct, but the score is rmse"),
-        ({}, {"values": [1, 2, 3], "labels": [1]}, "with values and labels; pass one"),
-        ({}, {"values": [1, 2]}, "rmse has 2 entries for 3 buckets"),
-        ({}, {"values": [1, 2, math.inf]}, "rmse of bucket '3' is inf"),
-        ({"test_labels": [[0], [0], [0]]}, {}, "test labels arrived"),
-        ({"lower_is_better": "yes"}, {}, "lower_is_better is 'yes'; expected True or False"),
-        ({"score": "accuracy"}, {}, "accuracy', lower is better"),
+        ({}, (row_of_counts, [1, 2, 3]), "counts arrived, but the score is rmse; pass it to log_v"),
+        ({}, (row_of_predictions, [1]), "predictions arrived, but the score is rmse"),
+        ({}, (partial(row_of_values, accuracies=True), [1, 2, 3]), "accuracies arrived, but the"),
+        ({}, (values, [1, 2]), "rmse has 2 entries for 3 buckets"),
+        ({}, (values, [1, 2, math.inf]), "rmse of bucket '3' is inf"),
+        ({"test_labels": [[0], [0], [0]]}, (values, []), "test labels arrived"),
+        ({"lower_is_better": "yes"}, (values, []), "lower_is_better is 'yes'; expected True or"),
+        ({"score": "accuracy"}, (values, []), "accuracy', lower is better"),
     ],
 )
 def test_a_loop_is_refused_numbers_of_another_kind(changes, given, part):
+    measured, cells = given
     with pytest.raises((ConfigError, RecordError)) as caught:
-        measured_row(loop(**changes), 1, **given)
+        measured(loop(**changes), 1, cells)
     assert part in str(caught.value)
     assert str(caught.value).isprintable()
 

@@ -1,0 +1,107 @@
+"""What commands print for programs is what docs/json.md says, and nothing beside it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kept_predictions import kept_run
+from stored_runs import stored_run
+from trainings import FOUR_BUCKETS
+
+import clear_mlflow
+from clear_mlflow.cli import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+SHAPES = {
+    name: json.loads(block)
+    for name, block in re.findall(r"## `clear-mlflow (\w+).*?```json\n(.*?)```", PAGE, re.S)
+}
+KINDS = {"text": str, "boolean": bool, "number": (int, float)}
+# Null where it is not known, not defined, or not asked for, as the page says below the blocks.
+MAY_BE_NULL = {"num_instances", "initial", "interval", "equivalence", "compared"}
+MAY_LACK = {"difference", "interval", "p", "test", "unit", "n", "unadjusted"}
+
+
+def misfits(value, shape, where=""):
+    """Where a document is not as the page draws it."""
+    name = where.rpartition(".")[2]
+    if isinstance(shape, dict) and isinstance(value, dict):
+        if "NAME" in shape:
+            return [m for k, v in value.items() for m in misfits(v, shape["NAME"], f"{where}.{k}")]
+        lacks = shape.keys() - value.keys() - (MAY_LACK if "sentence" in shape else set())
+        wrong = [f"{where} lacks {key}" for key in lacks]
+        wrong += [f"{where}.{key} is not on the page" for key in value.keys() - shape.keys()]
+        known = value.keys() & shape.keys()
+        return wrong + [m for k in known for m in misfits(value[k], shape[k], f"{where}.{k}")]
+    if isinstance(shape, list) and isinstance(value, list):
+        return [m for v in value for m in misfits(v, shape[0], f"{where}[]")]
+    if value is None and (name in MAY_BE_NULL or str(shape).endswith(" or null")):
+        return []
+    kind = KINDS.get(str(shape).removesuffix(" or null"), ())
+    is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return [] if is_kind else [f"{where} is {value!r}, not {shape}"]
+
+
+def told(*arguments, code=0):
+    """The document that a command prints; standard error is apart."""
+    result = CliRunner().invoke(main, [*arguments, "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def runs(store, experiment_id):
+    found = [kept_run(store, experiment_id), stored_run(store, experiment_id, FOUR_BUCKETS[:2])]
+    for seed in range(3):
+        rows = [
+            [n - seed * (i + 1) if n > 9 else n for n in row] for i, row in enumerate(FOUR_BUCKETS)
+        ]
+        found.append(stored_run(store, experiment_id, rows, seed=seed))
+    return [run.info.run_id for run in found]
+
+
+def test_a_run(runs):
+    """As Python gives it: full numbers, and null with a reason where nothing is defined."""
+    for run_id in runs[:2]:
+        document = told("show", run_id)
+        assert misfits(document, SHAPES["show"]) == []
+        run = clear_mlflow.load(run_id)
+        assert document == json.loads(json.dumps(run.to_dict()))
+        for name, metric in run.metrics.items():
+            assert document["metrics"][name]["value"] == metric.value
+    undefined = document["metrics"]["renate/forgetting"]
+    assert undefined["value"] is None
+    assert undefined["reason"].startswith("needs a past bucket")
+
+
+def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
+    """Exit codes are as ever: 2 where a run or a file cannot be read, with what was done."""
+    document = told("evaluate", "--experiment", experiment_id)
+    assert misfits(document, SHAPES["evaluate"]) == []
+    assert [run["action"] for run in document["runs"]] == ["scored"] * len(runs)
+    document = told("evaluate", "--run-id", f"{runs[0]},none_such", code=2)
+    assert [run["action"] for run in document["runs"]] == ["unchanged", "failed"]
+
+    document = told("compare", *runs, "--group-by", "seed")
+    assert misfits(document, SHAPES["compare"]) == []
+    assert {m["run_id"] for group in document["groups"] for m in group["runs"]} == set(runs)
+
+    Path(tmp_path, "good.csv").write_text("0.9,0.5\n0.8,0.7\n")
+    Path(tmp_path, "bad.csv").write_text("0.9,x\n")
+    document = told("import", str(tmp_path), code=2)
+    assert misfits(document, SHAPES["import"]) == []
+    assert {f["file"]: f["outcome"] for f in document["files"]} == {
+        "bad.csv": "failed",
+        "good.csv": "imported",
+    }
+
+
+def test_a_sweep(store, tmp_path):
+    """Of a dry run its runs; a real one is trained in tests/e2e."""
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("fixed: {features: pixels}\ngrid: {seed: [0, 1]}\n")
+    document = told("sweep", "--grid", str(grid), "--dry-run")
+    assert misfits(document["runs"], SHAPES["sweep"]["runs"]) == []
+    assert [run["state"] for run in document["runs"]] == ["not done", "not done"]
