@@ -24,6 +24,7 @@ from clear_mlflow.metrics._results import MetricResult, scores
 if TYPE_CHECKING:
     from clear_mlflow.api.compare import compare
     from clear_mlflow.api.evaluate import evaluate
+    from clear_mlflow.api.export import export
     from clear_mlflow.api.load import load, runs
     from clear_mlflow.api.sweep import sweep
     from clear_mlflow.api.track import track
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _VERBS = {
     "compare": "compare",
     "evaluate": "evaluate",
+    "export": "export",
     "load": "load",
     "runs": "load",
     "sweep": "sweep",
@@ -50,6 +52,7 @@ __all__ = [
     "clear",
     "compare",
     "evaluate",
+    "export",
     "load",
     "metrics",
     "renate",

@@ -14,8 +14,9 @@ import click
 from clear_mlflow.cli import main, run_options
 
 # import opens a run for each file, so that the one of mlflow run would be empty; sync sends what
-# lies on this machine into runs that are there; data works on local folders; show stores nothing.
-NO_ENTRY_POINTS = {"data", "import", "open", "show", "sync"}
+# lies on this machine into runs that are there; data works on local folders; show and export store
+# nothing.
+NO_ENTRY_POINTS = {"data", "export", "import", "open", "show", "sync"}
 # What mlflow run starts when no entry point is named.
 _MAIN = "train"
 

@@ -56,11 +56,12 @@ from clear_mlflow.metrics._user import asked_metrics
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.scoring.beside import read_anytime_scores, read_predictions
 from clear_mlflow.store import names
+from clear_mlflow.store.bundle import is_bundle
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
 from clear_mlflow.store.matrices import NO_ROWS, StoredMatrix, read_matrices
 from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import MissingRun, mark_run_of_project
+from clear_mlflow.store.search import MissingRun, experiment_for, mark_run_of_project
 from clear_mlflow.store.ui_urls import artifact_link, comparison_links, run_addresses
 from clear_mlflow.tracking.lifecycle import create_run, end
 
@@ -141,7 +142,7 @@ def compare(
         client,
         comparison,
         left_out,
-        experiment_id=experiment_id,
+        experiment_id=experiment_id or experiment_for(client),
         run_id=own_run,
         params={
             "group_by": ",".join(group_by) or NONE,
@@ -179,7 +180,9 @@ def read_comparison(
     rowless: list[RowlessRun] = []
     experiment_id = ""
     refused: list[str] = []
-    matrices = _read_matrices(client, _there(runs), metrics=metrics, read_files=read_files)
+    there = _there(runs)
+    bundled = {run.info.run_id: run for run in there if is_bundle(run)}
+    matrices = _read_matrices(client, there, metrics=metrics, read_files=read_files)
     for stored, inside, problem in matrices:
         if problem is not None:
             refused.append(
@@ -192,7 +195,8 @@ def read_comparison(
             elif reason != NO_ROWS or named:
                 left_out.append(LeftOut(stored.run.info.run_id, _name(stored.run), reason))
             continue
-        experiment_id = experiment_id or stored.run.info.experiment_id
+        if not is_bundle(stored.run):
+            experiment_id = experiment_id or stored.run.info.experiment_id
         subjects.append(_subject(stored.run, stored.record, {**stored.summary, **inside}))
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
@@ -222,7 +226,7 @@ def read_comparison(
     )
     hits = {}
     tested = arrangement.wants_predictions() if over_images else []
-    for subject, found, problem in mapped(partial(_correctness, client), tested, _JOBS):
+    for subject, found, problem in mapped(partial(_correctness, client, bundled), tested, _JOBS):
         if found is not None:
             hits[subject.run_id] = found
         elif problem is not None:
@@ -299,12 +303,12 @@ def _read_matrices(
 
 
 def _correctness(
-    client: MlflowClient, subject: Subject
+    client: MlflowClient, bundled: Mapping[str, Run], subject: Subject
 ) -> tuple[Subject, Predictions | None, str | None]:
     """A run's hits, None where it stored no predictions, and why they cannot be used."""
     try:
         with mlflow_errors(f"read run {subject.run_id}"):
-            run = client.get_run(subject.run_id)
+            run = bundled.get(subject.run_id) or client.get_run(subject.run_id)
         found = read_predictions(client, run, subject.record)
         if found is None:
             return subject, None, None

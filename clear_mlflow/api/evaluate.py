@@ -26,6 +26,7 @@ from clear_mlflow.scoring.plan import write_scores
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
+from clear_mlflow.store.bundle import is_bundle
 from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
 from clear_mlflow.store.conflicts import one_writer
 from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
@@ -177,6 +178,8 @@ class Evaluation(Scoring):
         if isinstance(run, MissingRun):
             return _failed(run.run_id, run.run_name, run.problem)
         run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
+        if is_bundle(run):
+            return _failed(run_id, name, "is a bundle, which nothing is written into; load it")
         if seems_abandoned(run):
             # The listing may be hours old. A process sets the status before it ends: a run that is
             # RUNNING still, after its process was seen to be gone, stays so.

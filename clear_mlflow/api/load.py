@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from mlflow.entities import Run as MlflowRun
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import shown
+from clear_mlflow.store.bundle import bundles_in, read_bundle
 from clear_mlflow.store.client import MlflowClient, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
 from clear_mlflow.store.search import MissingRun, Selection, select
@@ -22,13 +24,16 @@ Runs: TypeAlias = "str | Path | Run | Iterable[str | Path | Run] | None"
 
 
 def load(run: str | Path) -> Run:
-    """A stored run, by its id.
+    """A stored run, by its id, or a bundle, by its path.
 
     Raises:
+        RecordError: the bundle was changed.
         TrackingError: there is none of this id, or the store does not answer.
     """
     client = open_store()
-    (found,) = chosen(client, [run])[0]
+    found, *more = chosen(client, [run])[0]
+    if more:
+        raise ConfigError(f"{run} holds {len(more) + 1} bundles; name one of them")
     if isinstance(found, MissingRun):
         raise TrackingError(f"cannot load run {found.run_id}: {found.problem}")
     return Run(client, found)
@@ -65,7 +70,9 @@ def chosen(
     unscored_only: bool = False,
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
     """The runs that are meant, and whether they were named one by one."""
-    if isinstance(of, (Run, Path)) or (isinstance(of, str) and _RUN_ID.fullmatch(of)):
+    if isinstance(of, (Run, Path)) or (
+        isinstance(of, str) and (_RUN_ID.fullmatch(of) or bundles_in(Path(of)))
+    ):
         of = [of]
     if of is None and filter is None and not unscored_only:
         raise ConfigError(
@@ -76,9 +83,20 @@ def chosen(
         return select(
             client, Selection(experiment=of, filter=filter, unscored_only=unscored_only)
         ), False
-    ids = tuple(run.run_id if isinstance(run, Run) else str(run) for run in of)
     if filter is not None:
         raise ConfigError(f"filter is {shown(filter)} beside runs by name; pass one of them")
-    if not ids:
+    ids: list[str] = []
+    bundled: list[MlflowRun] = []
+    for run in of:
+        if isinstance(run, Run) and run.is_bundle:
+            bundled.append(run.entity)
+        elif isinstance(run, Run):
+            ids.append(run.run_id)
+        elif found := [] if _RUN_ID.fullmatch(str(run)) else bundles_in(Path(run)):
+            bundled += map(read_bundle, found)
+        else:
+            ids.append(str(run))
+    if not ids and not bundled:
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
-    return select(client, Selection(run_ids=ids, unscored_only=unscored_only)), True
+    named = Selection(run_ids=tuple(ids), unscored_only=unscored_only)
+    return chain(select(client, named) if ids else (), bundled), True

@@ -21,6 +21,7 @@ from clear_mlflow.scoring.families import logged_families
 from clear_mlflow.scoring.run_report import configuration_of
 from clear_mlflow.scoring.scores import stored_scores
 from clear_mlflow.statistics import ImageBootstrap
+from clear_mlflow.store.bundle import is_bundle
 from clear_mlflow.store.client import MlflowClient
 from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.ui_urls import run_links
@@ -76,8 +77,20 @@ class Run:
         return configuration_of(self._run.data.params)
 
     @property
+    def entity(self) -> MlflowRun:
+        """The run as MLflow has it."""
+        return self._run
+
+    @property
+    def is_bundle(self) -> bool:
+        """Whether it was read from a bundle, and not from a store."""
+        return is_bundle(self._run)
+
+    @property
     def links(self) -> tuple[str, ...]:
         """Lines that say where to look at it."""
+        if self.is_bundle:
+            return (f"bundle   {self._run.info.artifact_uri}",)
         return tuple(run_links(self._client, self._run))
 
     @cached_property

@@ -12,6 +12,7 @@ from clear_mlflow.cli.compare import compare
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.data_features import features
 from clear_mlflow.cli.evaluate import evaluate
+from clear_mlflow.cli.export import export
 from clear_mlflow.cli.help import HeadedGroup
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.open_ui import open_ui
@@ -52,7 +53,7 @@ _CONTEXT = {
     context_settings=_CONTEXT,
     headings={
         "Train": ("train", "train-distributed", "sweep"),
-        "Look at what is stored": ("open", "show", "evaluate", "compare"),
+        "Look at what is stored": ("open", "show", "evaluate", "compare", "export"),
         "Bring runs into MLflow": ("import", "sync"),
         "Datasets": ("data",),
     },
@@ -68,6 +69,7 @@ for _command in (
     train_distributed,
     evaluate,
     compare,
+    export,
     open_ui,
     show,
     sweep,

@@ -88,9 +88,11 @@ def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
     assert misfits(document, SHAPES["compare"]) == []
     assert {m["run_id"] for group in document["groups"] for m in group["runs"]} == set(runs)
 
-    Path(tmp_path, "good.csv").write_text("0.9,0.5\n0.8,0.7\n")
-    Path(tmp_path, "bad.csv").write_text("0.9,x\n")
-    document = told("import", str(tmp_path), code=2)
+    results = tmp_path / "results"
+    results.mkdir()
+    Path(results, "good.csv").write_text("0.9,0.5\n0.8,0.7\n")
+    Path(results, "bad.csv").write_text("0.9,x\n")
+    document = told("import", str(results), code=2)
     assert misfits(document, SHAPES["import"]) == []
     assert {f["file"]: f["outcome"] for f in document["files"]} == {
         "bad.csv": "failed",

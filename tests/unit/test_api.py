@@ -15,7 +15,18 @@ from clear_mlflow.learning.parameters.options import TrainOptions
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.
 PUBLIC = [
     *("AccuracyMatrix", "AccuracyRow", "MetricResult", "Score", "__version__", "clear", "compare"),
-    *("evaluate", "load", "metrics", "renate", "runs", "scores", "sweep", "track", "train"),
+    *(
+        "evaluate",
+        "export",
+        "load",
+        "metrics",
+        "renate",
+        "runs",
+        "scores",
+        "sweep",
+        "track",
+        "train",
+    ),
     "train_ensemble",
 ]
 

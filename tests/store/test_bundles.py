@@ -1,0 +1,123 @@
+"""A run as a folder or a zip: read like a store, and refused when a byte was changed."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kept_predictions import kept_run
+from stored_runs import stored_run
+
+import clear_mlflow
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.store import names
+
+
+@pytest.fixture(params=["run", "run.zip"])
+def bundle(store, experiment_id, tmp_path, request):
+    """A bundle, and the run that it is of."""
+    run = kept_run(store, experiment_id)
+    store.set_tag(run.info.run_id, "strategy", "replay")
+    path = tmp_path / "bundles" / request.param
+    result = CliRunner().invoke(
+        main, ["export", run.info.run_id, str(path), "--licence", "CC-BY-4.0"]
+    )
+    assert result.exit_code == 0, result.output
+    return path, clear_mlflow.load(run.info.run_id)
+
+
+def files_of(path):
+    """Name to bytes, whether a folder or a zip."""
+    if path.is_dir():
+        return {f.relative_to(path).as_posix(): f.read_bytes() for f in path.rglob("*.*")}
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write(path, files):
+    if path.is_dir():
+        for name, content in files.items():
+            (path / name).write_bytes(content)
+        return
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
+def test_it_is_read_like_a_store(bundle):
+    """All that a run is: the same numbers, predictions and intervals, from anywhere."""
+    path, run = bundle
+    read = clear_mlflow.load(path)
+    ours, theirs = read.to_dict(), run.to_dict()
+    assert ours.pop("links") == [f"bundle   {read.entity.info.artifact_uri}"]
+    theirs.pop("links")
+    assert ours == theirs
+    assert read.predictions.images.digest == run.predictions.images.digest
+    assert json.loads(files_of(path)["bundle.json"])["licence"] == "CC-BY-4.0"
+    result = CliRunner().invoke(main, ["show", str(path), "--json"])
+    assert json.loads(result.stdout)["metrics"] == ours["metrics"]
+
+
+def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id, bundle):
+    """A folder of them is as many runs; with stored predictions, image by image."""
+    path, _ = bundle
+    other = kept_run(store, experiment_id)
+    clear_mlflow.export(other.info.run_id, path.parent / "other.zip")
+    compared = clear_mlflow.compare(path.parent, group_by=(), log=False)
+    assert len(compared.comparison.subjects) == 2
+    mixed = clear_mlflow.compare([path, other.info.run_id], group_by=(), log=False)
+    assert mixed.to_dict()["groups"] == compared.to_dict()["groups"]
+    assert mixed.comparison.image_intervals
+    result = CliRunner().invoke(main, ["compare", str(path.parent), "--group-by", "none", "--json"])
+    assert result.exit_code == 0, result.output
+    stored = store.get_run(json.loads(result.stdout)["run_id"])
+    assert stored.data.tags[names.KIND_TAG] == names.KIND_COMPARE
+    (refused,) = clear_mlflow.evaluate(path)
+    assert (refused.action, "is a bundle" in refused.detail) == ("failed", True)
+
+
+def test_one_byte_changed_is_refused(bundle):
+    """Of any file, and of what describes them; a file that is added or lacks, too."""
+    path, _ = bundle
+    files = files_of(path)
+    assert {name.rpartition("/")[0] for name in files} == {
+        "",
+        "accuracy_matrix/rows",
+        "predictions",
+    }
+    for name, content in files.items():
+        for changed in (content[:-1] + bytes([content[-1] ^ 1]), content + b" "):
+            write(path, files | {name: changed})
+            with pytest.raises(RecordError) as refusal:
+                clear_mlflow.load(path)
+            assert str(path) in str(refusal.value)
+            assert "\n" not in str(refusal.value)
+    write(path, files)
+    assert clear_mlflow.load(path).matrix.num_rows
+    for name in ("accuracy_matrix/rows/row_000.json", "accuracy_matrix/rows/row_009.json"):
+        write(path, {**files, name: b"{}"})
+        with pytest.raises(RecordError):
+            clear_mlflow.load(path)
+
+
+@pytest.mark.parametrize("name", ["../row_001.json", "/etc/row_001.json", "run.sh", "a/b.json"])
+def test_a_zip_writes_nowhere_else(tmp_path, name):
+    """Only files of a run, where they belong."""
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr(name, b"x")
+    with pytest.raises(RecordError, match="which is no file of a run"):
+        clear_mlflow.load(tmp_path / "x.zip")
+
+
+def test_the_same_run_is_the_same_zip(store, experiment_id, tmp_path):
+    """So that a repository sees no change where there is none; nothing is overwritten."""
+    run_id = stored_run(store, experiment_id).info.run_id
+    one, other = (clear_mlflow.export(run_id, tmp_path / f"{n}.zip") for n in (1, 2))
+    assert one.read_bytes() == other.read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        clear_mlflow.export(run_id, one)
+    with pytest.raises(RecordError, match="holds no rows"):
+        clear_mlflow.export(store.create_run(experiment_id).info.run_id, tmp_path / "none")
+    assert sorted(path.name for path in Path(tmp_path).glob("*.zip")) == ["1.zip", "2.zip"]
