@@ -23,12 +23,12 @@ from clear_mlflow.learning.parameters.values import number
     cls=Command,
     examples=(
         "clear-mlflow compare --experiment first",
-        "clear-mlflow compare RUN_ID RUN_ID RUN_ID",
+        "clear-mlflow compare RUN_ID RUN_ID bundles/",
         "clear-mlflow compare --experiment first --group-by strategy,memory --baseline naive",
         "clear-mlflow compare --experiment first --margin 1",
     ),
 )
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN|BUNDLE]...")
 @run_selection_options
 @comparison_options
 @families_option
