@@ -24,6 +24,7 @@ from mlflow.utils.mlflow_tags import (
 )
 from mlflow.utils.time import get_current_time_millis
 
+from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.compared import ComparedRuns, LeftOut
 from clear_mlflow.api.load import Runs, chosen, open_store
 from clear_mlflow.comparison import (
@@ -56,7 +57,6 @@ from clear_mlflow.metrics._user import asked_metrics
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.scoring.beside import read_anytime_scores, read_predictions
 from clear_mlflow.store import names
-from clear_mlflow.store.bundle import is_bundle
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
 from clear_mlflow.store.matrices import NO_ROWS, StoredMatrix, read_matrices

@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
+from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.load import Runs, chosen, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import Record
@@ -26,7 +27,6 @@ from clear_mlflow.scoring.plan import write_scores
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
-from clear_mlflow.store.bundle import is_bundle
 from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
 from clear_mlflow.store.conflicts import one_writer
 from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clear_mlflow.api.bundle import write_bundle
 from clear_mlflow.api.load import chosen, open_store
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.store.bundle import write_bundle
 from clear_mlflow.store.search import MissingRun
 
 

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
+from clear_mlflow.api.bundle import bundles_in, read_bundle
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import shown
-from clear_mlflow.store.bundle import bundles_in, read_bundle
 from clear_mlflow.store.client import MlflowClient, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
 from clear_mlflow.store.search import MissingRun, Selection, select

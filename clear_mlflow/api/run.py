@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow.entities import Run as MlflowRun
 
+from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.record import Record
 from clear_mlflow.metrics import of_families
 from clear_mlflow.metrics._results import MetricResult
@@ -21,7 +22,6 @@ from clear_mlflow.scoring.families import logged_families
 from clear_mlflow.scoring.run_report import configuration_of
 from clear_mlflow.scoring.scores import stored_scores
 from clear_mlflow.statistics import ImageBootstrap
-from clear_mlflow.store.bundle import is_bundle
 from clear_mlflow.store.client import MlflowClient
 from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.ui_urls import run_links
@@ -118,6 +118,11 @@ class Run:
             found[str(key)] = dict(zip(lines["row"], lines[self.matrix.score.name], strict=True))
         return found
 
+    @property
+    def costs(self) -> tuple[RowCost | None, ...]:
+        """What each row cost, from the first bucket on; None where it is not known."""
+        return self.matrix.costs
+
     @cached_property
     def metrics(self) -> Mapping[str, MetricResult]:
         """Every metric of the run's families: value, course, interval, or why it has none."""
@@ -160,6 +165,7 @@ class Run:
             "seed": record.seed,
             "is_complete": record.is_complete,
             "matrix": self.matrix.to_dict(),
+            "cost": [None if cost is None else cost.as_json() for cost in self.costs],
             "metrics": {name: result.to_dict() for name, result in self.metrics.items()},
             "config": dict(self.config),
             "tags": dict(self.tags),

@@ -20,7 +20,7 @@ SHAPES = {
 }
 KINDS = {"text": str, "boolean": bool, "number": (int, float)}
 # Null where it is not known, not defined, or not asked for, as the page says below the blocks.
-MAY_BE_NULL = {"num_instances", "initial", "interval", "equivalence", "compared"}
+MAY_BE_NULL = {"num_instances", "initial", "interval", "equivalence", "compared", "cost[]"}
 MAY_LACK = {"difference", "interval", "p", "test", "unit", "n", "unadjusted"}
 
 

@@ -51,7 +51,7 @@ FRAMEWORKS = {
     "flask": {"server"},
 }
 # Folders that hold one module for each thing that is plugged in, and what those have in common.
-PLUGINS = {"adapters", "cli", "importers", "learning/strategies", "metrics"}
+PLUGINS = {"adapters", "api", "cli", "importers", "learning/strategies", "metrics"}
 MOST_MODULES = 14
 
 
