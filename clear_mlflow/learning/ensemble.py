@@ -23,6 +23,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import LINEAR, NONE
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream, batch_bounds
+from clear_mlflow.learning.spending.budget import within_memory
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 
@@ -49,6 +50,7 @@ def train_ensemble(
     stream: TrainingStream, config: TrainConfig, *, progress: TrainingProgress
 ) -> Iterator[tuple[int, Trained]]:
     """Train all members: gives (seed, row) of every member, then of every member the next row."""
+    config = within_memory(config, stream, load_strategy(config.strategy))
     members = member_configs(config)
     heads = [cast("nn.Linear", fresh_model(stream, member)) for member in members]
     seeds = [member.seed for member in members]

@@ -29,7 +29,7 @@ from clear_mlflow.learning.samples.decoded import (
     TrainingStream,
     batch_bounds,
 )
-from clear_mlflow.learning.spending.budget import budget_of
+from clear_mlflow.learning.spending.budget import budget_of, check_memory, within_memory
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 # Images in one testing step, if there is room for them. On a CPU the activations of more no longer
@@ -69,13 +69,16 @@ def train(
     saved: SavedTraining | None = None,
 ) -> Iterator[Trained]:
     """Rows from 0 on, or those after a saved one; the next bucket waits until it is asked for."""
+    kind = load_strategy(config.strategy)
+    config = within_memory(config, stream, kind)
     model = fresh_model(stream, config)
     # Before its layers wait for other processes.
     twin = None if config.budget == OFF else copy.deepcopy(model).to("meta")
     model = group.synchronize(model)
     arguments = check_strategy(config)
-    strategy = load_strategy(config.strategy)(config, stream, model, arguments)
+    strategy = kind(config, stream, model, arguments)
     strategy.group = group
+    check_memory(config, strategy, model)
     descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
     costs = descent.costs
     descent.budget = budget = budget_of(config, strategy, twin, stream, costs)

@@ -11,7 +11,7 @@ from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
-from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.session import check
@@ -283,3 +283,32 @@ def test_a_budget_does_not_go_with_plans_of_steps():
         config(budget="naive:1", test_every="1")
     with pytest.raises(ConfigError, match="strategy joint does not train in each bucket"):
         check(config(budget="naive:1", strategy="joint"))
+
+
+@pytest.mark.parametrize("strategy", ["replay", "derpp", "gdumb", "agem"])
+def test_a_buffer_fills_its_bytes(strategy, tmp_path):
+    """All that is kept has room, and of one image more there is none."""
+    rows = rows_of(image_stream(tmp_path), on_images(strategy, memory_budget=2000, lr="0.001"))
+    most = max(one.row.cost.stored_bytes for one in rows)
+    assert 2000 - (192 + 32 + 12) - 3 * 8 < most <= 2000
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bytes_needed"), [("ewc", "three"), ("si", "three"), ("cumulative", 18 * 192)]
+)
+def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, tmp_path):
+    """Just what it keeps is enough; a byte less is refused, before any training."""
+    stream = image_stream(tmp_path)
+    if bytes_needed == "three":
+        bytes_needed = 12 * sum(
+            w.numel() for w in fresh_model(stream, on_images("naive")).parameters()
+        )
+    enough = rows_of(stream, on_images(strategy, memory_budget=bytes_needed))
+    assert enough[-1].row.cost.stored_bytes == bytes_needed
+    with pytest.raises(ConfigError, match=f"strategy {strategy} keeps {bytes_needed:,}"):
+        rows_of(stream, on_images(strategy, memory_budget=bytes_needed - 1))
+
+
+def test_bytes_without_room_for_an_image_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="an image in the memory of strategy derpp takes 236"):
+        rows_of(image_stream(tmp_path), on_images("derpp", memory_budget=200))

@@ -202,9 +202,16 @@ class TrainConfig:
     memory: int | float = _parameter(
         METHOD,
         parse_memory,
-        unused=lambda config: config.strategy in WITHOUT_BUFFER,
+        unused=lambda c: c.strategy in WITHOUT_BUFFER or c.memory_budget > 0,
         help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
         "stream's training images; other strategies ignore it.",
+    )
+    memory_budget: int = _parameter(
+        METHOD,
+        whole(least=0),
+        default="0",
+        help="In the place of memory, bytes for all that the strategy keeps from bucket to bucket; "
+        "a buffer has as many images as they have room for. 0: memory says it (docs/cost.md).",
     )
     budget: str = _parameter(
         METHOD,

@@ -22,6 +22,7 @@ class TrainOptions(TypedDict, total=False):
     strategy: str
     strategy_args: str | Mapping[str, object]
     memory: float | str
+    memory_budget: int
     budget: float | str
     model: str
     weights: str | Path

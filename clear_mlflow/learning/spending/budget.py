@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.models import trainable
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import FeatureStream, TrainingStream, batch_bounds
-from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter, Shape
+from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter, Shape, stored_bytes
 
 _IMAGES = "images"
 
@@ -108,6 +109,35 @@ def budget_of(
                 f"{key}, and {what} takes {least:,} there; pass more, or budget=off"
             )
     return Budget(kind, of_buckets, costs)
+
+
+def within_memory(config: TrainConfig, stream: TrainingStream, kind: Any) -> TrainConfig:
+    """The same, its memory the images that memory_budget has room for; *kind*: the strategy's."""
+    if config.memory_budget == 0:
+        return config
+    of_classes = 8 * stream.num_classes  # how many of each a buffer has seen
+    of_image = stream.image_bytes + kind.bytes_beside_image(stream.num_classes)
+    images = (config.memory_budget - of_classes) // of_image
+    if kind.needs_memory and images < 1:
+        raise ConfigError(
+            f"memory_budget is {config.memory_budget:,} bytes, and an image in the memory of "
+            f"strategy {config.strategy} takes {of_image:,}; pass more, or memory_budget=0"
+        )
+    return replace(config, memory=max(0, min(images, sum(stream.train_counts))))
+
+
+def check_memory(config: TrainConfig, strategy: Any, model: nn.Module) -> None:
+    """Raise ConfigError where what a strategy keeps whatever its memory has no room."""
+    if config.memory_budget == 0:
+        return
+    weights = sum(weight.nbytes for weight in model.parameters())
+    least = stored_bytes(strategy, len(strategy.stream.keys) - 1) or 0
+    least += strategy.later_copies * weights
+    if least > config.memory_budget:
+        raise ConfigError(
+            f"memory_budget is {config.memory_budget:,} bytes, and strategy {config.strategy} "
+            f"keeps {least:,}; pass more, or memory_budget=0"
+        )
 
 
 def _naive_steps(

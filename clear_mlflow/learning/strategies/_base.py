@@ -61,6 +61,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     several_processes: ClassVar[bool] = False
     # Whether every bucket is learned in steps of the descent, between which test_every can test.
     descends_in_every_bucket: ClassVar[bool] = True
+    # Copies of the weights that it keeps once the first bucket is done, beside those of setup.
+    later_copies: ClassVar[int] = 0
     # Epochs of naive's cost without which a bucket is of no use to it: a budget has to allow them.
     least_epochs: ClassVar[int] = 0
     # It chooses what is trained on and no more, so linear heads of several seeds can take each step
@@ -146,6 +148,11 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 own.data.copy_(value)
             else:
                 setattr(self, name, _placed(value, self.stream.device))
+
+    @classmethod
+    def bytes_beside_image(cls, num_classes: int) -> int:
+        """What a buffer keeps of an image beside it: bucket, place, label, and a priority."""
+        return 4 * 8
 
     def num_kept_images(self, position: int) -> int:
         """How many of the stream's images it keeps once the bucket at *position* is done."""

@@ -64,6 +64,11 @@ class Derpp(RehearsalStrategy):
         self._answers = self._logits  # (images of the bucket, classes), as _logits
         self._recording = False
 
+    @classmethod
+    def bytes_beside_image(cls, num_classes: int) -> int:
+        """Its logits, too."""
+        return super().bytes_beside_image(num_classes) + 4 * num_classes
+
     def training_set(self, position: int) -> Samples:
         """The bucket's own images, whose answers are to be recorded."""
         self._answers = self._logits.new_zeros(

@@ -79,6 +79,7 @@ class Ewc(Strategy):
             check_not_negative(self, "images")
 
     several_processes = True
+    later_copies = 3
     keeps = ("_curvature", "_vertex", "_stiffness")
     scratch = ("_weights",)
 
