@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from rich import box
 from rich.console import RenderableType
@@ -15,7 +14,7 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import COST, mean_text, seeds_text
 from clear_mlflow.comparison.verdicts import tests_about
 from clear_mlflow.core.score import significant
-from clear_mlflow.core.text import shortened
+from clear_mlflow.core.text import NOT_MEASURED, shortened
 
 _MOST_ROWS = 50
 # Verdicts with effect sizes and seeds needed; of more, those are on the page.
@@ -43,7 +42,11 @@ def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _leaderboard(comparison: Comparison) -> Table:
-    metrics, score = comparison.headline_metrics, comparison.score
+    score = comparison.score
+    metrics = [metric for metric in comparison.headline_metrics if metric != COST]
+    has_costs = COST in comparison.headline_metrics
+    if has_costs:  # five columns fit into 80
+        metrics = metrics[:1] + metrics[2:]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column(
         "group\n(validation)" if comparison.is_validation else "group", overflow="fold"
@@ -52,15 +55,16 @@ def _leaderboard(comparison: Comparison) -> Table:
     for metric in metrics:
         family, _, name = metric.partition("/")
         table.add_column(f"{family}/\n{name}".replace("_", "_\n"), justify="right")
+    if has_costs:
+        table.add_column("training\nFLOPs", justify="right")
     what = ", accuracies as fractions" if score.is_accuracy else ""
     table.caption = f"mean over seeds ± standard deviation{what}"
     # A digit less than elsewhere: five columns fit into 80.
     number = "{:.3f}".format if score.is_accuracy else score.cell
-    numbers = [partial(significant, digits=3) if m == COST else number for m in metrics]
     for group in comparison.groups[:_MOST_ROWS]:
-        values = [
-            mean_text(group.metrics.get(metric), number, "±")
-            for metric, number in zip(metrics, numbers, strict=True)
-        ]
+        values = [mean_text(group.metrics.get(metric), number, "±") for metric in metrics]
+        if has_costs:
+            cost = group.metrics.get(COST)
+            values.append(NOT_MEASURED if cost is None else significant(cost.mean, 3))
         table.add_row(Text(shortened(group.name, 60)), seeds_text(group), *values)
     return table
