@@ -26,6 +26,7 @@ from clear_mlflow.data.stream import Bucket, ImageSet
 AUTO = "auto"
 IID = "iid"
 STREAMING = "streaming"
+STANDARDISE = ("first", "past", "none")
 TEST_RATIO = 0.3
 STORED_SPLITS = range(5)  # the seeds of the splits that the older layout stores
 
@@ -64,6 +65,13 @@ class Listing:
     source: str = ""
     times: Mapping[str, str] = field(default_factory=dict)
     standardise: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.standardise not in STANDARDISE:
+            raise ConfigError(
+                f"dataset_args has standardise={shown(self.standardise)}; expected one of "
+                f"{', '.join(STANDARDISE)}"
+            )
 
 
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]

@@ -189,11 +189,9 @@ def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):
         loaded(stored(table, tmp_path, "csv"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("fill", "some"), ("fill", "inf"), ("standardise", "all")]
-)
+@pytest.mark.parametrize(("name", "value"), [("fill", "some"), ("fill", "inf"), ("width", 0)])
 def test_arguments_are_checked_before_a_file_is_opened(name, value):
-    with pytest.raises(ConfigError, match=f"dataset_args has {name}='{value}'"):
+    with pytest.raises(ConfigError, match=f"dataset_args has {name}={value!r}"):
         own_listing("vectors", "/nowhere", cache_dir=Path(), arguments={name: value})
 
 
@@ -229,8 +227,9 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     assert stream.digest == DIGEST
     assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
     assert rain.absent_classes["train"] == {"2014": ["drizzle", "snow"], "2015": ["snow"]}
-    with pytest.raises(ConfigError, match="expected year, half, quarter"):
-        weather(tmp_path, buckets="month")
+    for name, value in (("buckets", "week"), ("standardise", "all")):
+        with pytest.raises(ConfigError, match=f"has {name}='{value}'; expected"):
+            weather(tmp_path, **{name: value})
     with pytest.raises(ConfigError, match="is embedded and reads no folder"):
         load_stream("weather", str(tmp_path), cache_dir=tmp_path)
 

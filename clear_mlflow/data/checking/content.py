@@ -66,9 +66,6 @@ def stream_of(
     buckets = _hashed(unhashed, listing.root, hashes_in)
     tested_on = measured_split(chosen_split)
     images = _images(buckets, listing.class_names, tested_on)
-    advice = "so the metadata lists one set of images twice: unpack the dataset again"
-    if buckets[0].train.vectors is not None:
-        advice = "and these columns repeat their rows: pass more of them, or repair the table"
     # Where a bucket is tested on its training images, that is no finding.
     compared = [i for i in images if protocol != STREAMING or i.split == "train"]
     return BucketStream(
@@ -76,7 +73,7 @@ def stream_of(
         class_names=listing.class_names,
         buckets=buckets,
         digest=_digest(images),
-        warnings=(*listing.warnings, *warnings, *_shared_images(compared, tested_on, advice)),
+        warnings=(*listing.warnings, *warnings, *_shared_images(compared, tested_on)),
         layout=listing.layout,
         protocol=protocol,
         split=chosen_split,
@@ -165,7 +162,7 @@ def _kind(copies: Sequence[Image]) -> str:
     return next(differs, "within-bucket")
 
 
-def _shared_images(images: Sequence[Image], tested_on: str, advice: str) -> tuple[str, ...]:
+def _shared_images(images: Sequence[Image], tested_on: str) -> tuple[str, ...]:
     """Warnings about images that are in two places; an error where two places are the same."""
     found = doubles(images)
     sizes = Counter(place for place, _ in {((i.split, i.bucket), i.content) for i in images})
@@ -179,7 +176,8 @@ def _shared_images(images: Sequence[Image], tested_on: str, advice: str) -> tupl
             both = " and ".join(f"bucket {bucket}'s {split} images" for split, bucket in places)
             raise DataError(
                 f"{both} share {len(pairs)} of {smaller} images, the first as {_both(pairs[0])}; "
-                f"buckets and splits must be disjoint, {advice}"
+                "buckets and splits must be disjoint: unpack a dataset again whose metadata lists "
+                "images twice, or pass more columns of a table whose rows repeat"
             )
     warnings = []
     for kind, finding in (

@@ -40,7 +40,6 @@ from clear_mlflow.data.sources._columns import (
     wanted_columns,
 )
 from clear_mlflow.data.sources._entries import NONE, TRAIN
-from clear_mlflow.data.sources.vectors import check_standardise
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ class Arguments(ColumnArguments):
         super().__post_init__()
         if not _HUB_NAME.fullmatch(self.hub):
             raise ConfigError(f"dataset_args has hub={shown(self.hub)}; expected a name: user/name")
-        check_standardise(self.standardise)
 
 
 def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> Listing:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 NEEDS_FOLDER = True
 
-ENDINGS = (".csv", ".parquet", ".npz", ".safetensors")
-STANDARDISE = ("first", "past", NONE)
 _ARRAY = "vectors"  # in a file of arrays
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None")
 
@@ -50,8 +48,7 @@ class Arguments(ColumnArguments):
             of numbers; none: there are numbers.
         width: of the vector of a text.
         fill: the number in the place of a missing one; none: a missing one is an error.
-        standardise: ``first``, less the mean and over the standard deviation of the first bucket's
-            training vectors; ``past``, of those of all buckets so far; ``none``, as they are.
+        standardise: ``first``, ``past`` or ``none``: see ``Listing``.
     """
 
     table: str = AUTO
@@ -73,20 +70,11 @@ class Arguments(ColumnArguments):
             raise ConfigError(
                 f"dataset_args has width={self.width}; expected 1 to {MAX_FEATURES_WIDTH}"
             )
-        check_standardise(self.standardise)
-
-
-def check_standardise(text: str) -> None:
-    """Refuse what is no way to standardise vectors."""
-    if text not in STANDARDISE:
-        raise ConfigError(
-            f"dataset_args has standardise={shown(text)}; expected {', '.join(STANDARDISE)}"
-        )
 
 
 def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
     """List the vectors of a file."""
-    file = find_file(root, arguments.table, ENDINGS, limit=MAX_VECTORS_BYTES)
+    file = find_file(root, arguments.table, tuple(_READERS), limit=MAX_VECTORS_BYTES)
     first_row = 2 if file.suffix.lower() == ".csv" else 1
     with one_line_of(file):
         columns, vectors = _READERS[file.suffix.lower()](file, arguments)
@@ -121,10 +109,9 @@ def _fill_missing(vectors: NDArray[np.float32], fill: str, named_in: str, first_
 def _of_csv(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
     roles, texts = read_csv(file, arguments)
     columns = {name: texts[name].astype("category").array for name in roles}
-    if arguments.text != NONE:
-        (name,) = _number_columns(list(texts.columns), roles, arguments, file)
-        return columns, _hashed(texts[name], arguments.width)
     names = _number_columns(list(texts.columns), roles, arguments, file)
+    if arguments.text != NONE:
+        return columns, _hashed(texts[names[0]], arguments.width)
     vectors = np.empty((len(texts), len(names)), np.float32)
     for i, name in enumerate(names):
         column = texts[name].mask(texts[name].isin(_MISSING), "nan").to_numpy(object)

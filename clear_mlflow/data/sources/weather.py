@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.sources import vectors
 from clear_mlflow.data.sources._entries import StreamArguments
@@ -25,7 +24,6 @@ from clear_mlflow.data.splits import Listing
 NEEDS_FOLDER = False
 
 _TABLE = Path(__file__).parents[1] / "embedded" / "seattle_weather.csv"
-_BUCKETS = ("year", "half", "quarter")
 
 
 @dataclass(frozen=True)
@@ -34,21 +32,13 @@ class Arguments(StreamArguments):
 
     Args:
         licence: NOAA's terms.
-        buckets: year, half (a half-year) or quarter.
+        buckets: as of ``vectors``; half: half-years.
         standardise: as of ``vectors``.
     """
 
     licence: str = "public domain (NOAA)"
     buckets: str = "half"
     standardise: str = "first"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.buckets not in _BUCKETS:
-            raise ConfigError(
-                f"dataset_args has buckets={shown(self.buckets)}; expected {', '.join(_BUCKETS)}"
-            )
-        vectors.check_standardise(self.standardise)
 
 
 def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> Listing:

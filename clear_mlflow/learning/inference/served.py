@@ -33,15 +33,8 @@ _BATCH = 64
 class ServedModel:
     """Answers for images of any size, or for features, as the run's own tests did."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        about: ModelDescription,
-        device: torch.device,
-        standardised: Sequence[Tensor] = (),
-    ) -> None:
+    def __init__(self, model: nn.Module, about: ModelDescription, device: torch.device) -> None:
         self.about = about
-        self._standardised = [tensor.to(device) for tensor in standardised]
         self._device = device
         self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
@@ -70,11 +63,7 @@ class ServedModel:
 
     def _inputs(self, some: Any) -> Tensor:
         if self.about.width:
-            inputs = torch.from_numpy(some).to(self._device)
-            if self._standardised:
-                mean, scale = self._standardised
-                inputs = (inputs - mean) * scale
-            return inputs
+            return torch.from_numpy(some).to(self._device)
         size = self.about.image_size
         view = augmentation(self.about.augment, size)
         photos = photos_of(decode_bytes(some, view.resize), view)
@@ -109,13 +98,16 @@ def load_served_model(path: Path) -> ServedModel:
     )
     try:
         weights = load_file(path)
-        standardised = [weights.pop(name) for name in STANDARDISED if name in weights]
+        device = torch.device(resolve_device("auto"))
+        if STANDARDISED[0] in weights:
+            mean, scale = (weights.pop(name).to(device) for name in STANDARDISED)
+            model.register_forward_pre_hook(lambda _, inputs: ((inputs[0] - mean) * scale,))
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RecordError(
             f"{path.name} does not hold the weights of {about.model} ({str(error)[:200]})"
         ) from error
-    return ServedModel(model, about, torch.device(resolve_device("auto")), standardised)
+    return ServedModel(model, about, device)
 
 
 def _load_pyfunc(path: str) -> ServedModel:

@@ -253,9 +253,7 @@ class FeatureStream(TrainingStream):
     def _fetch_tests(self, counts: tuple[int, ...]) -> Tensor:
         room = self._room_for(sum(counts))
         for part, rows in zip(torch.split(room, list(counts)), self._features.test, strict=True):
-            for start in range(0, len(rows), _ROWS):  # copies: a mapped file is read-only
-                some = np.array(rows[start : start + _ROWS])
-                part[start : start + _ROWS].copy_(torch.from_numpy(some))
+            part.copy_(torch.from_numpy(np.array(rows[:])))  # a mapped file, which is read-only
         return self._standardise(room)
 
     def _room_for(self, count: int) -> Tensor:

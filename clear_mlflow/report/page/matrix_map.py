@@ -68,8 +68,11 @@ def matrix_map(
         }
         for i in shown_rows(grid)
     ]
-    heads = [{"short": short_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
-    return {"columns": heads, "rows": rows, "css": _TABLE_CSS if in_cells else ""}
+    return {
+        "columns": _heads(buckets, columns),
+        "rows": rows,
+        "css": _TABLE_CSS if in_cells else "",
+    }
 
 
 def classes_map(images: EvaluationSet) -> dict[str, Any] | None:
@@ -86,10 +89,7 @@ def classes_map(images: EvaluationSet) -> dict[str, Any] | None:
     chosen = np.sort(np.argsort(-change, kind="stable")[:_MOST_CLASSES]).tolist()
     columns = spread_positions(len(images.buckets))
     return {
-        "columns": [
-            {"short": short_key(images.buckets[j]), "full": printable(images.buckets[j])}
-            for j in columns
-        ],
+        "columns": _heads(images.buckets, columns),
         "rows": [
             {
                 "first": False,
@@ -108,6 +108,10 @@ def classes_map(images: EvaluationSet) -> dict[str, Any] | None:
         ],
         "css": "",
     }
+
+
+def _heads(buckets: Sequence[str], columns: Sequence[int]) -> list[dict[str, str]]:
+    return [{"short": short_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
 
 
 def short_key(key: str) -> str:
