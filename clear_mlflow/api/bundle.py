@@ -13,8 +13,9 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunData, RunInfo, RunTag
 
@@ -47,6 +48,25 @@ _FOLDERS = {
     ANYTIME_FOLDER: r"bucket_\d{3,9}_test_\d{4,9}\.json",
     "": rf"{names.CONFIG_JSON}|own_loop\.json",
 }
+
+
+class _Was(msgspec.Struct):
+    """What a run was in its store."""
+
+    run_id: str
+    name: str
+    status: Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
+    start_time: int
+    end_time: int
+
+
+class _About(msgspec.Struct):
+    """The content of ``bundle.json``, beside schema, licence and digest."""
+
+    run: _Was
+    params: dict[str, str]
+    tags: dict[str, str]
+    files: dict[str, str]
 
 
 def is_bundle(run: Run) -> bool:
@@ -191,7 +211,8 @@ def _read(folder: Path) -> Run:
         raise RecordError(f"has schema {shown(content.get('schema'))}; expected {SCHEMA}")
     if text != _text(content).encode() or content.get("digest") != _digest(said):
         raise RecordError(f"was changed: {BUNDLE_JSON} is not what its digest says")
-    files: dict[str, str] = converted(content["files"], dict[str, str], "files")
+    about: _About = converted(content, _About, BUNDLE_JSON)
+    files = about.files
     there = {name for name in _files(folder) if name != BUNDLE_JSON}
     for name in sorted(files.keys() | there):
         _check_name(name)
@@ -199,7 +220,7 @@ def _read(folder: Path) -> Run:
             raise RecordError(f"was changed: {name} is not among both its files and its list")
         if sha256_of(folder / name) != files[name]:
             raise RecordError(f"was changed: {name} is not what its SHA-256 says")
-    return _run(folder, content)
+    return _run(folder, about)
 
 
 def _links(folder: Path, name: str) -> Iterator[bool]:
@@ -209,18 +230,17 @@ def _links(folder: Path, name: str) -> Iterator[bool]:
         yield part.is_symlink()
 
 
-def _run(folder: Path, content: Mapping[str, Any]) -> Run:
-    told = content["run"]
+def _run(folder: Path, about: _About) -> Run:
     info = RunInfo(
-        run_id=told["run_id"],
+        run_id=about.run.run_id,
         experiment_id=NO_EXPERIMENT,
         user_id="",
-        status=told["status"],
-        start_time=told["start_time"],
-        end_time=told["end_time"],
+        status=about.run.status,
+        start_time=about.run.start_time,
+        end_time=about.run.end_time,
         lifecycle_stage="active",
         artifact_uri=folder.resolve().as_uri(),
-        run_name=told["name"],
+        run_name=about.run.name,
     )
-    params = [Param(name, text) for name, text in content["params"].items()]
-    return Run(info, RunData(params=params, tags=[RunTag(*tag) for tag in content["tags"].items()]))
+    params = [Param(*param) for param in about.params.items()]
+    return Run(info, RunData(params=params, tags=[RunTag(*tag) for tag in about.tags.items()]))

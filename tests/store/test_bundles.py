@@ -1,5 +1,6 @@
 """A run as a folder or a zip: read like a store, and refused when a byte was changed."""
 
+import hashlib
 import json
 import zipfile
 from pathlib import Path
@@ -109,6 +110,25 @@ def test_a_zip_writes_nowhere_else(tmp_path, name):
         archive.writestr(name, b"x")
     with pytest.raises(RecordError, match="which is no file of a run"):
         clear_mlflow.load(tmp_path / "x.zip")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("files", None), ("run", 3), ("run/name", 3), ("run/status", "x"), ("params", ["a"])],
+)
+def test_a_forged_description_is_one_line(store, experiment_id, tmp_path, path, value):
+    """Whoever writes one can write its digest, too."""
+    bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
+    about = json.loads((bundle / "bundle.json").read_text())
+    *outer, last = path.split("/")
+    (about[outer[0]] if outer else about)[last] = value
+    del about["digest"]
+    text = json.dumps(about, indent=2, sort_keys=True) + "\n"
+    about["digest"] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    (bundle / "bundle.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+    place = f"bundle.json.{path.replace('/', '.')}"
+    with pytest.raises(RecordError, match=rf"{place}: (expected|invalid)"):
+        clear_mlflow.load(bundle)
 
 
 def test_the_same_run_is_the_same_zip(store, experiment_id, tmp_path):
