@@ -1,0 +1,72 @@
+"""What compare leaves undecided, its printed command decides: trained, and compared again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+from forked import run_forked
+from mlflow import MlflowClient
+
+from clear_mlflow.store import names
+
+# A second each; batches in an order of the seed's, so that seeds differ.
+SHORT = {
+    "dataset": "digits-writers",
+    "features": "pixels",
+    "epochs": "2",
+    "batch_size": "32",
+    "lr": "0.1",
+    "device": "cpu",
+}
+
+
+def compared() -> tuple[dict, str]:
+    """The verdict of a comparison, and what the command printed."""
+    done = run_forked(
+        "compare", "--experiment", "test", "--group-by", "strategy", check=True, timeout=300
+    )
+    folder = Path(re.search(r"page +(.+)/[^/]+\.html", done.stdout)[1])
+    (verdict,) = json.loads((folder / "compared_runs.json").read_text())["verdicts"]
+    return verdict, done.stdout
+
+
+def test_the_printed_command_trains_the_seeds_that_the_next_comparison_uses(
+    store: MlflowClient, experiment_id: str, tmp_path: Path
+) -> None:
+    """Two seeds of each decide nothing; those that are named are new ones, and compared alone."""
+    grid = tmp_path / "grid.yaml"
+    swept = {"strategy": ["naive", "cumulative"], "seed": [0, 1]}
+    grid.write_text(yaml.safe_dump({"fixed": SHORT, "grid": swept}))
+    run_forked("sweep", "--grid", str(grid), check=True, timeout=300)
+
+    undecided, printed = compared()
+    assert undecided["outcome"] == "too few"
+    more = undecided["more_seeds"]
+    assert 3 <= more <= 5
+
+    command = next(line for line in printed.splitlines() if line.startswith("seeds "))
+    setting, program, *arguments = shlex.split(command.removeprefix("seeds "))
+    name, _, value = setting.partition("=")
+    assert (name, value, program) == ("MLFLOW_EXPERIMENT_ID", experiment_id, "clear-mlflow")
+    run_forked(*arguments, env={**os.environ, name: value}, check=True, timeout=300)
+
+    trained = store.search_runs([experiment_id], "tags.strategy != ''")
+    seeds = {
+        strategy: sorted(
+            int(run.data.tags["seed"])
+            for run in trained
+            if run.data.tags["strategy"] == strategy and run.data.tags[names.ROWS_TAG] == "complete"
+        )
+        for strategy in ("naive", "cumulative")
+    }
+    expected = list(range(2 + more))
+    assert seeds == {"naive": expected, "cumulative": expected}
+    # The sweep's own comparison is of the new seeds alone.
+    found = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
+    counts = sorted(int(run.data.tags[names.COMPARED_COUNT_TAG]) for run in found)
+    assert counts == [4, 4, 2 * more]
