@@ -77,17 +77,7 @@ def evaluate(
         ConfigError: no runs are chosen, or there is no such family or metric.
         TrackingError: the store does not answer.
     """
-    return list(
-        evaluate_each(
-            runs,
-            filter=filter,
-            unscored_only=unscored_only,
-            metrics=metrics,
-            joint_run=joint_run,
-            jobs=jobs,
-            dry_run=dry_run,
-        )
-    )
+    return list(evaluate_each(**locals()))
 
 
 def evaluate_each(

@@ -10,7 +10,7 @@ from mlflow.entities import Run as MlflowRun
 
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
+from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.metrics import of_families
 from clear_mlflow.metrics._results import MetricResult
@@ -118,11 +118,6 @@ class Run:
             found[str(key)] = dict(zip(lines["row"], lines[self.matrix.score.name], strict=True))
         return found
 
-    @property
-    def costs(self) -> tuple[RowCost | None, ...]:
-        """What each row cost, from the first bucket on; None where it is not known."""
-        return self.matrix.costs
-
     @cached_property
     def metrics(self) -> Mapping[str, MetricResult]:
         """Every metric of the run's families: value, course, interval, or why it has none."""
@@ -165,7 +160,7 @@ class Run:
             "seed": record.seed,
             "is_complete": record.is_complete,
             "matrix": self.matrix.to_dict(),
-            "cost": [None if cost is None else cost.as_json() for cost in self.costs],
+            "cost": [None if cost is None else cost.as_json() for cost in self.matrix.costs],
             "metrics": {name: result.to_dict() for name, result in self.metrics.items()},
             "config": dict(self.config),
             "tags": dict(self.tags),
@@ -173,28 +168,12 @@ class Run:
         }
 
     def _repr_html_(self) -> str:
-        scores = self.scores
-        return run_html(
-            self.name,
-            self.record.evidence,
-            scores.summary,
-            scores.reasons,
-            self.links,
-            lower_is_better=scores.lower_is_better,
-        )
+        listed = self.scores.results().values()
+        return run_html(self.name, self.record.evidence, listed, self.links)
 
     def __str__(self) -> str:
-        scores = self.scores
-        return as_text(
-            matrix_table(self.record.evidence),
-            metrics_table(
-                scores.summary,
-                scores.reasons,
-                lower_is_better=scores.lower_is_better,
-                score=self.matrix.score,
-            ),
-            "\n".join(self.links),
-        )
+        table = metrics_table(self.scores.results().values())
+        return as_text(matrix_table(self.record.evidence), "", table, "", *self.links)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.run_id}, {self.status})"

@@ -106,14 +106,7 @@ def print_scores(scores: Scores, out: Console) -> None:
             "alone, and not to be compared with those of whole runs",
             highlight=False,
         )
-    out.print(
-        metrics_table(
-            scores.summary,
-            scores.reasons,
-            lower_is_better=scores.lower_is_better,
-            score=scores.record.matrix.score,
-        )
-    )
+    out.print(metrics_table(scores.results().values()))
 
 
 def _members_table(members: Mapping[int, Scores]) -> Table:

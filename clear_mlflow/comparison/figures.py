@@ -83,5 +83,6 @@ def course_figure(
     axes.tick_params(labelsize=8, labelfontfamily=FONT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, prop={"family": FONT, "size": 8})
+    where: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(comparison.groups), 3)}
+    figure.legend(frameon=False, prop={"family": FONT, "size": 8}, **where)
     return figure

@@ -467,7 +467,7 @@ class AccuracyMatrix:
         return found
 
     def _repr_html_(self) -> str:
-        found: str = _drawn("page.fragment", "run_html")("", self, {}, {})
+        found: str = _drawn("page.fragment", "run_html")("", self)
         return found
 
     def _with(self, **changed: object) -> AccuracyMatrix:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Set
+from collections.abc import Iterable
 
 from rich import box
 from rich.cells import cell_len
@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
-from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import ending, printable, shortened
-from clear_mlflow.metrics._results import results
+from clear_mlflow.metrics._results import MetricResult
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
 _LABEL = 14  # columns for what was trained through
@@ -55,19 +54,13 @@ def matrix_table(matrix: AccuracyMatrix) -> Table:
     return table
 
 
-def metrics_table(
-    summary: Mapping[str, float],
-    reasons: Mapping[str, str],
-    *,
-    lower_is_better: Set[str] = frozenset(),
-    score: Score = ACCURACY,
-) -> Table:
-    """Every metric with its value, or with the reason why it has none; see :func:`results`."""
+def metrics_table(metrics: Iterable[MetricResult]) -> Table:
+    """Every metric with its value, or with the reason why it has none."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("")
-    for line in results(summary, reasons, lower_is_better=lower_is_better, score=score):
+    for line in metrics:
         table.add_row(
             Text(printable(line.name)), line.text, Text(printable(line.about), style="dim")
         )

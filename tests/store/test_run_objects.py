@@ -93,7 +93,7 @@ def test_a_notebook_shows_matrix_metrics_and_links(result):
 
 def test_an_address_is_a_link():
     """Of a store that is a server, one that a person can follow."""
-    text = run_html("a", AccuracyMatrix([[0.5]]), {}, {}, ("run      http://server/#/runs/1",))
+    text = run_html("a", AccuracyMatrix([[0.5]]), (), ("run      http://server/#/runs/1",))
     assert [a["href"] for tag, a in Page(text).tags if tag == "a"] == ["http://server/#/runs/1"]
 
 

@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix
+from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.metrics import summarize
+from clear_mlflow.metrics._results import results
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 
 
@@ -39,7 +41,7 @@ def test_the_form_is_the_programs(shown):
     console = Console(file=out, width=80)
     console.print(matrix_table(matrix))
     console.print()
-    console.print(metrics_table(metrics, {}))
+    console.print(metrics_table(results(metrics, {}, score=ACCURACY)))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         line.rstrip() for line in block.splitlines()
     ]

@@ -13,7 +13,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix
+from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
+from clear_mlflow.metrics._results import results
 from clear_mlflow.report.pictures import (
     heatmap_figure,
     heatmap_png,
@@ -22,6 +24,10 @@ from clear_mlflow.report.pictures import (
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 
 TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
+
+
+def table(*given, **more):
+    return metrics_table(results(*given, **more, score=ACCURACY))
 
 
 def printed(table, width: int = 80) -> list[str]:
@@ -81,7 +87,7 @@ def test_metrics_stand_with_value_or_reason():
     """Every metric has its line, in the order of the registry, a user's own behind them."""
     matrix = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
     summary = {"mylab/spread": 0.5, **summarize(matrix)}
-    found = printed(metrics_table(summary, explain(matrix), lower_is_better={"mylab/spread"}))
+    found = printed(table(summary, explain(matrix), lower_is_better={"mylab/spread"}))
     lines = {line.split()[0]: line.split()[1:] for line in found[2:]}
     assert list(lines) == [*(metric.name for metric in METRICS), "mylab/spread"]
     assert lines["clear/in_domain_accuracy"] == ["0.8500"]
@@ -89,10 +95,10 @@ def test_metrics_stand_with_value_or_reason():
     assert lines["mylab/spread"] == ["0.5000", "lower", "is", "better"]
     assert lines["renate/forward_transfer"] == ["–", *["needs", "the", "initialisation", "row"]]
     # A reason is text: R[3, 1] would vanish as a style tag.
-    odd = printed(metrics_table({}, {"renate/forgetting": "R[3, 1] was [b]not[/b] measured"}))
+    odd = printed(table({}, {"renate/forgetting": "R[3, 1] was [b]not[/b] measured"}))
     assert "R[3, 1] was [b]not[/b] measured" in odd[2]
     everything = dict.fromkeys((metric.name for metric in reversed(ALL_METRICS)), 0.5)
-    found = [line.split()[0] for line in printed(metrics_table(everything, {}))[2:]]
+    found = [line.split()[0] for line in printed(table(everything, {}))[2:]]
     assert found == [metric.name for metric in ALL_METRICS]
 
 

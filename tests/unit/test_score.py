@@ -33,6 +33,7 @@ from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, significant
 from clear_mlflow.importers import Reading, Source, read_runs
 from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, of_score
+from clear_mlflow.metrics._results import results
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.report.markdown import description
@@ -268,7 +269,7 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     summary, reasons = metrics.summarize(run.matrix), courses.explain(run.matrix)
     page = run_page(report_of(run))
     note = description(run, summary, reasons, lower_is_better=frozenset())
-    part = run_html("a run", run.matrix, summary, reasons)
+    part = run_html("a run", run.matrix, results(summary, reasons, score=RMSE))
     for text in (shown_text(page), note, part):
         assert "rmse" in text
         assert "2.50" in text

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
 from clear_mlflow.core.text import one_line
-from clear_mlflow.metrics._results import results
+from clear_mlflow.metrics._results import MetricResult
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.page import rendered_part
 from clear_mlflow.report.page.matrix_map import matrix_map
@@ -18,23 +18,19 @@ _FRAGMENT = "clear_mlflow.report.page/fragment"
 def run_html(
     title: str,
     matrix: AccuracyMatrix,
-    summary: Mapping[str, float],
-    reasons: Mapping[str, str],
+    metrics: Iterable[MetricResult] = (),
     links: Sequence[str] = (),
-    *,
-    lower_is_better: Set[str] = frozenset(),
 ) -> str:
     """A run that has ended: its evidence, its metrics, lines that name where to look at it.
 
     An address in such a line becomes a link.
     """
-    lines = results(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
     return rendered_part(
         _FRAGMENT,
         title=one_line(title, 160),
         progress=None,
         map=_coloured(matrix),
-        metrics=lines,
+        metrics=list(metrics),
         links=[_link(line) for line in links],
     )
 
