@@ -14,7 +14,7 @@ from clear_mlflow.cli.options import option
     cls=Command,
     examples=(
         "clear-mlflow export RUN_ID replay-0.zip --licence CC-BY-4.0",
-        "clear-mlflow compare bundles/ --group-by strategy",
+        "clear-mlflow export RUN_ID bundles/replay-0",
     ),
 )
 @click.argument("run")

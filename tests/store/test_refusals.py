@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from forked import run_forked
 from stored_runs import stored_run
 
+from clear_mlflow.api import load
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store import client as connecting
@@ -38,7 +39,8 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
     def hang(**options):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(connecting, "preflight", hang)
+    for module in (connecting, load):
+        monkeypatch.setattr(module, "preflight", hang)
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 130
 
