@@ -49,10 +49,16 @@ def load_features(
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> StoredFeatures:
     """Find the features of a stream's images: the dataset's own, else extracted ones."""
+    load: Callable[[str, ImageSet], NDArray[np.float32] | Vectors]
     if stream.has_vectors:
-        return _own_vectors(stream, name)
-    load: Callable[[str, ImageSet], NDArray[np.float32]]
-    if name == PIXELS:
+        if name != VECTORS:
+            raise ConfigError(
+                f"dataset {stream.name} is of vectors and features is {name}; pass features=vectors"
+            )
+
+        def load(bucket: str, images: ImageSet) -> Vectors:
+            return cast("Vectors", images.vectors)
+    elif name == PIXELS:
         progress = {id(images): told for images, told in counted([*image_sets(stream)], on_image)}
 
         def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
@@ -91,22 +97,6 @@ def load_features(
         width=widths[0],
         train=tuple(train),
         test=tuple(test),
-    )
-
-
-def _own_vectors(stream: BucketStream, name: str) -> StoredFeatures:
-    """The vectors that a stream is of; its digest is of their contents."""
-    if name != VECTORS:
-        raise ConfigError(
-            f"dataset {stream.name} is of vectors and features is {name}; pass features={VECTORS}"
-        )
-    train = [cast("Vectors", bucket.train.vectors) for bucket in stream.buckets]
-    return StoredFeatures(
-        name=name,
-        digest=_digest(stream, []),
-        width=train[0].shape[1],
-        train=tuple(train),
-        test=tuple(cast("Vectors", bucket.test.vectors) for bucket in stream.buckets),
         standardise=stream.standardise,
     )
 
@@ -133,9 +123,10 @@ def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir
     refuse_other_extraction(extraction, cache_dir=cache_dir)
 
 
-def _digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32]]) -> str:
-    """``sha256:`` and the hash of the stream's digest and of all features, in their order."""
+def _digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
+    """``sha256:`` and the hash of the stream's digest, which is of vectors, and of features."""
     hasher = hashlib.sha256(f"{stream.digest}\0{stream.standardise}".encode())
     for array in arrays:
-        hasher.update(np.ascontiguousarray(array, dtype="<f4").data)
+        if not isinstance(array, Vectors):
+            hasher.update(np.ascontiguousarray(array, dtype="<f4").data)
     return f"sha256:{hasher.hexdigest()}"
