@@ -185,7 +185,7 @@ def at_equal(subjects: Sequence[Subject], what: str) -> tuple[list[Subject], lis
         for i, first in enumerate(known)
     ]
     kept = max(windows, key=len)
-    named = {s.run_id for s in kept}
+    named = {s.run_id for s in kept} if len(kept) > 1 else set()
     costs = {
         cut(s.labels.get("strategy", s.name)): f"{s.summary[metric]:.3g}"
         for s in subjects

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import mlflow
 import numpy as np
@@ -453,3 +454,23 @@ def test_a_test_inside_a_bucket_that_fits_nothing_is_one_line(loop, changes, par
         measured_test(describe_loop(buckets=3, **loop), **{**given, "num_steps": 3, **changes})
     assert part in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+def test_a_loop_says_what_its_rows_cost(store, experiment_id):
+    """As metrics of its run, at each step; a run without says so on its page alone."""
+    with clear_mlflow.track(**LOOP) as run:
+        for i, correct in enumerate(FOUR_BUCKETS):
+            run.log_counts(i, correct, cost={"training_flops": 10 * i, "seconds": 1.5})
+    found = the_run(store, experiment_id)
+    spent = store.get_metric_history(found.info.run_id, "cost/training_flops")
+    assert {point.step: point.value for point in spent} == {1: 10, 2: 30, 3: 60, 4: 100}
+    assert found.data.metrics["cost/seconds"] == 6
+    assert run.metrics["cost/images"].reason == "row 1 says nothing of its images"
+    with clear_mlflow.track(**LOOP) as without:
+        log_all(without)
+    assert not [name for name in without.metrics if name.startswith("cost/")]
+    pages = []
+    for one in (run, without):
+        path = mlflow.artifacts.download_artifacts(run_id=one.run_id, artifact_path="report.html")
+        pages.append("cost of its training" in Path(path).read_text())
+    assert pages == [False, True]

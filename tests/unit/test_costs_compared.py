@@ -1,0 +1,164 @@
+"""What runs cost: in a row's file, in metrics, and said where two methods cost unlike."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+from comparisons import counts, row_records
+
+from clear_mlflow.comparison import Subject, arrange, compare
+from clear_mlflow.comparison.arrangement import at_equal
+from clear_mlflow.comparison.figures import figures
+from clear_mlflow.comparison.groups import COST
+from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.matrix import RowCost, row_cost
+from clear_mlflow.core.record import RowRecord, assemble, row_file_name
+from clear_mlflow.metrics import FAMILIES, METRICS, summarize, undefined, with_costs
+
+ALL = (*METRICS, *FAMILIES["cost"])
+
+
+def priced(records, price):
+    """The same rows; of each bucket so many FLOPs, None where nothing is known."""
+
+    def of_row(record):
+        spent = price if record.row.row else 0
+        cost = RowCost(training_flops=spent, images=10, replayed_images=2, stored_bytes=spent)
+        row = dataclasses.replace(record.row, cost=None if price is None else cost)
+        return dataclasses.replace(record, row=row)
+
+    return {row_file_name(record.row.row): of_row(record) for record in records}
+
+
+def runs_of(strategy, level, price, seeds=range(3)):
+    found = []
+    for seed in seeds:
+        record = assemble(priced(row_records(counts(level, seed), seed=seed), price))
+        summary = summarize(record.evidence, metrics=ALL)
+        found.append(
+            Subject(
+                run_id=f"{strategy}{seed}",
+                name=f"{strategy} {seed}",
+                record=record,
+                summary=summary,
+                labels={"strategy": strategy},
+            )
+        )
+    return found
+
+
+def compared(*runs, **options):
+    subjects = [run for of_group in runs for run in of_group]
+    return compare(arrange(subjects, ["strategy"], metrics=ALL, **options))
+
+
+def test_a_cost_is_in_the_rows_file_and_read_back():
+    """A field of the row's own; one that says nothing is left out."""
+    record = priced(row_records(counts(180, 0)), 5)["row_002.json"]
+    text = record.to_json()
+    assert json.loads(text)["cost"] == {
+        "training_flops": 5,
+        "images": 10,
+        "replayed_images": 2,
+        "stored_bytes": 5,
+    }
+    again = RowRecord.from_json(text, source="row_002.json")
+    assert again.row.cost == record.row.cost
+    assert again.to_json() == text
+    assert "cost" not in json.loads(dataclasses.replace(record, row=bare(record.row)).to_json())
+    assert bare(record.row) == record.row  # two tests of one model may take unlike long
+
+
+def bare(row):
+    return dataclasses.replace(row, cost=None)
+
+
+@pytest.mark.parametrize(
+    "cost", [{"images": -1}, {"images": 1.5}, {"seconds": "2"}, {"training_flops": 2**63}, [1]]
+)
+def test_a_cost_that_is_none_is_refused(cost):
+    record = priced(row_records(counts(180, 0)), 5)["row_002.json"]
+    document = {**json.loads(record.to_json()), "cost": cost}
+    with pytest.raises(RecordError, match="cost"):
+        RowRecord.from_json(json.dumps(document), source="row_002.json")
+
+
+def test_a_loop_says_what_it_knows():
+    assert row_cost({"seconds": 2}) == RowCost(seconds=2.0)
+    assert row_cost(None) is None
+    with pytest.raises(ConfigError, match="cost names 'flops'; expected some of training_flops"):
+        row_cost({"flops": 3})
+
+
+def test_costs_add_up_and_what_is_kept_is_the_most():
+    """Of a run cut off, those of its own buckets; a row without cost leaves them undefined."""
+    records = priced(row_records(counts(180, 0)), 5)
+    matrix = assemble(records).matrix
+    assert [m.name for m in with_costs((), matrix)] == [m.name for m in FAMILIES["cost"]]
+    for k in (1, 4):
+        found = summarize(matrix.after(k), metrics=ALL)
+        assert found[COST] == 5 * k
+        assert found["cost/images"] == 12 * k
+        assert found["cost/stored_bytes"] == 5
+    per_pflop = found["clear/challenge_score"] / (20 / 1e15)
+    assert found["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
+    row = records["row_002.json"]
+    records["row_002.json"] = dataclasses.replace(row, row=bare(row.row))
+    reasons = undefined(assemble(records).matrix, metrics=ALL)
+    assert str(reasons[COST]) == "row 2 says nothing of its training_flops"
+    assert str(reasons["cost/seconds"]) == "row 1 says nothing of its seconds"
+    assert with_costs((), assemble(priced(records.values(), None)).matrix) == ()
+
+
+def test_a_verdict_says_what_the_better_one_cost():
+    """Within 1 % nothing, and nothing where a side says nothing."""
+    naive = runs_of("naive", 120, 1000)
+    for price, told in (
+        (1900, "percentage points, at 1.9 times the training FLOPs ("),
+        (500, "percentage points, at 0.50 times the training FLOPs ("),
+        (1009, "percentage points ("),
+        (None, "percentage points ("),
+    ):
+        (verdict,) = compared(naive, runs_of("replay", 180, price)).verdicts
+        assert verdict.outcome == "different"
+        assert told in verdict.sentence
+        assert ("FLOPs" in verdict.sentence) == ("FLOPs" in told)
+
+
+def test_the_page_and_its_picture_show_the_front():
+    """The dearer and worse one is not on it."""
+    both = compared(runs_of("naive", 120, 1), runs_of("replay", 180, 2), runs_of("lwf", 110, 3))
+    page = comparison_page(both, title="t", footer="f")
+    assert 'id="cost"' in page
+    pictures = dict(figures(both))
+    front = re.search('<g class="k0 dash2"><path class="line" d="(.+?)"', str(pictures["cost.svg"]))
+    assert front[1].count("L") == 1
+    without = compared(runs_of("naive", 120, None), runs_of("replay", 180, None))
+    assert 'id="cost"' not in comparison_page(without, title="t", footer="f")
+    assert "cost.svg" not in dict(figures(without))
+    assert not [w for w in without.warnings if "cost" in w]
+
+
+def test_runs_without_costs_beside_others_are_told_of_once():
+    mixed = compared(runs_of("naive", 120, None), runs_of("replay", 180, 2))
+    (told,) = [warning for warning in mixed.warnings if "cost" in warning]
+    assert told.startswith("3 of 6 runs say nothing of their cost")
+    assert mixed.ranked_by == "clear/challenge_score"
+
+
+def test_at_equal_cost_the_most_runs_stay():
+    """The others are named with what they cost; where no two are equal, that is an error."""
+    naive, replay = runs_of("naive", 120, 1000), runs_of("replay", 180, 1005)
+    derpp, old = runs_of("derpp", 190, 2800), runs_of("si", 110, None)
+    kept, told = at_equal([*naive, *replay, *derpp, *old], "training_flops")
+    assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
+    assert told == [
+        "3 of 12 runs say nothing of their cost/training_flops: left out.",
+        "Left out, of another cost/training_flops than 4e+03 within 1 %: derpp 1.12e+04.",
+    ]
+    with pytest.raises(ConfigError, match=r"no two runs lie within 1 % of each other \(naive 4e"):
+        at_equal([naive[0], derpp[0]], "training_flops")
+    with pytest.raises(ConfigError, match="no run says its cost/images"):
+        at_equal(old, "images")
