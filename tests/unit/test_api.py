@@ -32,12 +32,9 @@ PUBLIC = [
 
 
 def test_the_public_names_are_these():
-    """Each of them is there, too."""
+    """And those that an editor offers."""
     assert sorted(clear_mlflow.__all__) == PUBLIC
-    assert all(getattr(clear_mlflow, name) is not None for name in PUBLIC)
-    assert set(PUBLIC) < set(dir(clear_mlflow))
-    # As a package of the same name is loaded, an attribute is set: no room may have one of these.
-    assert all(not hasattr(getattr(clear_mlflow, name), "__path__") for name in clear_mlflow._VERBS)
+    assert dir(clear_mlflow) == PUBLIC
 
 
 @pytest.mark.parametrize("function", [clear_mlflow.train, clear_mlflow.train_ensemble])

@@ -216,6 +216,7 @@ import hashlib, resource, sys
 from pathlib import Path
 import numpy as np
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.checking import content as listed
 from clear_mlflow.data.checking import findings
 from clear_mlflow.data.decoding.decode import Resize
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
@@ -228,7 +229,8 @@ images = ImageSet((path,), np.zeros(1, np.int64), contents)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 if what == "check":
-    print(findings._looked(path, path.parent)[1])
+    image = listed.Image("train", "1", "a", path)
+    print(findings._looked(image, path.parent)[1])
 else:
     try:
         DecodedCache(path.parent / "cache").images(images, Resize(224))
