@@ -125,13 +125,16 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 def storage_device(num_bytes: int, device: torch.device) -> torch.device:
     """Where samples of a size stay: on the device if they fit well there, else in main memory."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        # What torch keeps of tensors that are gone is free to the next tensor, if not to others.
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        if num_bytes <= _SHARE_FOR_SAMPLES * free:
-            return device
+    if device.type == "cuda" and num_bytes <= _SHARE_FOR_SAMPLES * free_memory(device):
+        return device
     return torch.device("cpu")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a GPU has for further tensors."""
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch keeps of tensors that are gone is free to the next tensor, if not to others.
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -194,3 +194,14 @@ def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, si
             torch.equal(ours, theirs) for ours, theirs in zip(found, exchanged[-1], strict=True)
         )
     assert_close([sum(of_weight) for of_weight in zip(*parts, strict=True)], whole)
+
+
+@pytest.mark.parametrize(("free", "at_once"), [(2**28, 6), (14 * 2**30, 42), (139 * 2**30, 256)])
+def test_a_gpu_computes_as_many_gradients_together_as_have_room(monkeypatch, free, at_once):
+    """Of a ResNet-18: six on a CPU, and as many more as there is memory."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1)
+    size = 11_181_642
+    assert ewc.gradients_at_once(size, torch.device("cpu")) == 6
+    assert ewc.gradients_at_once(size, torch.device("cuda")) == at_once

@@ -10,7 +10,7 @@ from torch.func import functional_call, vjp, vmap
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import check_not_negative
-from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.device import RngPurpose, free_memory, generator
 from clear_mlflow.learning.samples.decoded import Batch, batch_bounds, batches
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
@@ -22,9 +22,10 @@ from clear_mlflow.learning.strategies._weights import (
 )
 
 # Gradients, of one image's likelihood of one label each, that are computed at once; and numbers in
-# them: 256 MiB of these.
+# them: 256 MiB of these, on a GPU an eighth of what is free, as passes need more beside them.
 _MOST_GRADIENTS = 256
 _LARGEST_GRADIENTS = 2**26
+_OF_FREE_BYTES = 32
 
 
 class Ewc(Strategy):
@@ -122,7 +123,7 @@ class Ewc(Strategy):
         draws = [generator(self.config.seed, RngPurpose.FISHER, position, n) for n in (0, 2)]
         order = torch.randperm(len(samples), generator=draws[0])[: self.arguments.images or None]
         size = sum(weight.numel() for weight in self._weights)
-        at_once = max(1, min(_MOST_GRADIENTS, _LARGEST_GRADIENTS // size))
+        at_once = gradients_at_once(size, self.stream.device)
         fisher = [torch.zeros_like(weight) for weight in self._weights]
         self.model.eval()
         for batch in batches(
@@ -152,6 +153,14 @@ class Ewc(Strategy):
         answers = self.model(batch.inputs).float().softmax(dim=1)
         labels = torch.arange(answers.shape[1], device=answers.device)
         return labels.expand(len(answers), -1), answers
+
+
+def gradients_at_once(size: int, device: torch.device) -> int:
+    """How many gradients of so many numbers a device computes together."""
+    largest = _LARGEST_GRADIENTS
+    if device.type == "cuda":
+        largest = max(largest, free_memory(device) // _OF_FREE_BYTES)
+    return max(1, min(_MOST_GRADIENTS, largest // size))
 
 
 def squared_gradients(
