@@ -131,7 +131,7 @@ def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
     sweep.stderr.close()
     assert sweep.returncode == 0, said
     assert [line[:5] for line in said.splitlines()] == [
-        *("[0/2]", "[1/2]", "[1/2]", "[2/2]"),
+        *("2 of ", "[0/2]", "[1/2]", "[1/2]", "[2/2]"),
     ]
     _, gone = psutil.wait_procs(seen, LONG)
     assert not gone

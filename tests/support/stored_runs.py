@@ -1,7 +1,6 @@
 """Runs that hold row artifacts and nothing else, as another program could have left them."""
 
 import json
-import re
 import time
 from pathlib import Path
 
@@ -21,9 +20,17 @@ def rows_folder(run):
 
 
 def rows_of(run):
-    """File name to what was measured: all but the time."""
-    files = sorted(rows_folder(run).iterdir())
-    return {file.name: re.sub(r'"written_at": ".*"', "", file.read_text()) for file in files}
+    """File name to what the row's file holds."""
+    return {file.name: json.loads(file.read_text()) for file in sorted(rows_folder(run).iterdir())}
+
+
+def of_any_machine(rows):
+    """What two trainings of the same parameters have in common, what they cost among it."""
+    times = {"seconds", "device_seconds", "test_seconds", "peak_bytes"}
+    return {
+        name: {**row, "written_at": None, "cost": {**row["cost"], **dict.fromkeys(times)}}
+        for name, row in rows.items()
+    }
 
 
 def wait_for_row(client, experiment_id, row, process, run_id=None, seconds=240):
@@ -70,11 +77,12 @@ def change(path, **changes):
 
 
 def history(store, run_id):
-    """Every metric's steps, as often as they stand there; of the speed, not how fast it was."""
+    """Every metric's steps, as often as they stand there; of speed and time, not how much."""
     run = store.get_run(run_id)
+    of_machine = (names.CURVE_SPEED, "cost/seconds")
     return {
         name: sorted(
-            (m.step, 0 if name == names.CURVE_SPEED else m.value)
+            (m.step, 0 if name in of_machine else m.value)
             for m in store.get_metric_history(run_id, name)
         )
         for name in run.data.metrics
