@@ -12,9 +12,9 @@ from clear_mlflow.statistics import seed_summary
 
 runs = clear_mlflow.train_ensemble(features="pixels", seeds="0,1,2", epochs=3, batch_size=64)
 
-for name, result in clear_mlflow.scores(runs[0].matrix).items():
-    if result.value is None:
-        continue
+for name in clear_mlflow.scores(runs[0].matrix):
     over_seeds = seed_summary([run.metrics[name].value for run in runs.values()])
-    low, high = over_seeds.interval
-    print(f"{name:32} {over_seeds.mean:.3f} ± {over_seeds.std:.3f}, 95 % {low:.3f} to {high:.3f}")
+    if over_seeds.interval is not None:  # what training cost is the same for every seed
+        low, high = over_seeds.interval
+        mean, std = over_seeds.mean, over_seeds.std
+        print(f"{name:32} {mean:.3f} ± {std:.3f}, 95 % {low:.3f} to {high:.3f}")
