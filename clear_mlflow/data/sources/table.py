@@ -23,10 +23,10 @@ from clear_mlflow.data.files import (
     resolve_root,
     stored_path,
 )
-from clear_mlflow.data.sources._arrow import check_type, text_column
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     listing_of_columns,
+    text_column,
     wanted_columns,
 )
 from clear_mlflow.data.sources._entries import AUTO
@@ -131,7 +131,7 @@ def _check_rows(number: int, file: Path) -> None:
 
 
 def read_csv(
-    file: Path, arguments: ColumnArguments, *, path: str | None = None
+    file: Path, arguments: ColumnArguments, **others: str
 ) -> tuple[dict[str, str], pd.DataFrame]:
     """The columns that are needed, each with what it is, and all columns as texts."""
     import pandas as pd
@@ -143,7 +143,7 @@ def read_csv(
             f"{path_text(file)} has no rows, or no line of column names before them; expected "
             "such a line, as path,label,time"
         )
-    roles = _roles(next(csv.reader([header]), []), arguments, file, path)
+    roles = _roles(next(csv.reader([header]), []), arguments, file, **others)
     # Texts as they are: NA, None and 007 are names.
     found = pd.read_csv(
         file,
@@ -158,18 +158,14 @@ def read_csv(
     return roles, found.fillna("")
 
 
-def read_parquet(
-    file: Path, arguments: ColumnArguments, *, path: str | None = None
-) -> dict[str, Categorical]:
+def read_parquet(file: Path, arguments: ColumnArguments, **others: str) -> dict[str, Categorical]:
     """The columns that are needed, as texts."""
     import pyarrow as pa
     from pyarrow import parquet
 
     with parquet.ParquetFile(file) as opened:
-        about, schema = opened.metadata, opened.schema_arrow
-        roles = _roles(schema.names, arguments, file, path)
-        for name, role in roles.items():
-            check_type(schema.field(name).type, name, role, path_text(file))
+        about = opened.metadata
+        roles = _roles(opened.schema_arrow.names, arguments, file, **others)
         rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
     _check_rows(sum(rows) if all(number >= 0 for number in rows) else -1, file)
     # As dictionaries: a long text that a million rows have stays one text.
@@ -191,7 +187,7 @@ def read_parquet(
 
 
 def _roles(
-    known: Sequence[str], arguments: ColumnArguments, file: Path, path: str | None
+    known: Sequence[str], arguments: ColumnArguments, file: Path, **others: str
 ) -> dict[str, str]:
     """The columns to read, and what each is."""
     named_in = path_text(file)
@@ -200,4 +196,4 @@ def _roles(
             f"{named_in} has {len(known)} columns, {len(set(known))} of different names; expected "
             f"at most {MAX_TABLE_COLUMNS}, each of a name of its own"
         )
-    return wanted_columns(arguments, known, named_in, path=path)
+    return wanted_columns(arguments, known, named_in, **others)
