@@ -178,9 +178,10 @@ def _checked(value: Any, *, dims: int, what: str) -> Tensor:
 
     if not isinstance(value, torch.Tensor) or not is_plain(value) or not value.is_floating_point():
         kind = getattr(value, "dtype", type(value).__name__)
-        layout = getattr(value, "layout", "no layout")
+        layout = getattr(value, "layout", None)
         raise DataError(
-            f"{what} holds {kind} in {layout}; expected a plain tensor of floating-point numbers"
+            f"{what} holds {kind}, layout {layout}; expected a plain tensor of floating-point "
+            "numbers"
         )
     shape = tuple(value.shape)
     if len(shape) != dims or not 0 < shape[-1] <= MAX_FEATURES_WIDTH:

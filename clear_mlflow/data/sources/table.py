@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 NEEDS_FOLDER = True
 
 _ENDINGS = (".csv", ".parquet")
-_LONGEST_HEADER = 2**20
 _CSV, _PARQUET = _ENDINGS
 
 
@@ -115,7 +113,7 @@ def one_line_of(file: Path) -> Iterator[None]:
     import pyarrow as pa
     from safetensors import SafetensorError
 
-    damaged = (pa.ArrowException, SafetensorError, zipfile.BadZipFile, csv.Error, LookupError)
+    damaged = (pa.ArrowException, SafetensorError, zipfile.BadZipFile, LookupError)
     try:
         yield
     except (*damaged, OSError, ValueError, MemoryError) as error:
@@ -136,26 +134,18 @@ def read_csv(
     """The columns that are needed, each with what it is, and all columns as texts."""
     import pandas as pd
 
-    with file.open(encoding="utf-8-sig", newline="") as text:
-        header = text.readline(_LONGEST_HEADER)
-    if not header.endswith("\n"):
-        raise DataError(
-            f"{path_text(file)} has no rows, or no line of column names before them; expected "
-            "such a line, as path,label,time"
-        )
-    roles = _roles(next(csv.reader([header]), []), arguments, file, **others)
-    # Texts as they are: NA, None and 007 are names.
+    # Texts as they are, names of columns, too: NA, None and 007 are names.
     found = pd.read_csv(
         file,
         dtype=str,
         keep_default_na=False,
+        header=None,
         encoding="utf-8-sig",
-        nrows=MAX_TABLE_ROWS + 1,
-    )
-    if not isinstance(found.index, pd.RangeIndex):  # pandas then takes the first column for names
-        raise ValueError("its rows have more columns than its first line names")
-    _check_rows(len(found), file)
-    return roles, found.fillna("")
+        nrows=MAX_TABLE_ROWS + 2,
+    ).fillna("")
+    found.columns = pd.Index(found.iloc[0])
+    _check_rows(len(found) - 1, file)
+    return _roles(list(found.columns), arguments, file, **others), found.iloc[1:]
 
 
 def read_parquet(file: Path, arguments: ColumnArguments, **others: str) -> dict[str, Categorical]:
@@ -164,12 +154,13 @@ def read_parquet(file: Path, arguments: ColumnArguments, **others: str) -> dict[
     from pyarrow import parquet
 
     with parquet.ParquetFile(file) as opened:
-        about = opened.metadata
-        roles = _roles(opened.schema_arrow.names, arguments, file, **others)
+        about, schema = opened.metadata, opened.schema_arrow
+        roles = _roles(schema.names, arguments, file, **others)
         rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
     _check_rows(sum(rows) if all(number >= 0 for number in rows) else -1, file)
     # As dictionaries: a long text that a million rows have stays one text.
-    with parquet.ParquetFile(file, read_dictionary=list(roles)) as opened:
+    flat = [name for name in roles if not pa.types.is_nested(schema.field(name).type)]
+    with parquet.ParquetFile(file, read_dictionary=flat) as opened:
         groups, taken = [], 0
         for i in range(len(rows)):
             groups.append(opened.read_row_group(i, columns=list(roles)))

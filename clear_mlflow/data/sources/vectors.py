@@ -191,7 +191,7 @@ def _number_columns(
     """The columns of the numbers, in the order in which they are named."""
     used = {arguments.label, arguments.time, arguments.bucket, arguments.split, *roles}
     # What pandas writes beside a table's own columns is no number of a row's.
-    names = [n for n in known if n not in used and not n.startswith("__index_level_")]
+    names = [n for n in known if n and n not in used and not n.startswith("__index_level_")]
     if arguments.columns != AUTO:
         names = arguments.columns.split(":")
     if arguments.text != NONE:
