@@ -6,6 +6,10 @@ the settings that a sweep chose on validation images: the artifact chosen.yaml o
 keeps it, to look at the runs in MLflow's UI), and every number is computed from the rows that the
 store holds. ``--write`` puts the table into docs/strategies-on-digits.md, below what that file says
 of it.
+
+With ``--budget naive:1`` the strategies that ``--only`` names (else :data:`AT_EQUAL_COST`) are
+trained twice, with the recipe's epochs and with the budget, and set side by side in a table of its
+own: a sweep, which continues in the same ``--store``.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "strategies-on-digits.md"
-MARK = "<!-- what follows is written by benchmarks/strategies.py -->\n\n"
+MARK = "<!-- what follows is written by benchmarks/strategies.py{} -->\n\n"
+AT_EQUAL_COST = ["naive", "replay", "er_ace", "derpp", "ewc"]
 
 COLUMNS = {
     "in-domain": "clear/in_domain_accuracy",
@@ -59,6 +64,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--chosen", type=Path, help="chosen.yaml of a comparison of a sweep")
     options.add_argument("--only", nargs="+", help="strategies; all where left out")
+    options.add_argument("--budget", help="beside the recipe's epochs, for example naive:1")
     options.add_argument("--store", type=Path, help="folder that keeps the runs")
     options.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
     options.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -69,11 +75,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         store = asked.store or Path(temporary)
         store.mkdir(parents=True, exist_ok=True)
-        texts = lines_of(asked.chosen) if asked.chosen else default_lines(asked.only)
-        lines = list(table(store.resolve(), texts, asked.seeds))
+        if asked.budget:
+            only = asked.only or AT_EQUAL_COST
+            lines = list(at_equal_cost(store.resolve(), only, asked.seeds, asked.budget))
+        else:
+            texts = lines_of(asked.chosen) if asked.chosen else default_lines(asked.only)
+            lines = list(table(store.resolve(), texts, asked.seeds))
     if asked.write:
-        told, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
-        PAGE.write_text(told + mark + "\n".join(lines) + "\n", encoding="utf-8")
+        mark = MARK.format(" --budget" if asked.budget else "")
+        told, _, before = PAGE.read_text(encoding="utf-8").partition(mark)
+        _, gap, rest = before.partition("\n\n")
+        text = f"{told}{mark}{chr(10).join(lines)}{gap}{rest}".rstrip("\n")
+        PAGE.write_text(f"{text}\n", encoding="utf-8")
 
 
 def default_lines(only: list[str] | None) -> Iterator[str]:
@@ -125,6 +138,37 @@ def table(store: Path, texts: Iterable[str], seeds: int) -> Iterator[str]:
         line = done.stdout.splitlines()[-1]
         print(line, flush=True)
         yield line
+
+
+def at_equal_cost(store: Path, only: list[str], seeds: int, budget: str) -> Iterator[str]:
+    """The lines of the table with both columns, printed as they come."""
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{store}/mlflow.db"
+    os.chdir(store)
+    import clear_mlflow
+
+    asked = {"strategy": only, "seed": list(range(seeds))}
+    frames = {}
+    for of_runs in ("off", budget):
+        grid = {"fixed": {"dataset": "digits", "budget": of_runs}, "grid": asked}
+        compared = clear_mlflow.sweep(grid, experiment="equal").compared
+        frames[of_runs] = compared.to_frame().set_index(["strategy", "metric"])
+    naive = frames["off"].loc[("naive", "cost/training_flops"), "mean"]
+
+    def cell(of_runs: str, strategy: str, metric: str) -> str:
+        found = frames[of_runs].loc[(strategy, metric)]
+        if metric.startswith("cost/"):
+            return f"{found['mean'] / naive:.3f}"
+        return f"{found['mean']:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+    columns = ("clear/challenge_score", "renate/average_accuracy", "cost/training_flops")
+    heads = ("challenge score", "average", "FLOPs / naive's")
+    sides = [f"{head}, {side}" for side in ("equal epochs", budget) for head in heads]
+    lines = [f"| strategy | {' | '.join(sides)} |", f"|---|{'---:|' * len(sides)}"]
+    for strategy in only:
+        cells = [cell(of_runs, strategy, metric) for of_runs in frames for metric in columns]
+        lines.append(f"| {strategy} | {' | '.join(cells)} |")
+    print("\n".join(lines))
+    yield from lines
 
 
 def one(text: str, seeds: int) -> None:

@@ -41,7 +41,7 @@ class Grid:
 
     text: str  # of the file
     runs: tuple[PlannedRun, ...]
-    varied: tuple[str, ...]  # parameters that are not the same in all runs
+    varied: tuple[str, ...]  # parameters that it names, and that are not the same in all runs
 
     @property
     def digest(self) -> str:
@@ -75,7 +75,8 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     except ConfigError as error:
         raise ConfigError(f"the sweep {path}: {error}") from None
     texts = [run.config.as_text() for run in runs]
-    varied = tuple(name for name in texts[0] if len({one[name] for one in texts}) > 1)
+    named_by_a_run = {name for run in runs for name in run.asked}  # others follow from these
+    varied = tuple(n for n in texts[0] if n in named_by_a_run and len({t[n] for t in texts}) > 1)
     named = tuple(name for name in varied if name not in _NAMED)
     return Grid(
         text=text,

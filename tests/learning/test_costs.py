@@ -93,6 +93,16 @@ def test_flops_are_those_of_every_layer(strategy, tmp_path, monkeypatch):
     assert bool(fisher) == (strategy == "ewc")
 
 
+def test_flops_of_a_linear_head():
+    """Features need no gradient: both passes count the head's product once."""
+    with LiteralCount() as literal:
+        rows = rows_of(feature_stream((7, 6, 5)), on_features(strategy="linear"))
+    found = [one.row.cost for one in rows]
+    assert literal.forward + literal.backward == sum(c.training_flops + c.test_flops for c in found)
+    images = [3 * count for count in (7, 6, 5)]  # of three epochs
+    assert [cost.training_flops for cost in found[1:]] == [4 * n * WIDTH * CLASSES for n in images]
+
+
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "ewc", "gdumb", "cwr"])
 def test_a_resumed_run_costs_the_same(strategy, tmp_path):
     """From the state after any row: what is no fact of the machine is the same to the digit."""

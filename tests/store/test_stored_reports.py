@@ -10,6 +10,7 @@ from kept_predictions import kept_run, predictions_folder, score
 from stored_runs import rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
+import clear_mlflow
 from clear_mlflow.store import names
 from clear_mlflow.tracking.in_process import train_in_process
 
@@ -72,6 +73,19 @@ def test_a_page_that_was_lost_is_written_again(store, experiment_id):
     assert score(store, run).action == "unchanged"
     assert score(store, run, named=True).action == "scored"
     assert page_file(run).exists()
+
+
+def test_what_earlier_versions_did_not_count_is_said_in_one_place(store, experiment_id):
+    """As earlier versions left it: scored, shown and compared, and no metric of it is 0."""
+    runs = [stored_run(store, experiment_id, seed=seed) for seed in (0, 1)]
+    assert {score(store, run).action for run in runs} == {"scored"}
+    ids = [run.info.run_id for run in runs]
+    assert not [name for name in store.get_run(ids[0]).data.metrics if "cost" in name]
+    (said,) = [line for line in page_file(runs[0]).read_text().splitlines() if "cost" in line]
+    assert "<dt>cost of its training</dt><dd>not in its rows</dd>" in said
+    shown, compared = clear_mlflow.load(ids[0]), clear_mlflow.compare(ids, group_by=["seed"])
+    for told in (str(shown), *shown.metrics, str(compared), compared.page()):
+        assert "cost" not in told
 
 
 def test_classes_stay_on_the_page_when_predictions_are_removed(store, experiment_id):

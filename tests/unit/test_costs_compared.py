@@ -135,6 +135,8 @@ def test_the_page_and_its_picture_show_the_front():
     pictures = dict(figures(both))
     front = re.search('<g class="k0 dash2"><path class="line" d="(.+?)"', str(pictures["cost.svg"]))
     assert front[1].count("L") == 1
+    equal = compared(runs_of("naive", 120, 1000), runs_of("replay", 180, 1005))
+    assert "cost.svg" not in dict(figures(equal))
     without = compared(runs_of("naive", 120, None), runs_of("replay", 180, None))
     assert 'id="cost"' not in comparison_page(without, title="t", footer="f")
     assert "cost.svg" not in dict(figures(without))
@@ -156,8 +158,10 @@ def test_at_equal_cost_the_most_runs_stay():
     assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
     assert told == [
         "3 of 12 runs say nothing of their cost/training_flops: left out.",
-        "Left out, of another cost/training_flops than 4e+03 within 1 %: derpp 1.12e+04.",
+        "All 6 runs lie within 1 % of cost/training_flops 4e+03; of another cost, and left out: "
+        "derpp 1.12e+04.",
     ]
+    assert at_equal(naive, "images")[1] == ["All 3 runs lie within 1 % of cost/images 48."]
     with pytest.raises(ConfigError, match=r"no two runs lie within 1 % of each other \(naive 4e"):
         at_equal([naive[0], derpp[0]], "training_flops")
     with pytest.raises(ConfigError, match="no run says its cost/images"):

@@ -72,6 +72,15 @@ def test_entries_of_runs_are_grids_of_their_own(tmp_path):
     assert found.group_by == ("strategy", "dataset", "strategy_args", "epochs")
 
 
+def test_what_follows_from_a_parameter_names_no_run(tmp_path):
+    """Features have another recipe: model, epochs and rates vary with them."""
+    found = read_grid(
+        written(tmp_path, "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]")
+    )
+    assert set(found.varied) == {"strategy", "features"}
+    assert found.runs[1].name == "ncm digits seed 0 features=pixels"
+
+
 def test_values_are_the_texts_that_stand_there(tmp_path):
     """YAML's own on, 1_0 and 1:30 would be a truth value, ten and ninety."""
     found = read_grid(written(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import COST, Group, mean_text
+from clear_mlflow.comparison.groups import COST, Group, mean_text, within_one_percent
 from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
 from clear_mlflow.core.score import Score, significant
 from clear_mlflow.report.colours import GROUPS
@@ -111,7 +111,8 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             if group.setting == setting and ranked in group.metrics and COST in group.metrics
         ]
         prices = [price for *_, price in found]
-        if len(found) < 2 or min(prices) <= 0:
+        # At equal cost all would lie above each other.
+        if not prices or min(prices) <= 0 or within_one_percent(min(prices), max(prices)):
             continue
         scale = math.log10 if max(prices) > 10 * min(prices) else float
         ends = [e for _, _, s, _ in found for e in (s.mean, *(s.interval or ()))]
@@ -127,24 +128,28 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         def up(value: float, low: float = low, high: float = high) -> float:
             return round(8 + (height - 30) * (high - value) / (high - low), 1)
 
-        dots = []
-        for position, group, summary, price in found:
-            ends_of = (None, None) if summary.interval is None else map(up, summary.interval)
-            bottom, top = ends_of
+        dots: list[dict[str, Any]] = []
+        named: list[tuple[float, float, float]] = []  # names: from, to, how far down
+        for position, group, summary, price in sorted(found, key=lambda one: up(one[2].mean)):
+            bottom, top = map(up, summary.interval) if summary.interval else (None, None)
             text = f"{score.number(summary.mean)} at {significant(price, 3)} training FLOPs"
+            name, x, y = short(group.name, 20), across(scale(price)), up(summary.mean)
+            to = x + 12 + 6 * len(name)
+            line = max([y, *(down + 11 for start, end, down in named if start < to and x < end)])
+            named.append((x, to, line))
             dots.append(
                 {
                     "colour": position % len(GROUPS),
-                    "name": short(group.name, 20),
+                    "name": name,
+                    "line": round(line, 1),
                     "title": f"{short(group.name)}: {text}",
-                    "x": across(scale(price)),
-                    "y": up(summary.mean),
+                    "x": x,
+                    "y": y,
                     "low": bottom,
                     "high": top,
                 }
             )
-        front = front_of([(price, s.mean if higher else -s.mean) for _, _, s, price in found])
-        ticks = round_ticks(first, last, 4)
+        front = front_of([(dot["x"], -dot["y"] if higher else dot["y"]) for dot in dots])
         exact = scale is float
         yield {
             "title": f"{ranked}, by {COST}",
@@ -154,7 +159,8 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "right": right,
             "up": [{"at": up(v), "text": text} for v, text in round_ticks(low, high, 5)],
             "across": [
-                {"at": across(v), "text": significant(v if exact else 10**v, 2)} for v, _ in ticks
+                {"at": across(v), "text": significant(v if exact else 10**v, 2)}
+                for v, _ in round_ticks(first, last, 4)
             ],
             "dots": dots,
             "front": "M" + "L".join(f"{dots[i]['x']} {dots[i]['y']}" for i in front),
