@@ -53,6 +53,7 @@ class Listing:
         standardise: how vectors become a model's input: ``first``, less the mean and over the
             standard deviation of the first bucket's training vectors; ``past``, of those of all
             buckets so far; ``none``, as they are.
+        may_repeat: equal vectors are no mistake, as of measurements: no warning about some.
     """
 
     layout: str
@@ -65,6 +66,7 @@ class Listing:
     source: str = ""
     times: Mapping[str, str] = field(default_factory=dict)
     standardise: str = "none"
+    may_repeat: bool = False
 
     def __post_init__(self) -> None:
         if self.standardise not in STANDARDISE:

@@ -44,7 +44,7 @@ class Vectors:
 class ImageSet:
     """Image files, or vectors, and their labels, in a fixed order; nothing is decoded."""
 
-    paths: tuple[Path, ...]  # of a vector, its row: ``FOLDER/row 17``
+    paths: tuple[Path, ...]  # of a vector, its row: ``FILE/row 17``
     labels: NDArray[np.int64]  # (len(paths),), an index into the stream's class names; read-only
     # SHA-256 of each file, or of a vector's bytes, hexadecimal; empty where not yet known.
     contents: tuple[str, ...] = ()
@@ -79,22 +79,23 @@ def image_set(entries: Iterable[tuple[int, Path]]) -> ImageSet:
 
 
 def vector_set(
-    entries: Iterable[tuple[int, int]], *, array: NDArray[np.float32], root: Path, first_row: int
+    entries: Iterable[tuple[int, int]], *, array: NDArray[np.float32], source: Path, first_row: int
 ) -> ImageSet:
     """The vectors of one bucket, given as (label, row), in the order of label and content."""
     found = []
     for label, row in entries:
         if not np.isfinite(array[row]).all():
             raise DataError(
-                f"row {row + first_row} of the vectors in {path_text(root)} holds a number that is "
-                "missing, infinite or beyond the range of 32-bit floats; expected finite ones"
+                f"{path_text(source)} row {row + first_row} holds a number that is missing, "
+                "infinite or beyond the range of 32-bit floats; expected finite ones, or of "
+                "missing ones dataset_args=fill=NUMBER"
             )
         content = hashlib.sha256(array[row].astype("<f4", copy=False).tobytes()).hexdigest()
         found.append((label, content, row))
     labels, contents, rows = zip(*sorted(found), strict=True)
     of_labels = np.array(labels, dtype=np.int64)
     of_labels.setflags(write=False)
-    paths = tuple(root / f"row {row + first_row}" for row in rows)
+    paths = tuple(source / f"row {row + first_row}" for row in rows)
     return ImageSet(paths, of_labels, contents, Vectors(array, np.array(rows, dtype=np.int64)))
 
 

@@ -7,6 +7,7 @@ at once, as in test_parity_avalanche.py: then weights and cells agree.
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,13 @@ from avalanche.benchmarks import nc_benchmark
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training import plugins
 from avalanche.training.supervised import Naive
-from plain_avalanche import LwfInEvaluation, PerImageEwc
+from plain_avalanche import (
+    DerOfAllImages,
+    DerOfLastStep,
+    LwfInEvaluation,
+    LwfOfAllClasses,
+    PerImageEwc,
+)
 from strategy_runs import on_features, strategy_on
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -76,7 +83,7 @@ def ours(stream, strategy, **changes):
     return found
 
 
-def theirs(stream, plugin=None):
+def theirs(stream, plugin=None, strategy=Naive):
     """Avalanche deals out the images itself, from one dataset of all."""
     parts = [stream.train(position) for position in range(len(stream.keys))]
     parts = [(part.images.clone(), part.labels.clone()) for part in parts]
@@ -86,7 +93,7 @@ def theirs(stream, plugin=None):
     whole = as_classification_dataset(whole)
     benchmark = nc_benchmark(whole, whole, 5, task_labels=False, fixed_class_order=list(ORDER))
     model = network(stream.width)
-    trained = Naive(
+    trained = strategy(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05, **OPTIMISER),
         criterion=nn.CrossEntropyLoss(),
@@ -120,6 +127,11 @@ def apart(one, other):
             {"strategy_args": "strength=2,images=0"},
             lambda: PerImageEwc(ewc_lambda=1.0),
         ),
+        (
+            "lwf",
+            {"strategy_args": "strength=1,temperature=2"},
+            lambda: LwfOfAllClasses(alpha=1, temperature=2),
+        ),
     ],
 )
 def test_the_same_weights_and_cells_as_nc_benchmark(stream, monkeypatch, strategy, changes, plugin):
@@ -129,8 +141,18 @@ def test_the_same_weights_and_cells_as_nc_benchmark(stream, monkeypatch, strateg
     held, expected = ours(stream, strategy, **changes), theirs(stream, plugin())
     assert max(apart(held, expected)) < TOLERANCE
     assert [row for _, row in held] == [row for _, row in expected]
-    # Of the first classes, next to nothing is left where nothing is done about it.
-    assert (held[-1][1][0] < held[0][1][0] / 10) == (strategy == "naive")
+    # Of the first classes, next to nothing is left where no image of theirs or weight is held.
+    assert (held[-1][1][0] < held[0][1][0] / 10) == (strategy in ("naive", "lwf"))
+
+
+def test_derpp_is_avalanches_where_all_is_remembered(stream):
+    """Then its one batch of the memory is our two; theirs keeps the answers after the bucket."""
+    their_der = partial(DerOfLastStep, mem_size=2000, alpha=0.5, beta=0.5)
+    held, expected = ours(stream, "derpp"), theirs(stream, strategy=their_der)
+    assert max(apart(held, expected)) < TOLERANCE
+    assert [row for _, row in held] == [row for _, row in expected]
+    as_it_is = theirs(stream, strategy=partial(DerOfAllImages, mem_size=2000, alpha=0.5, beta=0.5))
+    assert apart(held, as_it_is)[-1] > 100 * TOLERANCE
 
 
 def test_lwf_distils_classes_that_did_not_come_yet(stream):

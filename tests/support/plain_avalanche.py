@@ -1,6 +1,9 @@
 """Avalanche's plugins with a deviation from their papers undone."""
 
-from avalanche.training import plugins
+import copy
+from typing import Any
+
+from avalanche.training import DER, plugins
 
 
 class PerImageEwc(plugins.EWCPlugin):
@@ -16,3 +19,34 @@ class LwfInEvaluation(plugins.LwFPlugin):
     def after_training_exp(self, strategy, **kwargs):
         super().after_training_exp(strategy, **kwargs)
         self.lwf.prev_model.eval()
+
+
+class LwfOfAllClasses(LwfInEvaluation):
+    """It distils all classes of the head, and not those seen so far alone."""
+
+    def after_training_exp(self, strategy, **kwargs):
+        super().after_training_exp(strategy, **kwargs)
+        self.lwf.prev_classes_by_task[0] = set(range(strategy.mb_output.shape[1]))
+
+
+class DerOfAllImages(DER):
+    """Each step takes all that is remembered."""
+
+    def _before_training_exp(self, **kwargs):
+        self.batch_size_mem = max(1, len(self.storage_policy.buffer))
+        super()._before_training_exp(**kwargs)
+
+
+class DerOfLastStep(DerOfAllImages):
+    """Remembered are the answers of a bucket's last step, before it changed the weights."""
+
+    model: Any
+
+    def _before_update(self, **kwargs):
+        self.before = copy.deepcopy(self.model)
+        super()._before_update(**kwargs)
+
+    def _after_training_exp(self, **kwargs):
+        after, self.model = self.model, self.before
+        super()._after_training_exp(**kwargs)
+        self.model = after

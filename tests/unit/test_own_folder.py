@@ -94,7 +94,7 @@ def test_a_class_may_be_missing_in_a_bucket_with_a_warning(root):
     """A stream of years need not have every class in each."""
     shutil.rmtree(root / "2005" / "bus")
     (warning,) = load(root).warnings
-    assert warning == "class 'bus' has no training images in bucket '2005'"
+    assert warning == "class 'bus' is not in the training set of bucket '2005'"
 
 
 def test_a_photo_in_two_years_is_a_leak(root):

@@ -46,9 +46,6 @@ def no_default(root, first: int):
 def of_lists(root, years: list = ()):
     return None
 
-def takes_name(root, name: str = "x"):
-    return None
-
 def of_nothing():
     return None
 
@@ -112,7 +109,6 @@ def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
         ("untyped", "takes first=1; expected a function of the folder"),
         ("no_default", "takes first: int; expected"),
         ("of_lists", "takes years: list = (); expected"),
-        ("takes_name", "takes name, which every stream has"),
         ("of_nothing", "takes no folder"),
         ("number", "cannot be called"),
         ("raises", "raised RuntimeError: not today or ever"),

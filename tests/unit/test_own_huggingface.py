@@ -147,8 +147,8 @@ def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):
         load(photos)
     with pytest.raises(DataError, match="no column 'when'"):
         load(root, buckets="year", time="when")
-    with pytest.raises(DataError, match="as column 'photo'; expected images"):
-        load(root, image="photo")
+    with pytest.raises(DataError, match="as column 'time'; expected images"):
+        load(root, image="time")
     rows = write_years(tmp_path / "photos", train=1)
     as_dataset(tmp_path / "photos", rows).save_to_disk(str(tmp_path / "damaged"))
     (arrow,) = (tmp_path / "damaged").glob("*.arrow")

@@ -124,7 +124,7 @@ def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
     table.loc[5, "b"] = np.nan
     for kind, row in (("csv", 7), ("parquet", 6), ("npz", 6)):
         file = stored(table, tmp_path, kind)
-        with pytest.raises(DataError, match=f"row {row} lacks number 2 of 3"):
+        with pytest.raises(DataError, match=f"{file.name} row {row} holds a number that is miss"):
             loaded(file, tmp_path)
         vectors = loaded(file, tmp_path, fill="-7").buckets[0].train.vectors
         assert (vectors[:] == -7).sum() == 1
@@ -161,7 +161,10 @@ def test_columns_that_are_not_there_are_one_line(table, tmp_path, arguments, tol
 def test_arrays_of_other_shapes_are_one_line(tmp_path):
     file = tmp_path / "x.npz"
     for arrays, told in (
-        ({"numbers": np.ones((4, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]}, "no array"),
+        (
+            {"numbers": np.ones((4, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
+            "no column .vec.*columns=C",
+        ),
         (
             {"vectors": np.ones(4), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
             "not .rows, width",
@@ -183,7 +186,8 @@ def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):
     """Tables repeat rows; more than half of a bucket in another one is a mistake."""
     table.loc[39, COLUMNS] = table.loc[0, COLUMNS].to_numpy()
     (warning, *_) = loaded(stored(table, tmp_path, "csv"), tmp_path).warnings
-    assert "1 image is in both a training and a test set" in warning
+    assert "1 row is in both a training and a test set" in warning
+    assert f"{tmp_path}/numbers.csv/row 2 and " in warning
     table.loc[10:19, COLUMNS] = table.loc[0:9, COLUMNS].to_numpy()
     with pytest.raises(DataError, match="buckets and splits must be disjoint"):
         loaded(stored(table, tmp_path, "csv"), tmp_path)
@@ -226,6 +230,8 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     assert len(weather(tmp_path, buckets="quarter").buckets) == 16
     assert stream.digest == DIGEST
     assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
+    (warning,) = rain.warnings  # that two days measured the same is none
+    assert warning.startswith("class 'drizzle' is not in the training set of bucket '2014'")
     assert rain.absent_classes["train"] == {"2014": ["drizzle", "snow"], "2015": ["snow"]}
     for name, value in (("buckets", "week"), ("standardise", "all")):
         with pytest.raises(ConfigError, match=f"has {name}='{value}'; expected"):

@@ -68,12 +68,14 @@ def stream_of(
     images = _images(buckets, listing.class_names, tested_on)
     # Where a bucket is tested on its training images, that is no finding.
     compared = [i for i in images if protocol != STREAMING or i.split == "train"]
+    what = "row" if buckets[0].train.vectors is not None else "image"
+    shared = _shared_images(compared, tested_on, what)
     return BucketStream(
         name=name,
         class_names=listing.class_names,
         buckets=buckets,
         digest=_digest(images),
-        warnings=(*listing.warnings, *warnings, *_shared_images(compared, tested_on)),
+        warnings=(*listing.warnings, *warnings, *(() if listing.may_repeat else shared)),
         layout=listing.layout,
         protocol=protocol,
         split=chosen_split,
@@ -162,7 +164,7 @@ def _kind(copies: Sequence[Image]) -> str:
     return next(differs, "within-bucket")
 
 
-def _shared_images(images: Sequence[Image], tested_on: str) -> tuple[str, ...]:
+def _shared_images(images: Sequence[Image], tested_on: str, what: str) -> tuple[str, ...]:
     """Warnings about images that are in two places; an error where two places are the same."""
     found = doubles(images)
     sizes = Counter(place for place, _ in {((i.split, i.bucket), i.content) for i in images})
@@ -173,9 +175,9 @@ def _shared_images(images: Sequence[Image], tested_on: str) -> tuple[str, ...]:
     for places, pairs in shared.items():
         smaller = min(sizes[place] for place in places)
         if 2 * len(pairs) > smaller:
-            both = " and ".join(f"bucket {bucket}'s {split} images" for split, bucket in places)
+            both = " and ".join(f"bucket {bucket}'s {split} {what}s" for split, bucket in places)
             raise DataError(
-                f"{both} share {len(pairs)} of {smaller} images, the first as {_both(pairs[0])}; "
+                f"{both} share {len(pairs)} of {smaller} {what}s, the first as {_both(pairs[0])}; "
                 "buckets and splits must be disjoint: unpack a dataset again whose metadata lists "
                 "images twice, or pass more columns of a table whose rows repeat"
             )
@@ -186,7 +188,7 @@ def _shared_images(images: Sequence[Image], tested_on: str) -> tuple[str, ...]:
         ("across-classes", "under more than one class"),
     ):
         if of_kind := [copies for its_kind, copies in found if its_kind == kind]:
-            number = "1 image is" if len(of_kind) == 1 else f"{len(of_kind)} images are"
+            number = f"1 {what} is" if len(of_kind) == 1 else f"{len(of_kind)} {what}s are"
             first = _both(_first_of_each(of_kind[0], _DOUBLES[kind]))
             warnings.append(f"{number} {finding}; the first is {first}")
     return tuple(warnings)

@@ -176,8 +176,13 @@ def _checked(value: Any, *, dims: int, what: str) -> Tensor:
     """A tensor of finite floating-point numbers with *dims* dimensions of sensible sizes."""
     import torch
 
-    if not isinstance(value, torch.Tensor):
-        raise DataError(f"{what} is a {type(value).__name__}; expected a tensor of features")
+    if not isinstance(value, torch.Tensor) or not is_plain(value) or not value.is_floating_point():
+        kind = getattr(value, "dtype", type(value).__name__)
+        layout = getattr(value, "layout", None)
+        raise DataError(
+            f"{what} holds {kind}, layout {layout}; expected a plain tensor of floating-point "
+            "numbers"
+        )
     shape = tuple(value.shape)
     if len(shape) != dims or not 0 < shape[-1] <= MAX_FEATURES_WIDTH:
         wanted = "(width,)" if dims == 1 else "(images, width)"
@@ -185,16 +190,15 @@ def _checked(value: Any, *, dims: int, what: str) -> Tensor:
             f"{what} has the shape {shape}; expected {wanted} with a width of 1 to "
             f"{MAX_FEATURES_WIDTH}"
         )
-    if not is_plain(value) or not value.is_floating_point():
-        raise DataError(
-            f"{what} holds {value.dtype} in the layout {value.layout}; expected a plain tensor of "
-            "floating-point numbers"
-        )
     if not holds_all(value):
         raise DataError(f"{what} claims {value.numel()} numbers but does not hold them")
-    if not bool(torch.isfinite(value).all()):
-        raise DataError(f"{what} holds numbers that are not finite; unpack the dataset again")
-    return value.detach()
+    found = value.detach().float()
+    if not bool(torch.isfinite(found).all()):
+        raise DataError(
+            f"{what} holds numbers that are not finite, or beyond the range of 32-bit floats; "
+            "unpack the dataset again"
+        )
+    return found
 
 
 def _labels(value: Any) -> list[int]:
@@ -212,15 +216,10 @@ def _labels(value: Any) -> list[int]:
 
 
 def _stacked(rows: Sequence[Tensor]) -> NDArray[np.float32]:
-    import torch
-
     widths = sorted({int(row.shape[0]) for row in rows})
     if len(widths) > 1:
         raise DataError(
             f"the features of one bucket have {widths[0]} and {widths[-1]} numbers; expected one "
             "width for all images: unpack the dataset again"
         )
-    array: NDArray[np.float32] = torch.stack([row.float() for row in rows]).numpy()
-    if not np.isfinite(array).all():  # a float64 beyond what a float32 holds
-        raise DataError("features hold numbers beyond the range of 32-bit floats")
-    return array
+    return np.stack([row.numpy() for row in rows])

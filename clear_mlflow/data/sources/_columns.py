@@ -31,6 +31,7 @@ from clear_mlflow.data.sources._times import HALF, MONTH, QUARTER, YEAR, Time, p
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pandas import Categorical
 
 _PERIODS: Final = {"year": YEAR, "half": HALF, "quarter": QUARTER, "month": MONTH}
@@ -71,10 +72,10 @@ class ColumnArguments(OrderedArguments):
 
 
 def wanted_columns(
-    arguments: ColumnArguments, known: Sequence[str], named_in: str, *, path: str | None = None
+    arguments: ColumnArguments, known: Sequence[str], named_in: str, **others: str
 ) -> dict[str, str]:
-    """The columns to read, of those that there are, and what each is: a label, a bucket, a path."""
-    needed = [] if path is None else [(path, "path", "", "")]
+    """The columns to read, and what each is; *others*, of some sources, by their arguments."""
+    needed = [(name, role, "", "") for role, name in others.items()]
     needed.append((arguments.label, "label", "", ""))
     if arguments.buckets == NONE:
         advice = ", or time=COLUMN with buckets=year"
@@ -96,6 +97,27 @@ def wanted_columns(
             "expected a column for each"
         )
     return roles
+
+
+def text_column(column: pa.ChunkedArray, role: str, named_in: str, first_row: int) -> Categorical:
+    """A column as texts, of which each distinct one is there once."""
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    if column.null_count:
+        row = int(compute.index(column.is_null(), True).as_py()) + first_row
+        raise DataError(f"{named_in} row {row} has no {role}; expected one in every row")
+    kind = column.type
+    if types.is_nested(kind):
+        raise DataError(f"{named_in} has {kind} as {role}; several at once are not learned here")
+    if types.is_dictionary(kind) and not types.is_string(kind.value_type):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("s"), safe=False)
+    # Not decoded: a long text that a million rows have stays one text.
+    if not types.is_dictionary(kind):
+        column = column.cast(pa.string()).dictionary_encode()
+    return column.unify_dictionaries().to_pandas().cat.remove_unused_categories().array
 
 
 def listing_of_columns(

@@ -138,7 +138,7 @@ def listing_of(
     if odd:
         raise DataError(f"{named_in} has a split {shown(odd[0])}; expected {TRAIN} or {TEST}")
     if not parts[TRAIN]:
-        raise DataError(f"{named_in} has no images to train on; expected some in every bucket")
+        raise DataError(f"{named_in} has nothing to train on; expected some in every bucket")
     trained, tested = parts[TRAIN], parts[TEST]
     class_names = _class_names(trained, tested, named_in)
     keys = in_time_order({*trained, *tested}, order=order, named_in=named_in)
@@ -155,7 +155,7 @@ def listing_of(
     if array is not None:
         if array.ndim != 2 or not array.shape[1]:
             raise DataError(f"{named_in} has the shape {array.shape}; expected (rows, width)")
-        made = partial(vector_set, array=array, root=real_root, first_row=first_row)
+        made = partial(vector_set, array=array, source=Path(named_in), first_row=first_row)
 
     def image_sets_of(part: Mapping[str, list[tuple[str, Any]]]) -> dict[str, ImageSet]:
         return {
@@ -170,8 +170,8 @@ def listing_of(
         for key in images:
             if key not in tested:
                 raise DataError(
-                    f"{named_in} has no test images of bucket {shown(key)}; expected some of every "
-                    "bucket, or pass split=0 to hold out 30 % of its training images"
+                    f"{named_in} has no test set of bucket {shown(key)}; expected one of every "
+                    "bucket, or pass split=0 to hold out 30 % of its training set"
                 )
         return image_sets_of({key: tested[key] for key in images})
 
@@ -203,8 +203,8 @@ def _class_names(
     for bucket, of_bucket in tested.items():
         if only := sorted({name for name, _ in of_bucket} - names):
             raise DataError(
-                f"{named_in} has images of class {shown(only[0])} to test on in bucket "
-                f"{shown(bucket)}, and none to train on in any; expected both"
+                f"{named_in} has class {shown(only[0])} in the test set of bucket "
+                f"{shown(bucket)}, and in no training set; expected both"
             )
     for name in sorted(names):
         if not is_class_name(name) or len(name) > MAX_TEXT_CHARACTERS:
@@ -277,7 +277,7 @@ def _oddities(
     if missing:
         name, key = missing[0]
         more = f", and so {len(missing) - 1} more" if len(missing) > 1 else ""
-        yield f"class {shown(name)} has no training images in bucket {shown(key)}{more}"
+        yield f"class {shown(name)} is not in the training set of bucket {shown(key)}{more}"
     if alone := [key for key in keys if key not in trained]:
         names = ", ".join(shown(key) for key in alone[:8])
-        yield f"left out, for want of training images: the test images of bucket {names}"
+        yield f"left out, for want of a training set: the test set of bucket {names}"

@@ -76,8 +76,6 @@ class FunctionSource:
             kind = hints.get(parameter.name)
             if kind not in _KINDS or not isinstance(parameter.default, _KINDS):
                 raise self._refusal(f"takes {parameter}")
-            if parameter.name in _OF_ALL:
-                raise self._refusal(f"takes {parameter.name}, which every stream has")
             fields.append((parameter.name, kind, parameter.default))
         self._own = frozenset(name for name, *_ in fields)
         return dataclasses.make_dataclass(
@@ -93,6 +91,3 @@ class FunctionSource:
             "of annotated ints, floats, bools and strs with defaults: def photos(root: Path | "
             "None, *, first: int = 1930) -> Listing"
         )
-
-
-_OF_ALL = tuple(field.name for field in dataclasses.fields(StreamArguments))

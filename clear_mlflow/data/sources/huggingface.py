@@ -32,11 +32,11 @@ from clear_mlflow.data.files import (
     regular_file,
     resolve_root,
 )
-from clear_mlflow.data.sources._arrow import check_type, text_column
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     listing_of_columns,
     names_of,
+    text_column,
     wanted_columns,
 )
 from clear_mlflow.data.sources._entries import NONE, TRAIN
@@ -205,19 +205,15 @@ def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Catego
     import pyarrow as pa
 
     features = rows.features
-    if arguments.vector not in (NONE, *features):
+    role = "image" if arguments.vector == NONE else "vector"
+    content = getattr(arguments, role)
+    wanted = wanted_columns(arguments, list(features), named_in, **{role: content})
+    if role == "image" and not isinstance(features[content], datasets.Image):
         raise DataError(
-            f"{named_in} has no column {shown(arguments.vector)}; its columns are "
-            f"{names_of(list(features))}: pass dataset_args=vector=COLUMN"
+            f"{named_in} has {shown(features[content])} as column {shown(content)}; expected "
+            f"images, its columns are {names_of(list(features))}: pass dataset_args=image=COLUMN"
         )
-    is_image = isinstance(features.get(arguments.image), datasets.Image)
-    if arguments.vector == NONE and not is_image:
-        raise DataError(
-            f"{named_in} has {shown(features.get(arguments.image))} as column "
-            f"{shown(arguments.image)}; expected images, its columns are "
-            f"{names_of(list(features))}: pass dataset_args=image=COLUMN"
-        )
-    wanted = wanted_columns(arguments, list(features), named_in)
+    del wanted[content]
     table = rows.select_columns(list(wanted)).with_format("arrow")[:]
     found = {}
     for name, role in wanted.items():
@@ -225,7 +221,6 @@ def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Catego
         if isinstance(features[name], datasets.ClassLabel):
             names = pa.array([*features[name].names, None])  # -1 says that a row has no label
             column = pa.chunked_array([names.take(pa.array(column.to_numpy() % len(names)))])
-        check_type(column.type, name, role, named_in)
         found[name] = text_column(column, role, named_in, 0)
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -23,10 +22,10 @@ from clear_mlflow.data.files import (
     resolve_root,
     stored_path,
 )
-from clear_mlflow.data.sources._arrow import check_type, text_column
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     listing_of_columns,
+    text_column,
     wanted_columns,
 )
 from clear_mlflow.data.sources._entries import AUTO
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 NEEDS_FOLDER = True
 
 _ENDINGS = (".csv", ".parquet")
-_LONGEST_HEADER = 2**20
 _CSV, _PARQUET = _ENDINGS
 
 
@@ -115,7 +113,7 @@ def one_line_of(file: Path) -> Iterator[None]:
     import pyarrow as pa
     from safetensors import SafetensorError
 
-    damaged = (pa.ArrowException, SafetensorError, zipfile.BadZipFile, csv.Error, LookupError)
+    damaged = (pa.ArrowException, SafetensorError, zipfile.BadZipFile, LookupError)
     try:
         yield
     except (*damaged, OSError, ValueError, MemoryError) as error:
@@ -131,49 +129,38 @@ def _check_rows(number: int, file: Path) -> None:
 
 
 def read_csv(
-    file: Path, arguments: ColumnArguments, *, path: str | None = None
+    file: Path, arguments: ColumnArguments, **others: str
 ) -> tuple[dict[str, str], pd.DataFrame]:
     """The columns that are needed, each with what it is, and all columns as texts."""
     import pandas as pd
 
-    with file.open(encoding="utf-8-sig", newline="") as text:
-        header = text.readline(_LONGEST_HEADER)
-    if not header.endswith("\n"):
-        raise DataError(
-            f"{path_text(file)} has no rows, or no line of column names before them; expected "
-            "such a line, as path,label,time"
-        )
-    roles = _roles(next(csv.reader([header]), []), arguments, file, path)
-    # Texts as they are: NA, None and 007 are names.
+    # Texts as they are, names of columns, too: NA, None and 007 are names.
     found = pd.read_csv(
         file,
         dtype=str,
         keep_default_na=False,
+        header=None,
         encoding="utf-8-sig",
-        nrows=MAX_TABLE_ROWS + 1,
-    )
-    if not isinstance(found.index, pd.RangeIndex):  # pandas then takes the first column for names
-        raise ValueError("its rows have more columns than its first line names")
-    _check_rows(len(found), file)
-    return roles, found.fillna("")
+        nrows=MAX_TABLE_ROWS + 2,
+    ).fillna("")
+    found.columns = pd.Index(found.iloc[0])
+    _check_rows(len(found) - 1, file)
+    return _roles(list(found.columns), arguments, file, **others), found.iloc[1:]
 
 
-def read_parquet(
-    file: Path, arguments: ColumnArguments, *, path: str | None = None
-) -> dict[str, Categorical]:
+def read_parquet(file: Path, arguments: ColumnArguments, **others: str) -> dict[str, Categorical]:
     """The columns that are needed, as texts."""
     import pyarrow as pa
     from pyarrow import parquet
 
     with parquet.ParquetFile(file) as opened:
         about, schema = opened.metadata, opened.schema_arrow
-        roles = _roles(schema.names, arguments, file, path)
-        for name, role in roles.items():
-            check_type(schema.field(name).type, name, role, path_text(file))
+        roles = _roles(schema.names, arguments, file, **others)
         rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
     _check_rows(sum(rows) if all(number >= 0 for number in rows) else -1, file)
     # As dictionaries: a long text that a million rows have stays one text.
-    with parquet.ParquetFile(file, read_dictionary=list(roles)) as opened:
+    flat = [name for name in roles if not pa.types.is_nested(schema.field(name).type)]
+    with parquet.ParquetFile(file, read_dictionary=flat) as opened:
         groups, taken = [], 0
         for i in range(len(rows)):
             groups.append(opened.read_row_group(i, columns=list(roles)))
@@ -191,7 +178,7 @@ def read_parquet(
 
 
 def _roles(
-    known: Sequence[str], arguments: ColumnArguments, file: Path, path: str | None
+    known: Sequence[str], arguments: ColumnArguments, file: Path, **others: str
 ) -> dict[str, str]:
     """The columns to read, and what each is."""
     named_in = path_text(file)
@@ -200,4 +187,4 @@ def _roles(
             f"{named_in} has {len(known)} columns, {len(set(known))} of different names; expected "
             f"at most {MAX_TABLE_COLUMNS}, each of a name of its own"
         )
-    return wanted_columns(arguments, known, named_in, path=path)
+    return wanted_columns(arguments, known, named_in, **others)

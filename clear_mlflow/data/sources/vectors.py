@@ -78,7 +78,8 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
     first_row = 2 if file.suffix.lower() == ".csv" else 1
     with one_line_of(file):
         columns, vectors = _READERS[file.suffix.lower()](file, arguments)
-    _fill_missing(vectors, arguments.fill, path_text(file), first_row)
+    if arguments.fill != NONE:
+        vectors[np.isnan(vectors)] = float(arguments.fill)
     found = listing_of_columns(
         vectors,
         columns,
@@ -89,21 +90,6 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
         first_row=first_row,
     )
     return dataclasses.replace(found, source=path_text(file), standardise=arguments.standardise)
-
-
-def _fill_missing(vectors: NDArray[np.float32], fill: str, named_in: str, first_row: int) -> None:
-    """Fill what is missing, in place, or refuse it."""
-    for start in range(0, len(vectors), 2**16):
-        some = vectors[start : start + 2**16]
-        missing = np.isnan(some)
-        if fill != NONE:
-            some[missing] = float(fill)
-        elif missing.any():
-            row, column = (int(where[0]) for where in np.nonzero(missing))
-            raise DataError(
-                f"{named_in} row {start + row + first_row} lacks number {column + 1} of "
-                f"{vectors.shape[1]}; expected all, or dataset_args=fill=NUMBER in their place"
-            )
 
 
 def _of_csv(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
@@ -172,12 +158,7 @@ def _of_arrays(
     else:
         arrays = load_file(file)
     name = _ARRAY if arguments.columns == AUTO else arguments.columns
-    if name not in arrays:
-        raise DataError(
-            f"{path_text(file)} has no array {shown(name)}, only {names_of(list(arrays))}; "
-            "pass dataset_args=columns=NAME with that of the vectors"
-        )
-    roles = wanted_columns(arguments, list(arrays), path_text(file), path=name)
+    roles = wanted_columns(arguments, list(arrays), path_text(file), columns=name)
     vectors, *texts = (np.asarray(arrays[name]) for name in roles)
     if (
         vectors.ndim != 2
@@ -210,7 +191,7 @@ def _number_columns(
     """The columns of the numbers, in the order in which they are named."""
     used = {arguments.label, arguments.time, arguments.bucket, arguments.split, *roles}
     # What pandas writes beside a table's own columns is no number of a row's.
-    names = [n for n in known if n not in used and not n.startswith("__index_level_")]
+    names = [n for n in known if n and n not in used and not n.startswith("__index_level_")]
     if arguments.columns != AUTO:
         names = arguments.columns.split(":")
     if arguments.text != NONE:

@@ -55,4 +55,4 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
         standardise=arguments.standardise,
     )
     found = vectors.listing(_TABLE, of_table, cache_dir=cache_dir)
-    return dataclasses.replace(found, layout="weather", source="embedded")
+    return dataclasses.replace(found, layout="weather", source="embedded", may_repeat=True)
