@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -100,6 +101,12 @@ def names_in(folder: Path) -> list[str]:
         return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
     except OSError as error:
         raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
+
+
+def names_of(names: Sequence[str]) -> str:
+    """Names for a message."""
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(shown(name) for name in names[:12]) + more or "nothing"
 
 
 def images_in(
@@ -301,6 +308,18 @@ def expect_file(path: Path, *, root: Path, limit: int) -> None:
             f"{path_text(path)} has {size} bytes; expected {limit} at most, so it is not what its "
             "name says"
         )
+
+
+def expect_unpacked(path: Path, limit: int) -> None:
+    """Refuse a zip file that claims to hold more: one of some kilobytes may hold so many zeros."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > limit:
+            raise DataError(
+                f"{path_text(path)} unpacks to {unpacked} bytes; expected {limit} at most, so it "
+                "is not what its name says"
+            )
 
 
 def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:

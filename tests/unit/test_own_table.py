@@ -267,7 +267,7 @@ def test_a_column_that_is_missing_is_one_line(root, header, arguments, told):
 def test_which_table_is_never_guessed(years, root):
     """One alone is taken; else it is named, by a path that stays in the folder."""
     assert "has 2 tables ('photos.csv', 'photos.parquet')" in refusal(years[0])
-    assert "has 0 tables (none)" in refusal(root)
+    assert "has 0 tables (nothing)" in refusal(root)
     assert "no '..'" in refusal(root, table="../t.csv")
     assert "is missing" in refusal(root, table="t.csv")
     assert "no table by its name" in refusal(root, table="t.xlsx")

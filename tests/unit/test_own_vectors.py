@@ -13,6 +13,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import Entry, listing_of, load_stream, own_listing
 from clear_mlflow.data.checking.content import stream_of
+from clear_mlflow.data.checking.findings import check_own
 from clear_mlflow.data.features.stored import load_features
 
 COLUMNS = ["a", "b", "c"]
@@ -232,6 +233,8 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
     (warning,) = rain.warnings  # that two days measured the same is none
     assert warning.startswith("class 'drizzle' is not in the training set of bucket '2014'")
+    checked = check_own("weather", "auto", {}, cache_dir=tmp_path, on_progress=lambda *_: None)
+    assert {problem.kind for problem in checked.problems} == {"empty-class"}
     assert rain.absent_classes["train"] == {"2014": ["drizzle", "snow"], "2015": ["snow"]}
     for name, value in (("buckets", "week"), ("standardise", "all")):
         with pytest.raises(ConfigError, match=f"has {name}='{value}'; expected"):

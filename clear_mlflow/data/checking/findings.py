@@ -158,7 +158,8 @@ class _Survey:
             for image, (content, wrong) in zip(self.images, seen, strict=True)
             if not wrong
         )
-        for kind, (first, *others) in doubles(sound):
+        may_repeat = self.listing is not None and self.listing.may_repeat
+        for kind, (first, *others) in () if may_repeat else doubles(sound):
             detail = f"{len(others) + 1} copies of one image"
             paths = tuple(image.path for image in others)
             self.problems.append(Problem(kind, first.path, detail, paths))

@@ -6,13 +6,12 @@ be a tensor that claims more than it holds.
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_BYTES
-from clear_mlflow.data.files import expect_file, path_text, reason
+from clear_mlflow.data.files import expect_file, expect_unpacked, path_text, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,15 +22,7 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
     import torch
 
     try:
-        # A zip file of some kilobytes may claim to hold gigabytes of zeros.
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > max_bytes:
-                raise DataError(
-                    f"{path_text(path)} unpacks to {unpacked} bytes; expected {max_bytes} at most, "
-                    "so it is not what its name says"
-                )
+        expect_unpacked(path, max_bytes)
         return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise

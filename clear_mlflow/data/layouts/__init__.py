@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import shown
-from clear_mlflow.data.files import path_text, reason
+from clear_mlflow.data.files import names_of, path_text, reason
 from clear_mlflow.data.problems import Report, stop
 from clear_mlflow.data.splits import Listing
-
-_MAX_NAMES_SHOWN = 8
 
 
 def find_listing(root: Path, *, name: str) -> Listing:
@@ -43,7 +40,7 @@ def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
         if len({folder for folder, _ in fitting}) > 1:
             raise DataError(
                 f"several datasets lie below {path_text(root)}: "
-                f"{_listed(sorted({folder.name for folder, _ in fitting}))}; pass the folder of one"
+                f"{names_of(sorted({folder.name for folder, _ in fitting}))}; pass one's folder"
             )
         if len(fitting) > 1:
             several = ", and of ".join(f"{name} ({modules[name].EXPECTED})" for _, name in fitting)
@@ -56,7 +53,7 @@ def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
     expected = ", or ".join(module.EXPECTED for module in modules.values())
     raise DataError(
         f"no known layout below {path_text(root)}: expected {expected}; found "
-        f"{_listed(found)}; pass the folder that the dataset was unpacked to"
+        f"{names_of(found)}; pass the folder that the dataset was unpacked to"
     )
 
 
@@ -79,10 +76,3 @@ def _names_in(root: Path) -> list[str]:
             f"data root {path_text(root)} cannot be read: {reason(error)}; pass the folder that "
             "the dataset was unpacked to, not an archive"
         ) from None
-
-
-def _listed(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
-    return ", ".join(shown(name) for name in names[:_MAX_NAMES_SHOWN]) + more

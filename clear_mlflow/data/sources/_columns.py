@@ -20,6 +20,7 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS
+from clear_mlflow.data.files import names_of
 from clear_mlflow.data.sources._entries import (
     NONE,
     TRAIN,
@@ -185,12 +186,6 @@ def _refuse(
     if len(rows):
         row = int(rows[0])
         raise DataError(f"{place(row)} has {message.replace('{}', shown(column[row]), 1)}")
-
-
-def names_of(columns: Sequence[str]) -> str:
-    """The names of columns for a message."""
-    more = f" and {len(columns) - 12} more" if len(columns) > 12 else ""
-    return ", ".join(shown(name) for name in columns[:12]) + more
 
 
 def _is_measurement(text: str) -> bool:

@@ -12,7 +12,6 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
     is_class_name,
+    names_of,
     path_text,
     read_json_object,
     reason,
@@ -35,7 +35,6 @@ from clear_mlflow.data.files import (
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     listing_of_columns,
-    names_of,
     text_column,
     wanted_columns,
 )
@@ -89,6 +88,8 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
         )
     named_in = arguments.hub if root is None else path_text(root)
     found = _loaded(root, arguments, named_in)
+    import datasets
+
     store = _Store((cache_dir / CACHE_FOLDER).resolve())
     try:
         rows, warnings = _one_dataset(found, arguments, named_in)
@@ -97,9 +98,11 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
         columns = _columns(rows, arguments, named_in)
         paths: list[Path] | NDArray[np.float32] = []
         if arguments.vector == NONE:
+            name, undecoded = arguments.image, datasets.Image(decode=False)
+            images = rows.select_columns([name]).cast_column(name, undecoded).with_format(None)
             paths = [
-                store.path(image, f"{named_in} row {row}", row)
-                for row, image in enumerate(_images(rows, arguments.image))
+                store.path(image[name], f"{named_in} row {row}", row)
+                for row, image in enumerate(images)
             ]
         else:
             column = rows.select_columns([arguments.vector]).with_format("numpy")
@@ -223,14 +226,6 @@ def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Catego
             column = pa.chunked_array([names.take(pa.array(column.to_numpy() % len(names)))])
         found[name] = text_column(column, role, named_in, 0)
     return found
-
-
-def _images(rows: Any, name: str) -> Iterator[Any]:
-    import datasets
-
-    undecoded = rows.select_columns([name]).cast_column(name, datasets.Image(decode=False))
-    for row in undecoded.with_format(None):
-        yield row[name]
 
 
 class _Store:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_COLUMNS, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
     expect_file,
     is_folder,
     names_in,
+    names_of,
     path_text,
     reason,
     resolve_root,
@@ -82,10 +82,9 @@ def find_file(root: Path, table: str, endings: tuple[str, ...], *, limit: int) -
     if table == AUTO:
         found = [name for name in names_in(root) if name.lower().endswith(endings)]
         if len(found) != 1:
-            there = ", ".join(shown(name) for name in found[:8]) or "none"
             raise DataError(
-                f"{path_text(root)} has {len(found)} tables ({there}); expected one that ends in "
-                f"{' or '.join(endings)}, or pass dataset_args=table=NAME"
+                f"{path_text(root)} has {len(found)} tables ({names_of(found)}); expected one that "
+                f"ends in {' or '.join(endings)}, or pass dataset_args=table=NAME"
             )
         table = found[0]
     file = stored_path(table, base=root, below=None, named_in=root)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,10 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, MAX_VECTORS_BYTES
-from clear_mlflow.data.files import path_text
+from clear_mlflow.data.files import expect_unpacked, names_of, path_text
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     listing_of_columns,
-    names_of,
     wanted_columns,
 )
 from clear_mlflow.data.sources._entries import AUTO, NONE
@@ -150,10 +148,7 @@ def _of_arrays(
 
     arrays: Mapping[str, Any]
     if file.suffix.lower() == ".npz":
-        # A zip file of some kilobytes may claim to hold gigabytes of zeros.
-        with zipfile.ZipFile(file) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > MAX_VECTORS_BYTES:
-                raise ValueError(f"it unpacks to more than {MAX_VECTORS_BYTES} bytes")
+        expect_unpacked(file, MAX_VECTORS_BYTES)
         arrays = np.load(file, allow_pickle=False)
     else:
         arrays = load_file(file)
