@@ -37,7 +37,7 @@ from clear_mlflow.grids import Grid, PlannedRun, digest_of, fingerprint, read_gr
 from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import logged_parameters
+from clear_mlflow.learning.parameters.logged import ARGUMENTS, logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.process.signals import StoppingSignals
@@ -487,6 +487,8 @@ def experiment_of_environment(client: MlflowClient) -> str:
 def _fingerprint_of_run(run: Run) -> str:
     """Of the parameters that a run was trained with; of one that had not begun, the tag."""
     if parameters := logged_parameters(run.data.params):
+        asked = {name: run.data.params.get(f"asked/{name}") for name in ARGUMENTS}
+        parameters |= {name: text for name, text in asked.items() if text is not None}
         with suppress(ConfigError):
             return fingerprint(TrainConfig.resolve(parameters))
     return str(run.data.tags[names.SWEEP_RUN_TAG])

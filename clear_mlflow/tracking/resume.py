@@ -25,7 +25,7 @@ from clear_mlflow.journal.journal import HeldError, Journal, left_journals, read
 from clear_mlflow.journal.resend import list_artifacts, send_waiting
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
-from clear_mlflow.learning.parameters.logged import dataset_runs_code
+from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.store import names
@@ -209,7 +209,7 @@ def parameters_to_resume(
     asked = {**texts, **named}
     wanted = TrainConfig.resolve(asked)
     # A strategy's and a dataset's own are compared when those that are left out are known.
-    check_parameters(point, wanted, but=("strategy_args", "dataset_args", "scenario_args"))
+    check_parameters(point, wanted, but=ARGUMENTS)
     return asked, wanted
 
 

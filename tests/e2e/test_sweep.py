@@ -39,7 +39,7 @@ QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
 SLOWER = {**QUICK, **SLOWLY}
 # .ci/nightly has those of a cluster killed at random, too.
 ENGINES = os.environ.get("CLEAR_MLFLOW_KILLED_ON", "local").split()
-FOUR = {"fixed": SLOWER, "grid": {"strategy": ["naive", "ncm"], "seed": [0, 1]}}
+FOUR = {"fixed": SLOWER, "grid": {"strategy": ["naive", "slda"], "seed": [0, 1]}}
 
 
 def started(grid, *arguments):

@@ -17,6 +17,9 @@ from clear_mlflow.learning.parameters.config import (
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import argument_text
 
+# In force with all their defaults, which who asks for a run need not name.
+ARGUMENTS = ("strategy_args", "dataset_args", "scenario_args")
+
 
 def parameters_to_log(
     config: TrainConfig,
