@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class Trained:
     model: nn.Module  # training continues with it: read it before the next row is asked for
     # Captures what training is resumed from; call it before the next row is asked for.
     snapshot: Callable[[], Snapshot] | None = None
-    standardised: tuple[Tensor, Tensor] | None = None  # see TrainingStream
+    standardised: Mapping[str, Tensor] = field(default_factory=dict)  # see TrainingStream
 
 
 def train(

@@ -27,11 +27,7 @@ from clear_mlflow.learning.arguments import dataset_arguments, scenario_argument
 from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
 from clear_mlflow.learning.device import resolve_device, resolve_precision, tf32, translate_oom
 from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
-from clear_mlflow.learning.inference.description import (
-    OF_A_STRATEGY,
-    STANDARDISED,
-    ModelDescription,
-)
+from clear_mlflow.learning.inference.description import OF_A_STRATEGY, ModelDescription
 from clear_mlflow.learning.loop import Trained, train
 from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
 from clear_mlflow.learning.models import check_model
@@ -231,8 +227,8 @@ class StreamTraining:
         model = state = no_state = None
         if self.group.rank == 0:
             if self._keeps_model(trained.row):
-                weights = trained.model.state_dict()
-                model = self._model_file(weights, trained.row, trained.standardised)
+                weights = {**trained.model.state_dict(), **trained.standardised}
+                model = self._model_file(weights, trained.row)
             if self.config.resumable == "on" and trained.snapshot is not None:
                 try:
                     state = to_bytes(trained.snapshot(), trained.row, predictions)
@@ -266,15 +262,10 @@ class StreamTraining:
         model = None
         if self._keeps_model(saved.row):
             stream.begin(max(saved.row.row - 1, 0))
-            model = self._model_file(saved.snapshot.model, saved.row, stream.standardised)
+            model = self._model_file({**saved.snapshot.model, **stream.standardised}, saved.row)
         return MeasuredRow(saved.row, saved.predictions, model)
 
-    def _model_file(
-        self,
-        state: Mapping[str, Tensor],
-        row: AccuracyRow,
-        standardised: tuple[Tensor, Tensor] | None,
-    ) -> bytes:
+    def _model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
         """The weights, and what they are of: enough to build the model again and to ask it."""
         config = self.config
         tensors = apart(state)  # weights may be tied
@@ -293,7 +284,6 @@ class StreamTraining:
             bucket=row.buckets[row.row - 1] if row.row else "",
             requirements=_requirements(),
         )
-        tensors |= dict(zip(STANDARDISED, standardised or (), strict=False))
         return save(tensors, metadata=about.as_metadata())
 
     def on_device(self) -> TrainingStream:

@@ -87,6 +87,13 @@ class EvaluationSet:
         return tuple(np.bincount(self.bucket, minlength=len(self.buckets)).tolist())
 
     @cached_property
+    def class_counts(self) -> NDArray[np.int64]:
+        """(T, classes): images of each class in each bucket."""
+        counts = np.zeros((len(self.buckets), len(self.class_names)), dtype=np.int64)
+        np.add.at(counts, (self.bucket, self.label), 1)
+        return counts
+
+    @cached_property
     def digest(self) -> str:
         """What settles whether two runs were tested on the same images in the same order.
 

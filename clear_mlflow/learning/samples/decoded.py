@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.device import RngPurpose, generator, storage_device
+from clear_mlflow.learning.inference.description import STANDARDISED
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.samples.photos import (
@@ -100,8 +101,8 @@ class TrainingStream(ABC):
         self.device = device
         self._train_sets = tuple(bucket.train for bucket in stream.buckets)
         self._test_sets = tuple(bucket.test for bucket in stream.buckets)
-        # Of vectors, (width,) each on the CPU: what they are less, and times; None: as they are.
-        self.standardised: tuple[Tensor, Tensor] | None = None
+        # Of vectors, STANDARDISED, (width,) each on the CPU; empty: vectors are as they are.
+        self.standardised: Mapping[str, Tensor] = {}
         self._selected: tuple[SampleIndices, Samples] | None = None
         self._test: HeldOutImages | None = None
 
@@ -221,7 +222,7 @@ class FeatureStream(TrainingStream):
             self._selected = self._test = None
             self.standardised = self._statistics(position + 1)
 
-    def _statistics(self, buckets: int) -> tuple[Tensor, Tensor]:
+    def _statistics(self, buckets: int) -> dict[str, Tensor]:
         """Mean, and one over the standard deviation, of training vectors; 1 where all are equal."""
         number, total = 0, np.zeros((2, self.width))
         middle = self._features.train[0][:1].astype(np.float64)  # so that squares do not cancel
@@ -233,12 +234,13 @@ class FeatureStream(TrainingStream):
         mean = total[0] / number
         deviation = np.sqrt(np.maximum(total[1] / number - mean**2, 0))
         scale = 1 / np.where(deviation > 0, deviation, 1)
-        return torch.from_numpy(mean + middle[0]).float(), torch.from_numpy(scale).float()
+        found = (torch.from_numpy(array).float() for array in (mean + middle[0], scale))
+        return dict(zip(STANDARDISED, found, strict=True))
 
     def _standardise(self, inputs: Tensor) -> Tensor:
         """In place."""
-        if self.standardised is not None:
-            mean, scale = (tensor.to(inputs.device) for tensor in self.standardised)
+        if self.standardised:
+            mean, scale = (tensor.to(inputs.device) for tensor in self.standardised.values())
             inputs.sub_(mean).mul_(scale)
         return inputs
 

@@ -61,23 +61,16 @@ def unseen_auroc(predictions: Predictions) -> float:
 
 def stay(predictions: Predictions) -> bool:
     """Whether all buckets have test images of the same classes."""
-    there = _classes_there(predictions)
+    there = predictions.images.class_counts > 0
     return bool((there == there[0]).all())
 
 
-def _classes_there(predictions: Predictions) -> NDArray[np.bool_]:
-    """(T, classes): which bucket has test images of which class."""
-    images = predictions.images
-    found = np.zeros((len(images.buckets), len(images.class_names)), dtype=np.bool_)
-    found[images.bucket, images.label] = True
-    return found
-
-
 def _presence(predictions: Predictions) -> NDArray[np.bool_]:
+    """(T, classes): which bucket has test images of which class."""
     predictions.learned()  # raises where nothing that was trained on is evidence
     if stay(predictions):
         raise UndefinedMetricError("needs classes that some buckets have and others lack")
-    return _classes_there(predictions)
+    return predictions.images.class_counts > 0
 
 
 def _just_trained(predictions: Predictions, *, is_new: bool) -> float:

@@ -7,8 +7,6 @@ of the matrix needs were stored; fractions in [0, 1], higher is better.
 
 from __future__ import annotations
 
-import numpy as np
-
 from clear_mlflow.metrics import clear, renate
 from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
 from clear_mlflow.metrics.from_predictions._classes import macro_matrix
@@ -34,9 +32,7 @@ def repeats_accuracy(predictions: Predictions) -> bool:
 
     It is where each bucket has as many test images of one class as of any other that it has.
     """
-    images = predictions.images
-    counts = np.zeros((len(images.buckets), len(images.class_names)), dtype=np.int64)
-    np.add.at(counts, (images.bucket, images.label), 1)
+    counts = predictions.images.class_counts
     most = counts.max(axis=1, keepdims=True)
     return bool(((counts == 0) | (counts == most)).all())
 

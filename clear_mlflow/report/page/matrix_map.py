@@ -80,8 +80,7 @@ def classes_map(images: EvaluationSet) -> dict[str, Any] | None:
 
     Of many classes those whose share changes most; None where all buckets have equal shares.
     """
-    counts = np.zeros((len(images.buckets), len(images.class_names)), dtype=np.int64)
-    np.add.at(counts, (images.bucket, images.label), 1)
+    counts = images.class_counts
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     change = np.ptp(shares, axis=0)
     if change.max() < _LEAST_CHANGE:
