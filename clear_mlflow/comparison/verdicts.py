@@ -318,10 +318,9 @@ class _Judge:
         better, worse = costs
         if better is None or worse is None or not (better.mean and worse.mean):
             return ""
-        ratio = better.mean / worse.mean
         if within_one_percent(better.mean, worse.mean):
             return ""
-        return f", at {significant(ratio, 2)} times the training FLOPs"
+        return f", at {significant(better.mean / worse.mean, 2)} times the training FLOPs"
 
     def _remarks(self, pair: Pair, found: _Evidence) -> str:
         """What a reader has to know of seeds, in a few words each."""

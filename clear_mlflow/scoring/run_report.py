@@ -72,7 +72,7 @@ def run_report(record: Record, scores: Scores, run: Run, summary: Mapping[str, f
         environment={
             **{shown: tags[tag] for tag, shown in _ENVIRONMENT.items() if tag in tags},
             **_measured(scores.times),
-            **_unknown_cost(record),
+            **({} if any(record.matrix.costs) else {"cost of its training": "not in its rows"}),
         },
         notes=notes,
         tests=scores.anytime.tests,
@@ -84,11 +84,6 @@ def configuration_of(params: Mapping[str, str]) -> dict[str, str]:
     used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
     plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
     return dict(sorted((plain | used).items()))
-
-
-def _unknown_cost(record: Record) -> dict[str, str]:
-    known = any(cost is not None for cost in record.matrix.costs)
-    return {} if known else {"cost of its training": "not in its rows"}
 
 
 def _profile(run: Run, dataset: str) -> Mapping[str, Any]:

@@ -65,11 +65,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             continue
         ends = [e for _, _, s, interval, _ in found for e in (s.mean, *(interval or ()))]
         low, high = _ends(min(ends), max(ends), score)
-
-        def at(value: float, low: float = low, high: float = high) -> float:
-            return round(left + (right - left) * (value - low) / (high - low), 1)
-
-        dots = []
+        at, dots = partial(_place, (low, high), (left, right)), []
         for row, (position, group, summary, interval, images) in enumerate(found):
             evidence = "test images" if images else many(summary.n, "seed")
             value = f"{score.number(summary.mean)} {interval_text(interval, score=score)}".rstrip()
@@ -119,15 +115,8 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         low, high = _ends(min(ends), max(ends), score)
         first, last = padded(scale(min(prices)), scale(max(prices)))
         right = width - 24 - 6 * max(len(short(group.name, 20)) for _, group, _, _ in found)
-
-        def across(
-            at: float, first: float = first, last: float = last, right: int = right
-        ) -> float:
-            return round(left + (right - left) * (at - first) / (last - first), 1)
-
-        def up(value: float, low: float = low, high: float = high) -> float:
-            return round(8 + (height - 30) * (high - value) / (high - low), 1)
-
+        across = partial(_place, (first, last), (left, right))
+        up = partial(_place, (low, high), (height - 22, 8))
         dots: list[dict[str, Any]] = []
         named: list[tuple[float, float, float]] = []  # names: from, to, how far down
         for position, group, summary, price in sorted(found, key=lambda one: up(one[2].mean)):
@@ -178,6 +167,12 @@ def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
         if not front or points[i][1] > points[front[-1]][1]:
             front.append(i)
     return front
+
+
+def _place(ends: tuple[float, float], pixels: tuple[int, int], value: float) -> float:
+    """Where a value between two ends is drawn, in pixels."""
+    (low, high), (first, last) = ends, pixels
+    return round(first + (last - first) * (value - low) / (high - low), 1)
 
 
 def _ends(low: float, high: float, score: Score) -> tuple[float, float]:

@@ -86,9 +86,8 @@ def budget_of(
         return None
     kind, _, number = config.budget.rpartition(":")
     counts = stream.train_counts
-    bounds = [batch_bounds(count, config.batch_size) for count in counts]
     unit = "images" if kind == _IMAGES else "FLOPs"
-    steps = [[stop - start for start, stop in of_bucket] for of_bucket in bounds]
+    steps = [[stop - start for start, stop in batch_bounds(n, config.batch_size)] for n in counts]
     if kind != _IMAGES:
         of_size = _naive_steps(config, twin, stream, {n for sizes in steps for n in sizes})
         steps = [[of_size[size] for size in sizes] for sizes in steps]
