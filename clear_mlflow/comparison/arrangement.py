@@ -200,8 +200,8 @@ def at_equal(subjects: Sequence[Subject], what: str) -> tuple[list[Subject], lis
     told = []
     if without := len(subjects) - len(known):
         told.append(f"{without} of {len(subjects)} runs say nothing of their {metric}: left out.")
-    about = f"All {len(kept)} runs lie within 1 % of {metric} {kept[0].summary[metric]:.3g}"
-    told.append(f"{about}; of another cost, and left out: {others}." if others else f"{about}.")
+    about = f"The {len(kept)} runs lie within 1 % of {metric} {kept[0].summary[metric]:.3g}"
+    told.append(f"{about}; left out, of another cost: {others}." if others else f"{about}.")
     return kept, told
 
 

@@ -158,10 +158,10 @@ def test_at_equal_cost_the_most_runs_stay():
     assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
     assert told == [
         "3 of 12 runs say nothing of their cost/training_flops: left out.",
-        "All 6 runs lie within 1 % of cost/training_flops 4e+03; of another cost, and left out: "
-        "derpp 1.12e+04.",
+        "The 6 runs lie within 1 % of cost/training_flops 4e+03; left out, of another cost: derpp "
+        "1.12e+04.",
     ]
-    assert at_equal(naive, "images")[1] == ["All 3 runs lie within 1 % of cost/images 48."]
+    assert at_equal(naive, "images")[1] == ["The 3 runs lie within 1 % of cost/images 48."]
     with pytest.raises(ConfigError, match=r"no two runs lie within 1 % of each other \(naive 4e"):
         at_equal([naive[0], derpp[0]], "training_flops")
     with pytest.raises(ConfigError, match="no run says its cost/images"):
