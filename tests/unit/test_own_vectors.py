@@ -43,8 +43,8 @@ def stored(table, folder: Path, kind: str) -> Path:
     """The table as a file of one kind."""
     file = folder / f"numbers.{kind.partition('-')[0]}"
     arrays = {name: table[name].to_numpy().astype(str) for name in ("label", "time", "split")}
-    if kind == "csv":
-        table.to_csv(file, index=False)
+    if kind.startswith("csv"):
+        table.to_csv(file, index=kind == "csv-with-index")
     elif kind == "parquet":
         table.to_parquet(file, row_group_size=7)
     elif kind == "parquet-lists":
@@ -68,7 +68,7 @@ def loaded(path: Path, cache: Path, **arguments):
     return load_stream("vectors", str(path), cache_dir=cache, arguments=given)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "parquet-lists", "npz"])
+@pytest.mark.parametrize("kind", ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"])
 def test_the_same_vectors_are_the_same_stream(table, tmp_path, kind):
     """One digest, and the same numbers in the same order; of rows in another order, too."""
     expected = stream_of(by_year(tmp_path, table), name="x")
