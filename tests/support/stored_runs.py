@@ -21,7 +21,8 @@ def rows_folder(run):
 
 def rows_of(run):
     """File name to what the row's file holds."""
-    return {file.name: json.loads(file.read_text()) for file in sorted(rows_folder(run).iterdir())}
+    files = sorted(rows_folder(run).glob("row_*.json"))  # none before the first is stored
+    return {file.name: json.loads(file.read_text()) for file in files}
 
 
 def of_any_machine(rows):
