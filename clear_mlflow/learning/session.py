@@ -18,6 +18,7 @@ from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
@@ -157,6 +158,13 @@ class StreamTraining:
     def facts(self) -> StreamMetadata:
         """The dataset that is trained on."""
         images = self._evaluation_set
+        absent = {} if self.stream.scenario != DOMAIN else self.stream.absent_classes
+        lacks = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
+        more = f", and so {len(lacks) - 1} more" if len(lacks) > 1 else ""
+        told = (
+            f"class {shown(name)} is not in the training set of bucket {shown(key)}{more}"
+            for name, key in lacks[:1]
+        )
         return StreamMetadata(
             name=self.stream.name,
             digest=self.stream.digest,
@@ -167,13 +175,13 @@ class StreamTraining:
             num_test=tuple(len(bucket.test) for bucket in self.stream.buckets),
             protocol=self.stream.protocol,
             split=self.stream.split,
-            warnings=self.stream.warnings,
+            warnings=(*self.stream.warnings, *told),
             features=None if self.features is None else self.features.name,
             features_digest=None if self.features is None else self.features.digest,
             num_left_out=self.num_left_out,
             times=self.stream.times,
             scenario=self._scenario,
-            absent={} if self.stream.scenario != DOMAIN else self.stream.absent_classes,
+            absent=absent,
             licence=self.stream.licence,
             evaluation_set=None if images is None else images.to_bytes(),
         )

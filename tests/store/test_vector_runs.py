@@ -46,6 +46,9 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
     assert params["dataset/standardise"] == standardise
     assert (params["model"], params["features"]) == ("linear", "vectors")
     assert profile["absent_classes"]["train"]["2012-H1"] == ["fog"]
+    assert profile["warnings"] == [
+        "class 'fog' is not in the training set of bucket '2012-H1', and so 12 more"
+    ]
     assert profile["licence"] == "public domain (NOAA)"
     assert "class_changes/vanished" in run.data.metrics
     assert "Classes over time" in report_of(run)
@@ -76,6 +79,7 @@ def test_runs_on_new_classes(store, experiment_id):
     assert assemble(rows).dataset.name == run.data.tags["dataset"] == "digits (task)"
     assert run.data.params["scenario/times"] == "all"
     assert profile_of(run)["scenario"]["name"] == "task"
+    assert profile_of(run)["warnings"] == []  # of classes that come later
     again = reevaluate(store, run, data_root="auto")
     assert again.record is not None
     assert again.record.matrix.values.tolist() == assemble(rows).matrix.values.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,7 +103,7 @@ def listing_of(
     Labels follow the sorted names of the classes, numbers as numbers. Buckets are in the order of
     their numbers or dates, or as *order* says; in a bucket, images are in the order of label and
     file name, vectors of label and content, whatever order they are given in. A class may be
-    missing in a bucket: a warning.
+    missing in a bucket: a warning when a training begins.
 
     Args:
         entries: every image once. Where any is for testing, all buckets have images for testing;
@@ -175,6 +175,8 @@ def listing_of(
                 )
         return image_sets_of({key: tested[key] for key in images})
 
+    alone = [shown(key) for key in keys if key not in trained]
+    left = f"left out, for want of a training set: the test set of bucket {', '.join(alone[:8])}"
     return Listing(
         layout=layout,
         root=real_root,
@@ -182,7 +184,7 @@ def listing_of(
         images=images,
         released_test=released_test if tested else None,
         times=_times(images) if times is None else {key: times[key] for key in images},
-        warnings=tuple(_oddities(trained, tested, keys, class_names)),
+        warnings=(left,) if alone else (),
         standardise=NONE if array is None else standardise,
     )
 
@@ -259,25 +261,3 @@ def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -
                 "expected each bucket once"
             )
     return sorted(found, key=lambda key: places[key])
-
-
-def _oddities(
-    trained: Mapping[str, list[tuple[str, Path]]],
-    tested: Mapping[str, list[tuple[str, Path]]],
-    keys: Sequence[str],
-    class_names: Sequence[str],
-) -> Iterator[str]:
-    """What does not stop a run, and what its reader should know; a line for each kind."""
-    missing = [
-        (name, key)
-        for key in keys
-        if key in trained
-        for name in sorted(set(class_names) - {name for name, _ in trained[key]})
-    ]
-    if missing:
-        name, key = missing[0]
-        more = f", and so {len(missing) - 1} more" if len(missing) > 1 else ""
-        yield f"class {shown(name)} is not in the training set of bucket {shown(key)}{more}"
-    if alone := [key for key in keys if key not in trained]:
-        names = ", ".join(shown(key) for key in alone[:8])
-        yield f"left out, for want of a training set: the test set of bucket {names}"
