@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
-from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
+from clear_mlflow.learning.device import RngPurpose, autocast, reached, seed_everything
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.learning.models import trainable
+from clear_mlflow.learning.models import input_dtype, trainable
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
@@ -52,6 +52,7 @@ class GradientDescent:
         # Of models that step together; of one alone there is nothing to name.
         self._seeds: Sequence[int | None] = seeds or (None,)
         self._device = next(model.parameters()).device
+        self._dtype = input_dtype(model, config.precision)
         self.curve = LossCurve(progress, self._device, group=group, num_models=len(self._seeds))
         self.costs = CostMeter(self._device, group, len(self._seeds))
         self.budget: Budget | None = None  # of each bucket; None: so many epochs
@@ -111,6 +112,7 @@ class GradientDescent:
         if [id(p) for p in self._learning] != [id(p) for p in _learning(self._model)]:
             self._plain, self._of_full = self._spread()
         full = bounds[0][1] - bounds[0][0]
+        sums: deque[tuple[int, _Fetched]] = deque()  # of losses, by epoch
         for epoch in itertools.count() if budget else range(config.epochs):
             lr = learning_rate(config, budget.epoch(config.epochs) if budget else epoch)
             for group in optimizer.param_groups:
@@ -146,19 +148,27 @@ class GradientDescent:
                 if tests is not None:
                     tests.step_done()
             costs.images += self._num_new(samples, position, chosen if is_over else None)
-            # Once per epoch: at every step the host would wait for the device.
-            for seed, total in zip(self._seeds, curve.end_epoch(), strict=True):
-                if not math.isfinite(total):
-                    whose = "" if seed is None else f" of seed {seed}"
-                    raise DivergedError(
-                        f"the loss{whose} is no longer a finite number in epoch {epoch + 1} of "
-                        f"{config.epochs} on bucket {self._keys[position]}; pass a lr below "
-                        f"{config.lr}",
-                        seed,
-                    )
+            sums.append((epoch, curve.end_epoch()))
+            # A GPU's after the next epoch, when they are there: the host is not to wait for it.
+            if self._device.type == "cpu" or len(sums) > 1:
+                self._check_finite(position, config, *sums.popleft())
             if is_over:
                 break
+        for last in sums:
+            self._check_finite(position, config, *last)
         curve.end()
+
+    def _check_finite(self, position: int, config: TrainConfig, epoch: int, sums: _Fetched) -> None:
+        """Raise DivergedError unless each model's loss was a number in an epoch."""
+        for seed, total in zip(self._seeds, sums.read().tolist(), strict=True):
+            if not math.isfinite(total):
+                whose = "" if seed is None else f" of seed {seed}"
+                raise DivergedError(
+                    f"the loss{whose} is no longer a finite number in epoch {epoch + 1} of "
+                    f"{config.epochs} on bucket {self._keys[position]}; pass a lr below "
+                    f"{config.lr}",
+                    seed,
+                )
 
     def _num_new(self, samples: Samples, position: int, chosen: Sequence[Tensor] | None) -> int:
         """How many are of the bucket itself: of all, or of those that this process chose."""
@@ -194,13 +204,13 @@ class GradientDescent:
         config = self._config
         return training_batches(
             samples,
-            image_size=config.image_size,
             batch_size=config.batch_size,
             device=self._device,
             seed=config.seed,
             position=position,
             epoch=epoch,
             group=self._group,
+            dtype=self._dtype,
         )
 
     def _clip(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
@@ -259,6 +269,18 @@ def num_points(num_steps: int) -> int:
     return min(num_steps, max(_FEWEST_POINTS, min(num_steps // _STEPS_A_POINT, MOST_POINTS)))
 
 
+class _Fetched:
+    """Numbers on their way from a device to the host, which waits for it only to read them."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._here = numbers.to("cpu", non_blocking=True)
+        self.sent = reached(numbers.device)
+
+    def read(self) -> Tensor:
+        self.sent.synchronize()
+        return self._here
+
+
 class LossCurve:
     """Means of the loss over windows of steps, read once a window; all runs have the same steps."""
 
@@ -277,8 +299,10 @@ class LossCurve:
         self._epoch = torch.zeros(num_models, device=device)
         self._ends: deque[int] = deque()  # of windows, in steps of the bucket, or of its budget
         self._first = self._start = 0
-        self._began = math.nan
         self._images = 0
+        # Windows that have ended: mean loss, last step, its rate, and images.
+        self._coming: deque[tuple[_Fetched, int, float, int]] = deque()
+        self._began = reached(device)
         self._lr = math.nan
 
     def begin(self, num_steps: int, budget: int | None = None) -> None:
@@ -288,6 +312,7 @@ class LossCurve:
         points, total = num_points(num_steps), num_steps if budget is None else budget
         self._ends = deque(total * (i + 1) // points for i in range(points))
         self._first = self.steps
+        self._began = reached(self._window.device)
         self._open_window()
 
     def begin_epoch(self, lr: float) -> None:
@@ -311,32 +336,41 @@ class LossCurve:
             is_end = True
         if is_end:
             self._end_window()
+        self._report()
 
     def end(self) -> None:
         """The bucket's last step is done; under a budget it may lie inside a window."""
         if self.steps > self._start:
             self._end_window()
+        self._report(wait=True)
 
-    def end_epoch(self) -> list[float]:
-        """Sums of each model's losses in this epoch, over all processes; waits for the device."""
-        sums: list[float] = self._group.add_up(self._epoch.clone()).tolist()
-        return sums
+    def end_epoch(self) -> _Fetched:
+        """Sums of each model's losses in this epoch, over all processes."""
+        return _Fetched(self._group.add_up(self._epoch.clone()))
 
     def _open_window(self) -> None:
         self._window.zero_()
-        self._start, self._images, self._began = self.steps, 0, time.perf_counter()
+        self._start, self._images = self.steps, 0
 
     def _end_window(self) -> None:
         steps = self.steps - self._start
-        mean = self._group.add_up(self._window.mean() / (steps * self._group.size)).item()
-        seconds = time.perf_counter() - self._began
-        self._progress.curve_measured(
-            CurvePoint(
-                step=self.steps,
-                loss=mean,
-                lr=self._lr,
-                images_per_second=self._images / seconds if seconds else math.nan,
-                time=round(time.time() * 1000),
-            )
-        )
+        mean = self._group.add_up(self._window.mean() / (steps * self._group.size))
+        self._coming.append((_Fetched(mean), self.steps, self._lr, self._images))
         self._open_window()
+
+    def _report(self, *, wait: bool = False) -> None:
+        """Hand over the points that the device has come to."""
+        while self._coming and (wait or self._coming[0][0].sent.query()):
+            mean, step, lr, images = self._coming.popleft()
+            loss = mean.read().item()
+            seconds = self._began.elapsed_time(mean.sent) / 1000
+            self._began = mean.sent
+            self._progress.curve_measured(
+                CurvePoint(
+                    step=step,
+                    loss=loss,
+                    lr=lr,
+                    images_per_second=images / seconds if seconds else math.nan,
+                    time=round(time.time() * 1000),
+                )
+            )

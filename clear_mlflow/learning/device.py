@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError, TrainingError
 from clear_mlflow.learning.parameters.recipes import AUTO
@@ -79,11 +81,17 @@ def resolve_precision(asked: str, device: str) -> str:
     return asked
 
 
+def compute_dtype(precision: str) -> torch.dtype:
+    """What a convolution computes in, as :func:`resolve_precision` named it."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
-    """What a forward pass runs in, as :func:`resolve_precision` named it."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
+    """What a forward pass runs in."""
+    dtype = compute_dtype(precision)
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
 
 
 @contextlib.contextmanager
@@ -135,6 +143,37 @@ def free_memory(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     # What torch keeps of tensors that are gone is free to the next tensor, if not to others.
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def uploaded(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on a device, without waiting for what it is at."""
+    if device.type != "cpu":
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
+
+
+class _Now:
+    """What torch.cuda.Event is of a GPU, of a CPU, which is never behind."""
+
+    def record(self) -> None:
+        self._at = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+    def elapsed_time(self, later: _Now) -> float:
+        return 1000 * (later._at - self._at)
+
+
+def reached(device: torch.device) -> Any:
+    """An event: that a device has done what it was asked for until now."""
+    make: Any = torch.cuda.Event
+    event = make(enable_timing=True) if device.type == "cuda" else _Now()
+    event.record()
+    return event
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.device import RngPurpose, generator, uploaded
 from clear_mlflow.learning.loop import Trained, fresh_model, measure_row
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import LINEAR, NONE
@@ -136,9 +136,10 @@ class HeadsDescent(GradientDescent):
             torch.randperm(
                 len(samples),
                 generator=generator(cast("int", seed), RngPurpose.ORDER, position, epoch),
-            ).to(samples.labels.device)
+            )
             for seed in self._seeds
         ]
+        orders = [uploaded(order, samples.labels.device) for order in orders]
         for start, stop in batch_bounds(len(samples), self._config.batch_size):
             chosen = torch.stack([order[start:stop] for order in orders])
             pairs = list(zip(self._of_heads, chosen, strict=True))

@@ -18,16 +18,21 @@ from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import RngPurpose, autocast, is_out_of_memory, seed_everything
-from clear_mlflow.learning.models import build_model, feature_model, logits_in_float32
+from clear_mlflow.learning.models import (
+    build_model,
+    feature_model,
+    input_dtype,
+    logits_in_float32,
+)
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import (
     FeatureStream,
     HeldOutImages,
-    Normaliser,
     TrainingStream,
     batch_bounds,
+    normalised,
 )
 from clear_mlflow.learning.spending.budget import budget_of, check_memory, within_memory
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
@@ -187,7 +192,7 @@ def measure(
     """Test a model on all buckets in one pass; None where an output is no finite number."""
     truth, side = held_out.labels, held_out.side
     start, stop = group.share(0, len(truth))
-    normalise = None if side is None else Normaliser(side, device)
+    dtype = input_dtype(model, precision)
     step = (_TEST_BATCH_OF_FEATURES if side is None else _TEST_BATCH)[device.type]
     answers, likelihoods = [], []
     possible = None if held_out.answers is None else held_out.answers.to(device)
@@ -199,7 +204,9 @@ def measure(
             begin, end = bounds[0]
             chosen = held_out.some(start + begin, start + end)
             try:
-                inputs = chosen.to(device) if normalise is None else normalise(chosen)
+                inputs = chosen.to(device)
+                if side is not None:
+                    inputs = normalised(inputs, dtype)
                 with autocast(device, precision):
                     logits: Tensor = model(inputs)
             except RuntimeError as error:

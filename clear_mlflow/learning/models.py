@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import nearest
 from clear_mlflow.data.files import path_text
+from clear_mlflow.learning.device import compute_dtype
 from clear_mlflow.learning.inference.backbone import (
     DEFAULT_WEIGHTS,
     downloaded,
@@ -93,6 +94,13 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for head in heads:
             del head.forward
+
+
+def input_dtype(model: nn.Module, precision: str) -> torch.dtype:
+    """What images become at once: that of a convolution, where one sees them before all else."""
+    first = next(part for part in model.modules() if not list(part.children()))
+    is_seen = isinstance(first, nn.Conv2d) and not getattr(model, "transform_input", False)
+    return compute_dtype(precision) if is_seen else torch.float32
 
 
 def trainable(model: nn.Module, freeze: str) -> None:

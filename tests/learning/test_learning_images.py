@@ -17,17 +17,20 @@ from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
 from clear_mlflow.learning.device import RngPurpose, derive_seed, generator
+from clear_mlflow.learning.models import build_model, input_dtype
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
-    Normaliser,
     Samples,
     batch_bounds,
+    multiplied_and_added,
+    normalised,
     training_batches,
 )
 from clear_mlflow.learning.samples.photos import (
     Photos,
     augmentation,
     joined,
+    mirrored_lines,
     photos_of,
     whole_bucket,
 )
@@ -35,15 +38,10 @@ from clear_mlflow.learning.samples.photos import (
 
 def batches(samples, **changes):
     """One epoch as a list."""
-    options = {"image_size": 8, "batch_size": 3, "device": CPU, "seed": 0}
+    options = {"batch_size": 3, "device": CPU, "seed": 0}
     options |= {"position": 0, "epoch": 0, **changes}
     epoch = training_batches(samples, **options)
     return [(batch.inputs, batch.labels) for batch in epoch]
-
-
-def normalised(images):
-    """The model's input, by a normaliser of its own."""
-    return Normaliser(images.shape[2], CPU)(images)
 
 
 def literal_normalised(pixel, channel):
@@ -74,6 +72,30 @@ def test_normalised_equals_the_definition_pixel_by_pixel():
         assert result[i, channel, row, column].item() == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_gpu_makes_input_of_bytes_in_one_operation():
+    """Which rounds once: a digit less in float32, and nothing else in what follows from it."""
+    every = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 3)
+    line = every.reshape(1, 1, 768)
+    scale, shift = torch.rand(768) / 60, -2 * torch.rand(768)
+    twice_rounded = line.float() * scale + shift
+    torch.testing.assert_close(
+        multiplied_and_added(line, scale, shift, torch.float32), twice_rounded, rtol=0, atol=5e-7
+    )
+    halves = multiplied_and_added(line, scale, shift, torch.bfloat16)
+    assert halves.dtype == torch.bfloat16
+    torch.testing.assert_close(halves.float(), twice_rounded, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["small_cnn", "resnet18", "vit_b_32", "googlenet"])
+def test_images_become_what_the_first_convolution_computes_in(model):
+    """One that scales its own input gets float32, whose rounding would change that."""
+    built = build_model(model, num_classes=3, image_size=32)
+    assert input_dtype(built, "off") == input_dtype(built, "tf32") == torch.float32
+    expected = torch.float32 if model == "googlenet" else torch.bfloat16
+    assert input_dtype(built, "bf16") == expected
+    assert normalised(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), expected).dtype == expected
+
+
 @given(
     st.lists(st.tuples(st.integers(4, 9), st.integers(4, 9)), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), min_size=1, max_size=8),
@@ -99,6 +121,9 @@ def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
             literal = literal[:, ::-1]
         assert np.array_equal(cut[i].numpy(), literal)
     assert torch.equal(crops.cut(1, len(order)), cut[1:])
+    if crops.mirrored is not None:  # as on a GPU
+        lines = crops.first[:, None] + torch.arange(4) * crops.step[:, None]
+        assert torch.equal(mirrored_lines(photos.parts[0], lines, 4, crops.mirrored), cut)
     # Several parts, as buckets are: each image in one of its own, in another order.
     parts = tuple(torch.from_numpy(image.reshape(-1)) for image in reversed(images))
     where = np.arange(len(images))[::-1].copy()
@@ -217,7 +242,7 @@ def test_picked_images_are_those_of_their_buckets(tmp_path):
     for n, (bucket, index) in enumerate(zip(picks.bucket, picks.index, strict=True)):
         whole = decoded.train(int(bucket)).images.parts[0].view(-1, 64, 64, 3)
         assert torch.equal(shown[n], whole[index])
-    options = {"image_size": 64, "batch_size": 2, "epoch": 3}
+    options = {"batch_size": 2, "epoch": 3}
     again = batches(Samples(copied, samples.labels), **options)
     for (inputs, labels), (same, same_labels) in zip(
         batches(samples, **options), again, strict=True

@@ -26,8 +26,8 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     HeldOutImages,
-    Normaliser,
     Samples,
+    normalised,
 )
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import naive
@@ -87,7 +87,7 @@ def test_counts_equal_testing_image_by_image():
     model.eval()
     with torch.no_grad():
         for i in range(total):
-            logits = model(Normaliser(images.shape[2], CPU)(images[i : i + 1]))[0].tolist()
+            logits = model(normalised(images[i : i + 1]))[0].tolist()
             answers.append(logits.index(max(logits)))
             expected[bucket[i]] += answers[-1] == labels[i].item()
     model.train()

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from device_waits import DEVICE, DeviceWaits
 from learning_streams import config, random_stream
 from strategy_runs import feature_stream, on_features, trained
 
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
 from clear_mlflow.learning.descent import GradientDescent
@@ -19,6 +20,8 @@ from clear_mlflow.learning.device import resolve_precision, tf32
 from clear_mlflow.learning.inference.extract import features_of
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
@@ -38,9 +41,9 @@ class Stepping(Strategy):
         self._own_steps.step()
 
 
-def built(parameters, device):
+def built(parameters, device, stream=None):
     """A training on a device, as it is when it begins."""
-    stream = feature_stream()
+    stream = stream or feature_stream()
     stream.device = torch.device(device)
     model = fresh_model(stream, parameters)
     strategy = load_strategy(parameters.strategy)(
@@ -207,3 +210,47 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(ConfigError, match="pass precision=off"):
         resolve_precision("tf32", "cuda")
+
+
+def images_on_the_device(monkeypatch, folder):
+    """A stream whose images lie on a device, as on a GPU that has room for them."""
+    home = "clear_mlflow.learning.samples.decoded.storage_device"
+    monkeypatch.setattr(home, lambda num_bytes, device: device)
+    stream, _ = random_stream(folder, train=(9, 7), test=(4, 4), side=8)
+    return DecodedStream(stream, image_size=8, augment="random_crop_flip", device=DEVICE)
+
+
+def learns_from_images_in_epochs(name):
+    """Whether a strategy learns a bucket in one descent, and from images."""
+    kind = load_strategy(name)
+    return kind.learn is Strategy.learn and not kind.needs_features
+
+
+@pytest.mark.parametrize("strategy", [*filter(learns_from_images_in_epochs, known_strategies())])
+def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strategy):
+    """Neither a step, nor a point of the curve, nor an epoch's end or beginning."""
+    parameters = config(strategy=strategy, epochs=4, clip_norm=1, batch_size=3)
+    stream = images_on_the_device(monkeypatch, tmp_path)
+    _, made, descent = built(parameters, DEVICE, stream)
+    with DeviceWaits(monkeypatch) as device:
+        made.learn(0, descent)
+        made.after_bucket(0)
+        samples = made.training_set(1)
+        device.waits.clear()
+        device.copies = 0
+        descent.run(samples, position=1, hooks=made)
+    assert device.waits == []
+    assert device.copies > 4 * 4, "the test sees no indices sent"
+
+
+def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp_path):
+    """And named with the epoch that it is of; after the last, when the bucket ends."""
+    for epochs, begun in (4, 2), (1, 1):
+        stream = images_on_the_device(monkeypatch, tmp_path / str(epochs))
+        _, made, descent = built(config(epochs=epochs), DEVICE, stream)
+        seen = []
+        monkeypatch.setattr(made, "begin_epoch", lambda *where, seen=seen: seen.append(where))
+        with DeviceWaits(monkeypatch, number=float("nan")), pytest.raises(DivergedError) as error:
+            made.learn(0, descent)
+        assert f"in epoch 1 of {epochs} on bucket key0" in str(error.value)
+        assert len(seen) == begun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from learning_streams import CPU, config, pixels_of
+from learning_streams import config, pixels_of
 from strategy_runs import (
     assert_close,
     feature_stream,
@@ -17,7 +17,7 @@ from torch import nn
 
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parallel.group import ProcessGroup
-from clear_mlflow.learning.samples.decoded import Normaliser
+from clear_mlflow.learning.samples.decoded import normalised
 from clear_mlflow.learning.strategies import ewc
 
 
@@ -58,7 +58,7 @@ def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatc
     model = small_network()
     strategy, _ = strategy_on(stream, settings, model)
     order = torch.randperm(11, generator=generator(5, RngPurpose.FISHER, 1, 0))[:8].tolist()
-    images = Normaliser(8, CPU)(pixels_of(stream.train(1)))
+    images = normalised(pixels_of(stream.train(1)))
     assert_close(strategy._fisher(1), literal_fisher(model, images, order))
 
 

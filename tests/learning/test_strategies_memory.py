@@ -324,9 +324,7 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
     strategy.learn(0, descent)
     strategy.after_bucket(0)
     samples = stream.train(0)
-    (batch,) = training_batches(
-        samples, image_size=8, batch_size="full", device=CPU, seed=0, position=0, epoch=0
-    )
+    (batch,) = training_batches(samples, batch_size="full", device=CPU, seed=0, position=0, epoch=0)
     expected = torch.empty(7, stream.num_classes)
     expected[batch.chosen] = twin.train()(batch.inputs).detach()
     torch.testing.assert_close(strategy._logits, expected[strategy._buffer.picks.index])

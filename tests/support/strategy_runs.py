@@ -69,7 +69,6 @@ def literal_descent(model, samples, settings, position, *, gradient):
         lr = settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
         batches = training_batches(
             samples,
-            image_size=8,
             batch_size=settings.batch_size,
             device=CPU,
             seed=settings.seed,

@@ -22,7 +22,7 @@ from clear_mlflow.learning.inference.description import (
     read_description,
 )
 from clear_mlflow.learning.models import build_model, feature_model, logits_in_float32
-from clear_mlflow.learning.samples.decoded import Normaliser
+from clear_mlflow.learning.samples.decoded import normalised
 from clear_mlflow.learning.samples.photos import augmentation, photos_of
 
 # The one column of what is asked, where it is images.
@@ -67,7 +67,7 @@ class ServedModel:
         size = self.about.image_size
         view = augmentation(self.about.augment, size)
         photos = photos_of(decode_bytes(some, view.resize), view)
-        return Normaliser(size, self._device)(photos.centre_crops().cut(0, len(some)))
+        return normalised(photos.centre_crops().cut(0, len(some)).to(self._device))
 
     def _images(self, model_input: Any) -> Sequence[bytes]:
         if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:

@@ -84,8 +84,10 @@ class CostMeter:
         """Count what passes, and add it to the bucket's."""
         with FlopCounter() as counter:
             yield
-        total = self._group.add_up(torch.tensor(counter.flops, device=self._device))
-        self.flops += int(total)
+        total = counter.flops
+        if self._group.size > 1:  # of one alone, the host does not wait for its device
+            total = int(self._group.add_up(torch.tensor(total, device=self._device)))
+        self.flops += total
 
     def trained(self) -> None:
         """The training of a bucket is done; what follows is its row's test."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.models import input_dtype
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
@@ -32,6 +33,11 @@ class RehearsalStrategy(Strategy):
         self._buffer = new_buffer(self.config, self.stream, chosen)
         self._held: Samples | None = None  # the buffer's images
 
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Of images, in a step."""
+        return input_dtype(self.model, self.config.precision)
+
     def num_kept_images(self, position: int) -> int:
         """Those of the buffer."""
         return len(self._buffer)
@@ -47,7 +53,7 @@ class RehearsalStrategy(Strategy):
         if self._held is None:
             return super().rehearsal(position, epoch, num_steps)
         where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
-        return zip(rehearsal_batches(*where, group=self.group))
+        return zip(rehearsal_batches(*where, group=self.group, dtype=self.input_dtype))
 
     def after_bucket(self, position: int) -> None:
         """Let the bucket's images compete for the buffer."""
@@ -62,6 +68,7 @@ def rehearsal_batches(
     device: torch.device,
     *where: int,
     group: ProcessGroup = ALONE,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
     """A batch of a buffer for each step; all of it is used before it is shuffled anew."""
     draws = generator(config.seed, RngPurpose.MEMORY, *where)
@@ -73,10 +80,10 @@ def rehearsal_batches(
         held,
         torch.cat(rounds)[:total],
         [(start, start + size) for start in range(0, total, size)],
-        image_size=config.image_size,
         device=device,
         draws=draws,
         group=group,
+        dtype=dtype,
     )
 
 

@@ -57,7 +57,7 @@ class Agem(RehearsalStrategy):
             return super().rehearsal(position, epoch, num_steps)
         config = replace(self.config, batch_size=self.arguments.batch or self.config.batch_size)
         where = (self._held, num_steps, config, self.stream.device, position, epoch)
-        return zip(rehearsal_batches(*where, group=self.group))
+        return zip(rehearsal_batches(*where, group=self.group, dtype=self.input_dtype))
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """The loss of the bucket's batch; the buffer's limits the step, once there is one."""

@@ -86,7 +86,10 @@ class Derpp(RehearsalStrategy):
             return super().rehearsal(position, epoch, num_steps)
         where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
         return zip(
-            *(rehearsal_batches(*where, which, group=self.group) for which in range(2)),
+            *(
+                rehearsal_batches(*where, which, group=self.group, dtype=self.input_dtype)
+                for which in range(2)
+            ),
             strict=True,
         )
 

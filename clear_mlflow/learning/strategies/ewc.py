@@ -130,7 +130,6 @@ class Ewc(Strategy):
             samples,
             order,
             batch_bounds(len(order), max(1, at_once // self.stream.num_classes)),
-            image_size=self.config.image_size,
             device=self.stream.device,
             draws=draws[1],
             group=self.group,

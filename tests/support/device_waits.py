@@ -1,0 +1,57 @@
+"""A device without numbers (torch's meta), and a count of how often a host would wait for it."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+DEVICE = torch.device("meta")
+
+
+class DeviceWaits(TorchDispatchMode):
+    """While entered: operators that a host waits for, by name; each number read is *number*.
+
+    A copy from the device waits unless it is ``non_blocking``, one to it unless it is from pinned
+    memory, too.
+    """
+
+    def __init__(self, monkeypatch, number=0.0):
+        super().__init__()
+        self.waits, self.copies, self._number = [], 0, number
+        self._pinned = set()
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
+        self._kept = []  # so that no other tensor comes to lie where a pinned one was
+
+    def _pin(self, tensor):
+        copy = tensor.clone()
+        self._kept.append(copy)
+        self._pinned.add(copy.untyped_storage().data_ptr())
+        return copy
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        here = [one for one in tensors if one.device != DEVICE]
+        if name == "_to_copy" and (to := kwargs.get("device")) is not None:
+            source = args[0]
+            if to == DEVICE and here:
+                is_pinned = source.untyped_storage().data_ptr() in self._pinned
+                self._copied(name, is_pinned and kwargs.get("non_blocking", False))
+            elif to != DEVICE and not here:
+                self._copied(name, kwargs.get("non_blocking", False))
+                return torch.full(source.shape, self._number, dtype=source.dtype)
+        elif name == "copy_" and here and len(here) < len(tensors):
+            self._copied(name, False)
+        elif len(here) < len(tensors):
+            if name == "lift_fresh":  # torch.tensor(numbers, device=device)
+                self._copied(name, False)
+            elif name in ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal"):
+                self.waits.append(name)
+                return self._number
+        return func(*args, **kwargs)
+
+    def _copied(self, name, is_asynchronous):
+        self.copies += 1
+        if not is_asynchronous:
+            self.waits.append(name)
