@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.data.decoding.decoded_cache import to_standard_error
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
-from clear_mlflow.learning.device import RngPurpose, autocast, reached, seed_everything
+from clear_mlflow.learning.device import RngPurpose, autocast, is_apart, reached, seed_everything
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.learning.models import input_dtype, trainable
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
@@ -58,6 +59,7 @@ class GradientDescent:
         self.budget: Budget | None = None  # of each bucket; None: so many epochs
         self.tests: InsideTests | None = None  # that are due inside a bucket
         self._optimizer: torch.optim.Optimizer | None = None
+        self._said_apart = group.rank > 0  # that images do not fit: once, by one process
         self._learning: list[nn.Parameter] = []  # whose gradients forward's spreading awaits
         self._plain, self._of_full = self._spread()
 
@@ -103,6 +105,8 @@ class GradientDescent:
         bounds = batch_bounds(len(samples), config.batch_size)
         curve, tests, costs, budget = self.curve, self.tests, self.costs, self.budget
         curve.begin(config.epochs * len(bounds), None if budget is None else budget.for_steps)
+        if is_apart(samples.images.device, self._device):
+            self._say_apart(samples, position)
         if tests is not None:
             tests.begin(position, epochs=config.epochs, steps_an_epoch=len(bounds))
         if self._optimizer is None or config.optimizer_state == "reset":
@@ -157,6 +161,16 @@ class GradientDescent:
         for last in sums:
             self._check_finite(position, config, *last)
         curve.end()
+
+    def _say_apart(self, samples: Samples, position: int) -> None:
+        """Say of the first bucket that does not fit the device what is done with it."""
+        if not self._said_apart:
+            to_standard_error(
+                f"what bucket {self._keys[position]} is trained on takes "
+                f"{samples.images.nbytes / 2**30:.2f} GiB, and the device has not twice as much "
+                "free: it stays in main memory, from where each batch is sent"
+            )
+        self._said_apart = True
 
     def _check_finite(self, position: int, config: TrainConfig, epoch: int, sums: _Fetched) -> None:
         """Raise DivergedError unless each model's loss was a number in an epoch."""

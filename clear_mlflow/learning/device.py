@@ -145,6 +145,11 @@ def free_memory(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+def is_apart(home: torch.device, device: torch.device) -> bool:
+    """Whether what lies at *home* has to be sent to compute with it."""
+    return home.type != device.type  # "cuda" is "cuda:0", too
+
+
 def uploaded(numbers: Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on a device, without waiting for what it is at."""
     if device.type != "cpu":

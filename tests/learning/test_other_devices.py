@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from device_waits import DEVICE, DeviceWaits
 from learning_streams import config, random_stream
-from strategy_runs import feature_stream, on_features, trained
+from strategy_runs import feature_stream, image_stream, on_features, trained
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.data.decoding.decode import OwnTransform
@@ -21,7 +22,7 @@ from clear_mlflow.learning.inference.extract import features_of
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.decoded import DecodedStream
+from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
@@ -254,3 +255,53 @@ def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp
             made.learn(0, descent)
         assert f"in epoch 1 of {epochs} on bucket key0" in str(error.value)
         assert len(seen) == begun
+
+
+def with_images_apart(monkeypatch):
+    """Have images in main memory be sent to the device, as to a GPU that has no room for them."""
+    for user in ("descent", "samples.decoded"):
+        monkeypatch.setattr(f"clear_mlflow.learning.{user}.is_apart", lambda home, device: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+
+
+@pytest.mark.parametrize("strategy", ["naive", "derpp"])
+def test_a_bucket_that_does_not_fit_the_device_gives_the_same_run(
+    monkeypatch, tmp_path, capsys, strategy
+):
+    """To the bit, as its batches come in the same order; one line says that they are sent."""
+    parameters = config(strategy=strategy, epochs=2, batch_size=3, lr=0.01)
+    rows, states, _ = trained(image_stream(tmp_path / "1", augment="random_crop_flip"), parameters)
+    with_images_apart(monkeypatch)
+    again = trained(image_stream(tmp_path / "2", augment="random_crop_flip"), parameters)
+    assert again[1] == states
+    assert [row.correct for row in again[0]] == [row.correct for row in rows]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "bucket key0 is trained on takes 0.00 GiB" in said[0]
+
+
+def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinned_memory(
+    monkeypatch, tmp_path
+):
+    """On a thread that ends where an epoch is left; its errors are those of the epoch."""
+    stream, _ = random_stream(tmp_path, train=(40,), test=(4,), side=8)
+    samples = DecodedStream(stream, image_size=8, augment="random_crop", device=DEVICE).train(0)
+    asked = {"batch_size": 4, "device": DEVICE, "seed": 0, "position": 0, "epoch": 0}
+    with DeviceWaits(monkeypatch) as device:
+        epoch = training_batches(samples, **asked)
+        first = next(epoch)
+        assert first.inputs.device == DEVICE
+        assert first.chosen.device.type == "cpu"
+        assert threading.active_count() == 2
+        del epoch
+        assert threading.active_count() == 1
+        assert len(list(training_batches(samples, **asked))) == 10
+    assert set(device.waits) <= {"lift_fresh", "_to_copy"}, "only the normaliser's constants"
+    assert len(device.waits) <= 2
+
+    def fails(tensor):
+        raise RuntimeError("no memory that can be pinned")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fails)
+    with pytest.raises(RuntimeError, match="can be pinned"):
+        next(training_batches(samples, **asked))

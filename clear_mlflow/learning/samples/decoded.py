@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -18,7 +20,13 @@ from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import BucketStream, ImageSet
-from clear_mlflow.learning.device import RngPurpose, generator, storage_device, uploaded
+from clear_mlflow.learning.device import (
+    RngPurpose,
+    generator,
+    is_apart,
+    storage_device,
+    uploaded,
+)
 from clear_mlflow.learning.inference.description import STANDARDISED
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -39,6 +47,7 @@ _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
 _ROWS = 2**14  # of vectors that are read at once
+_AHEAD = 2  # batches in pinned memory, of images that lie in main memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,19 +343,38 @@ def batches(
         cut = images.training_crops(order, draws).cut
     order = uploaded(order, images.device)
 
-    def found(share: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    def found(share: tuple[int, int]) -> tuple[Tensor, ...]:
         chosen = order[slice(*share)]
         some = images.index_select(0, chosen) if isinstance(images, Tensor) else cut(*share)
         return some, samples.labels.index_select(0, chosen), chosen
 
     shares = [group.share(*whole) for whole in bounds]
-    for (begin, end), (some, labels, chosen) in zip(bounds, map(found, shares), strict=True):
+    parts = _ahead(found, shares) if is_apart(images.device, device) else map(found, shares)
+    for (begin, end), (some, labels, chosen) in zip(bounds, parts, strict=True):
         inputs = some.to(device, non_blocking=True)
         if isinstance(images, Photos):
             inputs = normalised(inputs, dtype)
         labels = labels.to(device, non_blocking=True)
         whole = end - begin
         yield Batch(inputs, labels, chosen, group.weight(len(labels), whole), whole)
+
+
+def _ahead(
+    find: Callable[[tuple[int, int]], tuple[Tensor, ...]], shares: Iterable[tuple[int, int]]
+) -> Iterator[tuple[Tensor, ...]]:
+    """What is found for each share, found and pinned on a thread while others are computed with."""
+
+    def pinned(share: tuple[int, int]) -> tuple[Tensor, ...]:
+        return tuple(part.pin_memory() for part in find(share))
+
+    with ThreadPoolExecutor(1) as thread:
+        coming: deque[Future[tuple[Tensor, ...]]] = deque()
+        for share in shares:
+            coming.append(thread.submit(pinned, share))
+            if len(coming) > _AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[int, int]]:
