@@ -12,11 +12,12 @@ import torch
 from device_waits import DEVICE, DeviceWaits
 from learning_streams import config, random_stream
 from strategy_runs import feature_stream, image_stream, on_features, trained
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
-from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.descent import GradientDescent, build_optimizer
 from clear_mlflow.learning.device import resolve_precision, tf32
 from clear_mlflow.learning.inference.extract import features_of
 from clear_mlflow.learning.loop import fresh_model
@@ -305,3 +306,13 @@ def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinn
     monkeypatch.setattr(torch.Tensor, "pin_memory", fails)
     with pytest.raises(RuntimeError, match="can be pinned"):
         next(training_batches(samples, **asked))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_steps_on_a_gpu_are_those_of_fused_optimisers(optimizer):
+    """On a CPU they are torch's own choice, whose digits are known; tensors of no GPU stand in."""
+    parameters = on_features(strategy="naive", optimizer=optimizer)
+    for device, fused in ("cuda", True), ("cpu", None):
+        with FakeTensorMode():
+            made = build_optimizer(torch.nn.Linear(3, 2, device=device), parameters)
+        assert [group["fused"] for group in made.param_groups] == [fused]
