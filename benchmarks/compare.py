@@ -69,8 +69,8 @@ def parts(uri: str, by: tuple[str, ...], folder: Path) -> dict[str, float]:
     from mlflow import MlflowClient
 
     from clear_mlflow.api.compare import read_comparison, write_comparison
-    from clear_mlflow.comparison import figures, leaderboard, page
-    from clear_mlflow.store.search import Selection, select
+    from clear_mlflow.comparison import figures, page, tables
+    from clear_mlflow.store.search import select
 
     client, found = MlflowClient(uri), {}
     started = time.perf_counter()
@@ -80,13 +80,13 @@ def parts(uri: str, by: tuple[str, ...], folder: Path) -> dict[str, float]:
         found[name] = time.perf_counter() - started
         started = time.perf_counter()
 
-    runs = list(select(client, Selection(experiment="many")))
+    runs = list(select(client, experiment="many"))
     lap("list the runs")
     comparison, left_out, experiment = read_comparison(client, runs, group_by=by, named=False)
     lap("read matrices and predictions, test")
     text = page.comparison_page(comparison, title="many", footer="")
     lap("the page")
-    leaderboard.leaderboard_csv(comparison)
+    tables.leaderboard_csv(comparison)
     list(figures.figures(comparison))
     lap("the pictures")
     write_comparison(client, comparison, left_out, experiment_id=experiment)

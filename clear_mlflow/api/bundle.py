@@ -11,7 +11,9 @@ import json
 import re
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,10 +78,12 @@ def is_bundle(run: Run) -> bool:
 
 def bundles_in(path: Path) -> list[Path]:
     """The bundles that a path names: itself, or all that a folder holds; none: it is no bundle."""
-    if (path / BUNDLE_JSON).is_file() or (path.suffix == ".zip" and path.is_file()):
-        return [path]
-    inside = sorted(path.iterdir()) if path.is_dir() else ()
-    return [found for one in inside for found in bundles_in(one) if one == found]
+    with suppress(OSError):  # text that no file can have as its name
+        if (path / BUNDLE_JSON).is_file() or (path.suffix == ".zip" and path.is_file()):
+            return [path]
+        inside = sorted(path.iterdir()) if path.is_dir() else ()
+        return [found for one in inside for found in bundles_in(one) if one == found]
+    return []
 
 
 def write_bundle(client: MlflowClient, run: Run, to: Path, *, licence: str) -> None:
@@ -117,28 +121,21 @@ def read_bundle(path: Path) -> Run:
             run.unpacked = unpacked  # type: ignore[attr-defined]
             return run
         return _read(path)
-    except (RecordError, OSError, zipfile.BadZipFile) as error:
+    except (RecordError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise RecordError(f"the bundle {shown(str(path), 200)} {error}") from None
 
 
 def _described(run: Run, licence: str, files: Mapping[str, str]) -> dict[str, Any]:
     info, data = run.info, run.data
+    name, start, end = info.run_name or info.run_id, info.start_time or 0, info.end_time or 0
     # MLflow's own tags are of the store that the run is taken from.
     tags = {k: v for k, v in data.tags.items() if not k.startswith("mlflow.")}
-    content: dict[str, Any] = {
+    was = _Was(info.run_id, name, info.status, start, end)
+    content = {
         "schema": SCHEMA,
         "licence": licence,
         "written_by": f"clear_mlflow {__version__}",
-        "run": {
-            "run_id": info.run_id,
-            "name": info.run_name or info.run_id,
-            "status": info.status,
-            "start_time": info.start_time or 0,
-            "end_time": info.end_time or 0,
-        },
-        "params": dict(data.params),
-        "tags": tags,
-        "files": dict(files),
+        **msgspec.to_builtins(_About(was, dict(data.params), tags, dict(files))),
     }
     return {**content, "digest": _digest(content)}
 

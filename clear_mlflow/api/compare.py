@@ -26,7 +26,7 @@ from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.compared import ComparedRuns, LeftOut
-from clear_mlflow.api.load import Runs, chosen, open_store
+from clear_mlflow.api.load import Runs, chosen, open_store, those_there
 from clear_mlflow.comparison import (
     Comparison,
     RowlessRun,
@@ -38,14 +38,15 @@ from clear_mlflow.comparison.arrangement import at_equal as equal_runs
 from clear_mlflow.comparison.arrangement import only_score
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
-from clear_mlflow.comparison.leaderboard import (
-    leader_numbers,
-    leaderboard_csv,
-    leaderboard_table,
-)
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError, TrackingError
+from clear_mlflow.comparison.tables import (
+    latex_table,
+    leader_numbers,
+    leaderboard_csv,
+    leaderboard_json,
+)
+from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
@@ -180,7 +181,7 @@ def read_comparison(
     rowless: list[RowlessRun] = []
     experiment_id = ""
     refused: list[str] = []
-    there = _there(runs)
+    there = those_there(runs, "compare")
     bundled = {run.info.run_id: run for run in there if is_bundle(run)}
     matrices = _read_matrices(client, there, metrics=metrics, read_files=read_files)
     for stored, inside, problem in matrices:
@@ -319,14 +320,6 @@ def _correctness(
         return subject, None, str(error)
 
 
-def _there(runs: Iterable[Run | MissingRun]) -> list[Run]:
-    listed = list(runs)
-    if missing := [run for run in listed if isinstance(run, MissingRun)]:
-        more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
-        raise TrackingError(f"cannot compare run {missing[0].run_id}{more}: {missing[0].problem}")
-    return [run for run in listed if isinstance(run, Run)]
-
-
 def _name(run: Run) -> str:
     return str(run.info.run_name or run.info.run_id)
 
@@ -453,8 +446,9 @@ def _write_files(
     content = ComparedRuns(comparison, tuple(left_out)).to_dict()
     texts = {
         names.COMPARISON_PAGE: page,
-        names.LEADERBOARD_TABLE: leaderboard_table(comparison),
+        names.LEADERBOARD_TABLE: leaderboard_json(comparison),
         names.LEADERBOARD_CSV: leaderboard_csv(comparison),
+        names.LEADERBOARD_TEX: latex_table(comparison),
         names.COMPARED_JSON: json.dumps(content, indent=2) + "\n",
         **grids,
     }

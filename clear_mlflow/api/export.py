@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from clear_mlflow.api.bundle import write_bundle
-from clear_mlflow.api.load import chosen, open_store
+from clear_mlflow.api.load import chosen, open_store, those_there
 from clear_mlflow.api.run import Run
-from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.store.search import MissingRun
 
 
 def export(run: str | Run, to: str | Path, *, licence: str = "not stated") -> Path:
@@ -28,8 +26,6 @@ def export(run: str | Run, to: str | Path, *, licence: str = "not stated") -> Pa
         TrackingError: there is no such run, or the store does not answer.
     """
     client = open_store()
-    (found,) = chosen(client, [run])[0]
-    if isinstance(found, MissingRun):
-        raise TrackingError(f"cannot export run {found.run_id}: {found.problem}")
+    (found,) = those_there(chosen(client, [run])[0], "export")
     write_bundle(client, found, Path(to), licence=licence)
     return Path(to)

@@ -16,7 +16,7 @@ from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import shown
 from clear_mlflow.store.client import MlflowClient, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
-from clear_mlflow.store.search import MissingRun, Selection, select
+from clear_mlflow.store.search import MissingRun, select
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 # A run, by its id or as an object; an experiment, by its name; several runs; None: all experiments.
@@ -31,11 +31,9 @@ def load(run: str | Path) -> Run:
         TrackingError: there is none of this id, or the store does not answer.
     """
     client = open_store()
-    found, *more = chosen(client, [run])[0]
+    found, *more = those_there(chosen(client, [run])[0], "load")
     if more:
         raise ConfigError(f"{run} holds {len(more) + 1} bundles; name one of them")
-    if isinstance(found, MissingRun):
-        raise TrackingError(f"cannot load run {found.run_id}: {found.problem}")
     return Run(client, found)
 
 
@@ -50,10 +48,19 @@ def runs(experiment: str | None = None, filter: str | None = None) -> list[Run]:
         TrackingError: there is no such experiment, or the store does not answer.
     """
     client = open_store()
-    found = select(client, Selection(experiment=experiment, filter=filter))
+    found = select(client, experiment=experiment, filter=filter)
     there = (run for run in found if isinstance(run, MlflowRun))
     stored = read_matrices(client, there, metrics=())
     return [Run(client, one.run, record=one.record) for one in stored if one.record is not None]
+
+
+def those_there(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[MlflowRun]:
+    """Runs that were found; a TrackingError where one of them was not."""
+    listed = list(runs)
+    if missing := [run for run in listed if isinstance(run, MissingRun)]:
+        more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
+        raise TrackingError(f"cannot {verb} run {missing[0].run_id}{more}: {missing[0].problem}")
+    return [run for run in listed if isinstance(run, MlflowRun)]
 
 
 def open_store() -> MlflowClient:
@@ -80,9 +87,7 @@ def chosen(
             "only=unscored for all runs that lack a score"
         )
     if of is None or isinstance(of, str):
-        return select(
-            client, Selection(experiment=of, filter=filter, unscored_only=unscored_only)
-        ), False
+        return select(client, experiment=of, filter=filter, unscored_only=unscored_only), False
     if filter is not None:
         raise ConfigError(f"filter is {shown(filter)} beside runs by name; pass one of them")
     ids: list[str] = []
@@ -98,5 +103,5 @@ def chosen(
             ids.append(str(run))
     if not ids and not bundled:
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
-    named = Selection(run_ids=tuple(ids), unscored_only=unscored_only)
-    return chain(select(client, named) if ids else (), bundled), True
+    named = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
+    return chain(named, bundled), True

@@ -16,7 +16,7 @@ from clear_mlflow.metrics import of_families
 from clear_mlflow.metrics._results import MetricResult
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.report.page.fragment import run_html
-from clear_mlflow.report.terminal_tables import as_text, matrix_table, metrics_table
+from clear_mlflow.report.terminal_tables import as_text, run_text
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import logged_families
 from clear_mlflow.scoring.run_report import configuration_of
@@ -172,8 +172,7 @@ class Run:
         return run_html(self.name, self.record.evidence, listed, self.links)
 
     def __str__(self) -> str:
-        table = metrics_table(self.scores.results().values())
-        return as_text(matrix_table(self.record.evidence), "", table, "", *self.links)
+        return as_text(*run_text(self.record, self.scores.results().values()), "", *self.links)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.run_id}, {self.status})"

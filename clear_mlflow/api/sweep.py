@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,9 +26,8 @@ from mlflow.utils.time import get_current_time_millis
 from clear_mlflow.api.compare import read_comparison, write_comparison
 from clear_mlflow.api.compared import ComparedRuns
 from clear_mlflow.api.evaluate import Evaluation
-from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
+from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Engine, Task
 from clear_mlflow.engines.local import LocalEngine, Process, start_program
@@ -41,7 +40,7 @@ from clear_mlflow.learning.parameters.logged import ARGUMENTS, logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, num_bytes
+from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     absolute_store,
@@ -51,8 +50,8 @@ from clear_mlflow.store.client import (
     set_up_mlflow,
 )
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
-from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
-from clear_mlflow.store.ui_urls import comparison_links
+from clear_mlflow.store.search import experiment_for, run_of_project, search, select
+from clear_mlflow.store.ui_urls import comparison_links, comparison_of_sweep
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.resume import claim, holds_rows, read_resume_point
 from clear_mlflow.tracking.supervised import train_into
@@ -287,7 +286,7 @@ class Sweep:
             run = _comparison_before(self.client, result.run_id, digest)
             comparison, left_out, _ = read_comparison(
                 self.client,
-                select(self.client, Selection(run_ids=ids)),
+                select(self.client, run_ids=ids),
                 group_by=by,
                 rank_by=self.rank_by,
                 named=True,
@@ -607,31 +606,20 @@ def _note(result: SweepResult) -> str:
             f"| {escaped(run.planned.name, 200)} | {escaped(str(run.error), 300)} |"
             for run in failed
         )
-        lines = [*_within(MAX_NOTE_BYTES // 2, lines, rows), ""]
+        lines = [*filled(lines, rows, MAX_NOTE_BYTES // 2, "more"), ""]
     if result.comparison_run is not None:
         compared = result.comparison_run.data.tags.get(MLFLOW_RUN_NOTE, "")
         # Without its heading: MLflow's page folds a description after some four lines.
-        lines = _within(MAX_NOTE_BYTES, lines, re.sub(r"\A### .*\n\n", "", compared).splitlines())
+        compared = re.sub(r"\A### .*\n\n", "", compared)
+        lines = filled(lines, compared.splitlines(), MAX_NOTE_BYTES, "more lines")
     return "\n".join(lines)
-
-
-def _within(limit: int, lines: list[str], more: Iterable[str]) -> list[str]:
-    """Lines, and as many more as have room in so many bytes."""
-    found = list(lines)
-    for line in more:
-        if num_bytes("\n".join([*found, line])) > limit - 10:
-            return [*found, "", "…"]
-        found.append(line)
-    return found
 
 
 def _comparison_before(client: MlflowClient, run_id: str, digest: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with mlflow_errors(f"read run {run_id}"):
-        text = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG, "{}")
-        with suppress(RecordError):
-            before = json_object(text, MAX_TAG_BYTES)
-            if before.get("of") == digest:
-                (run,) = select(client, Selection(run_ids=(str(before.get("run_id")),)))
-                return run if isinstance(run, Run) else None
-    return None
+        before = comparison_of_sweep(client.get_run(run_id).data.tags)
+    if before.get("of") != digest:
+        return None
+    (run,) = select(client, run_ids=[str(before.get("run_id"))])
+    return run if isinstance(run, Run) else None

@@ -7,6 +7,7 @@ import click
 from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import (
     COMPARISON,
+    chosen_runs,
     comparison_options,
     families_option,
     json_option,
@@ -15,7 +16,6 @@ from clear_mlflow.cli.options import (
     option,
     run_selection_options,
 )
-from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.values import number
 
 
@@ -76,17 +76,13 @@ def compare(
     against each other.
     """
     run_ids = (*(names(",".join(runs)) if runs else ()), *(run_id or ()))
-    if run_ids and (experiment or filter_string):
-        raise ConfigError(
-            f"{len(run_ids)} runs are named beside experiment {experiment!r} and filter "
-            f"{filter_string!r}; name runs, or choose by experiment and filter"
-        )
+    selected = chosen_runs(run_ids, experiment, filter_string)
 
     from clear_mlflow.api.compare import compare as compare_runs
     from clear_mlflow.cli.output import console, print_comparison, print_json, print_links
 
     compared = compare_runs(
-        run_ids or experiment,
+        selected,
         filter=filter_string,
         group_by=("strategy", "dataset") if group_by is None else group_by,
         primary=rank_by,

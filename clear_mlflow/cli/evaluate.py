@@ -13,6 +13,7 @@ from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import (
     METRICS,
     SELECTION,
+    chosen_runs,
     dry_run_option,
     families_option,
     jobs_option,
@@ -125,11 +126,7 @@ def evaluate(
     Scores are written into the scored runs. A second call changes nothing. A call that was stopped
     can be repeated and does the rest. A run that cannot be scored stops no other.
     """
-    if run_id and (experiment or filter_string):
-        raise ConfigError(
-            f"run_id is {','.join(run_id)} beside experiment {experiment!r} and filter "
-            f"{filter_string!r}; give run ids alone, or choose by experiment and filter"
-        )
+    selected = chosen_runs(run_id, experiment, filter_string)
     if rows and dry_run:
         raise ConfigError(
             "rows are named in a dry run; rows have to be written before they can be scored"
@@ -153,7 +150,6 @@ def evaluate(
     from clear_mlflow.cli.output import print_json, print_places
     from clear_mlflow.cli.scoring_output import Summary, show_reevaluated, shown_while
 
-    selected = run_id or experiment
     how: dict[str, Any] = {"filter": filter_string, "unscored_only": only == "unscored"}
     if from_models:
         from clear_mlflow.api.reevaluate_models import reevaluate_each

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -94,19 +93,10 @@ def print_scores(scores: Scores, out: Console) -> None:
     """A run's accuracy matrix and every metric that it defines."""
     if scores.record is None:
         return
-    from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
+    from clear_mlflow.report.terminal_tables import run_text
 
-    out.print(matrix_table(scores.record.evidence))
-    if scores.record.split != TEST:
-        out.print(f"measured on {scores.record.split} images: to choose by, not to report")
-    if scores.rows_state != "complete":
-        matrix = scores.record.evidence
-        out.print(
-            f"partial: {matrix.num_rows} of {matrix.num_buckets} rows; these metrics are of them "
-            "alone, and not to be compared with those of whole runs",
-            highlight=False,
-        )
-    out.print(metrics_table(scores.results().values()))
+    for part in run_text(scores.record, scores.results().values()):
+        out.print(part)
 
 
 def _members_table(members: Mapping[int, Scores]) -> Table:

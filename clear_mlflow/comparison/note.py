@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from urllib.parse import quote
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import Group, mean_text, seeds_text
+from clear_mlflow.comparison.groups import Group, mean_text
+from clear_mlflow.comparison.tables import markdown_table
 from clear_mlflow.core.score import number_of
-from clear_mlflow.report.markdown import MAX_NOTE_BYTES, PAD, escaped, num_bytes
+from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
 
 _MOST_LINKED = 10  # runs of one group with a link of their own
 
@@ -29,13 +29,13 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
     # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
     link = f"[**Everything on one page**]({page})"
     lines = [heading, "", link, "", *_leaders(comparison), *verdicts[:1], ""]
-    lines = _filled(
+    lines = filled(
         lines, _table(comparison), MAX_NOTE_BYTES // 2, "more groups in `leaderboard.csv`"
     )
     if verdicts[1:]:
-        lines = _filled([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
+        lines = filled([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
     if warnings:
-        lines = _filled(
+        lines = filled(
             [*lines, "", "**Read this first**", ""], warnings, MAX_NOTE_BYTES, "more warnings"
         )
     return "\n".join(lines) + "\n"
@@ -56,31 +56,10 @@ def _leaders(comparison: Comparison) -> list[str]:
     return [f"`{ranked}`, mean ± standard deviation: {', '.join(leaders)}{more}", ""]
 
 
-def _filled(lines: list[str], more: Sequence[str], limit: int, rest: str) -> list[str]:
-    """The lines, and as many more as there is room for."""
-    found = list(lines)
-    for position, line in enumerate(more):
-        if num_bytes("\n".join([*found, line])) > limit - 60:
-            return [*found, "", f"… {len(more) - position} {rest}"]
-        found.append(line)
-    return found
-
-
 def _table(comparison: Comparison) -> list[str]:
-    metrics = comparison.headline_metrics
-    numbers = [number_of(metric, comparison.score) for metric in metrics]
-    lines = [
-        f"| group | {PAD}seeds{PAD} | {' | '.join(f'{PAD}`{m}`{PAD}' for m in metrics)} | runs |",
-        f"|:--|--:|{'--:|' * len(metrics)}:--|",
-    ]
-    for group in comparison.groups:
-        values = [
-            mean_text(group.metrics.get(metric), number)
-            for metric, number in zip(metrics, numbers, strict=True)
-        ]
-        cells = [escaped(group.name, 60), seeds_text(group), *values, _links(group)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    lines = markdown_table(comparison).splitlines()
+    ends = ["runs |", ":--|", *(f"{_links(group)} |" for group in comparison.groups)]
+    return [f"{line} {end}" for line, end in zip(lines, ends, strict=True)]
 
 
 def _links(group: Group) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from clear_mlflow.comparison.groups import seeds_text
 from clear_mlflow.comparison.verdicts import Verdict
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.score import number_of
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.report.exports import csv_text, inert
 from clear_mlflow.report.markdown import escaped
 
 if TYPE_CHECKING:
@@ -110,6 +112,40 @@ def leaders_frame(comparison: Comparison, metrics: Sequence[str] | None = None) 
     return DataFrame(lines, columns=["group", "seeds", *names])
 
 
+def leader_numbers(comparison: Comparison) -> dict[str, float]:
+    """The leader's means of the metrics named most often; none where there are several settings."""
+    leader = comparison.groups[0].metrics
+    if len(comparison.settings) > 1 or comparison.ranked_by not in leader:
+        return {}
+    return {n: _digits(leader[n].mean) for n in comparison.headline_metrics if n in leader}
+
+
+def leaderboard_json(comparison: Comparison) -> str:
+    """:func:`leaders_frame` as MLflow's table artifact."""
+    frame = leaders_frame(comparison)
+    return json.dumps({"columns": [*frame.columns], "data": [*_plain_lines(frame)]})
+
+
+def leaderboard_csv(comparison: Comparison) -> str:
+    """:func:`metrics_frame` for spreadsheets: an empty cell where nothing is defined.
+
+    A text that a spreadsheet would take for a formula has an apostrophe put before it.
+    """
+    frame = metrics_frame(comparison)
+    cells = (
+        ["" if c is None else inert(c) if isinstance(c, str) else repr(c) for c in line]
+        for line in _plain_lines(frame)
+    )
+    return csv_text([[*map(inert, frame.columns)], *cells])
+
+
+def _plain_lines(frame: DataFrame) -> Iterator[list[str | float | None]]:
+    """Cells as files have them: short texts, numbers of 12 digits, None where none is defined."""
+    for line in frame.itertuples(index=False):
+        texts = (shortened(c, 200) if isinstance(c, str) else c for c in line)
+        yield [None if c != c else _digits(c) if isinstance(c, float) else c for c in texts]
+
+
 def verdicts_frame(comparison: Comparison) -> DataFrame:
     """A line for each pair that was tested, or that has too few seeds to be."""
     from pandas import DataFrame
@@ -180,6 +216,11 @@ def _cells(
 
 def _plain(spread: str) -> str:
     return spread.replace(r"\pm", "±")
+
+
+def _digits(value: float) -> float:
+    """A number without the last digits, which are rounding: .918 and not .9179999999999999."""
+    return float(f"{value:.12g}")
 
 
 def _columns(comparison: Comparison, metrics: Sequence[str] | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
@@ -114,6 +114,16 @@ def escaped(text: str, limit: int) -> str:
     """A text from outside as nothing but text: punctuation as character references."""
     plain = shortened(text, limit)
     return re.sub(r"[!-,./:-@\[-`{-~]", lambda match: f"&#{ord(match[0])};", plain)
+
+
+def filled(lines: Sequence[str], more: Iterable[str], limit: int, rest: str) -> list[str]:
+    """Lines, and as many more as there is room for in so many bytes; *rest* is what is left out."""
+    found, waiting = list(lines), list(more)
+    for position, line in enumerate(waiting):
+        if num_bytes("\n".join([*found, line])) > limit - 60:
+            return [*found, "", f"… {len(waiting) - position} {rest}"]
+        found.append(line)
+    return found
 
 
 def num_bytes(text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.cells import cell_len
@@ -11,13 +11,28 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
+from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import ending, printable, shortened
 from clear_mlflow.metrics._results import MetricResult
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
 _LABEL = 14  # columns for what was trained through
 _CELL = 5  # columns of "100.0"
+
+
+def run_text(record: Record, metrics: Iterable[MetricResult]) -> Iterator[RenderableType]:
+    """A run's accuracy matrix and metrics, and what they are of where that is not the usual."""
+    matrix = record.evidence
+    yield matrix_table(matrix)
+    if record.split != TEST:
+        yield Text(f"measured on {record.split} images: to choose by, not to report")
+    if not record.is_complete:
+        yield Text(
+            f"partial: {matrix.num_rows} of {matrix.num_buckets} rows; these metrics are of them "
+            "alone, and not to be compared with those of whole runs"
+        )
+    yield metrics_table(metrics)
 
 
 def matrix_table(matrix: AccuracyMatrix) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mlflow import MlflowClient
@@ -26,16 +26,6 @@ from clear_mlflow.store.conflicts import retry_on_conflict
 _PAGE = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which runs are meant. Conditions add up; ``run_ids`` excludes the others."""
-
-    run_ids: tuple[str, ...] = ()
-    experiment: str | None = None  # name or id; None: all experiments
-    filter: str | None = None  # in MLflow's search syntax
-    unscored_only: bool = False
-
-
 @dataclass(frozen=True)
 class MissingRun:
     """A run that was asked for by its id, and is not there to be read."""
@@ -45,18 +35,21 @@ class MissingRun:
     problem: str
 
 
-def select(client: MlflowClient, selection: Selection) -> Iterator[Run | MissingRun]:
-    """The selected runs, in the order asked for or newest first; taken as they are needed."""
-    if selection.run_ids:
-        for run_id in dict.fromkeys(selection.run_ids):
-            named = _get(client, run_id)
-            if not (selection.unscored_only and _is_scored(named)):
-                yield named
-        return
-    for run in search(client, experiment_ids(client, selection.experiment), selection.filter or ""):
-        has_rows = run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
-        if has_rows and not (selection.unscored_only and _is_scored(run)):
-            yield run
+def select(
+    client: MlflowClient,
+    *,
+    run_ids: Iterable[str] = (),
+    experiment: str | None = None,
+    filter: str | None = None,  # noqa: A002
+    unscored_only: bool = False,
+) -> Iterator[Run | MissingRun]:
+    """Runs by id, else of an experiment (None: of all), newest first; taken as they are needed."""
+    if named := tuple(dict.fromkeys(run_ids)):
+        found: Iterable[Run | MissingRun] = (_get(client, run_id) for run_id in named)
+    else:
+        listed = search(client, experiment_ids(client, experiment), filter or "")
+        found = (r for r in listed if r.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS)
+    return (run for run in found if not (unscored_only and _is_scored(run)))
 
 
 def _is_scored(run: Run | MissingRun) -> bool:

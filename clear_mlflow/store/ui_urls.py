@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from mlflow import MlflowClient
@@ -221,21 +222,19 @@ def page_of_target(client: MlflowClient, target: str | None) -> str:
 def _page_of_run(client: MlflowClient, run: Run) -> str:
     """A run's report, a comparison's page, a sweep's comparison; else the run itself."""
     tags = run.data.tags
-    if compared := _comparison_of_sweep(tags):
-        return _page_of_run(client, client.get_run(compared))
+    if compared := comparison_of_sweep(tags).get("run_id"):
+        return _page_of_run(client, client.get_run(str(compared)))
     page = names.REPORT_HTML if names.REPORT_TAG in tags else None
     if tags.get(names.KIND_TAG) == names.KIND_COMPARE:
         page = names.COMPARISON_PAGE
     return artifact_link(run, page)
 
 
-def _comparison_of_sweep(tags: Mapping[str, str]) -> str | None:
-    """The run that a sweep was compared in."""
-    try:
-        compared = json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
-    except RecordError:
-        return None
-    return str(compared["run_id"]) if "run_id" in compared else None
+def comparison_of_sweep(tags: Mapping[str, str]) -> Mapping[str, Any]:
+    """The ``run_id`` that a sweep was compared in, and a digest ``of`` what; empty: in none."""
+    with suppress(RecordError):
+        return json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
+    return {}
 
 
 def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:

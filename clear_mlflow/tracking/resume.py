@@ -39,7 +39,7 @@ from clear_mlflow.store.heartbeat import (
     take_hold,
 )
 from clear_mlflow.store.rows import parse_rows, read_row_files, row_sizes
-from clear_mlflow.store.search import MissingRun, Selection, select
+from clear_mlflow.store.search import MissingRun, select
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
 from clear_mlflow.tracking.lifecycle import open_again, refuse_second
 from clear_mlflow.tracking.loop_run import LOOP_JSON
@@ -311,7 +311,7 @@ def _claims(run: Run) -> list[str]:
 
 def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
     with mlflow_errors(f"read run {run_id[:80]}"):
-        (run,) = select(client, Selection(run_ids=(run_id,)))
+        (run,) = select(client, run_ids=(run_id,))
     if isinstance(run, MissingRun):
         raise _refused(run_id[:80], run.problem)
     kind = run.data.tags.get(names.KIND_TAG)

@@ -10,7 +10,7 @@ from trainings import FOUR_BUCKETS
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
-from clear_mlflow.store.search import Selection, select
+from clear_mlflow.store.search import select
 
 
 def local(run):
@@ -19,7 +19,7 @@ def local(run):
 
 
 def run_evaluate(store, *run_ids, dry_run=False):
-    chosen = select(store, Selection(run_ids=run_ids))
+    chosen = select(store, run_ids=run_ids)
     return list(Evaluation(named=True, dry_run=dry_run).over(store, chosen))
 
 
@@ -69,9 +69,7 @@ def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, experiment_i
     failed, unchanged = run_evaluate(store, foreign, good.info.run_id)
     assert (failed.action, unchanged.action) == ("failed", "unchanged")
     assert "nowhere" in failed.detail
-    everywhere = list(
-        Evaluation(named=False, dry_run=False).over(store, select(store, Selection()))
-    )
+    everywhere = list(Evaluation(named=False, dry_run=False).over(store, select(store)))
     assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
 
 

@@ -12,7 +12,7 @@ from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.store import names
-from clear_mlflow.store.search import Selection, select
+from clear_mlflow.store.search import select
 
 
 def worst_bucket(matrix: AccuracyMatrix) -> float:
@@ -24,7 +24,7 @@ OWN = Metric(name="lab/bucket", function=worst_bucket)
 
 def search(client, **options):
     """Evaluate the test's experiment as a search does; verdicts in the order of the runs."""
-    runs = select(client, Selection(experiment="test"))
+    runs = select(client, experiment="test")
     return list(Evaluation(**options).over(client, runs))
 
 

@@ -13,7 +13,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import row_sizes
-from clear_mlflow.store.search import Selection, select
+from clear_mlflow.store.search import select
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.lifecycle import take
 from clear_mlflow.tracking.resume import holds_rows, read_resume_point
@@ -57,7 +57,7 @@ def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, t
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
-    chosen = select(store, Selection(run_ids=(run_id,)))
+    chosen = select(store, run_ids=(run_id,))
     (verdict,) = Evaluation(named=named, dry_run=False).over(store, chosen)
     assert (verdict.action, verdict.is_problem) == ("failed", True)
     assert LOST in verdict.detail
@@ -86,7 +86,7 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
     unmount()
     with pytest.raises(RecordError, match=LOST):
         holds_rows(store, run_id)
-    (verdict,) = Evaluation(named=False, dry_run=False).over(store, select(store, Selection()))
+    (verdict,) = Evaluation(named=False, dry_run=False).over(store, select(store))
     assert LOST in verdict.detail
     assert known(store, run_id) == before
 

@@ -18,19 +18,19 @@ from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
 from clear_mlflow.store.matrices import read_matrices
 from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag
 from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import Selection, select
+from clear_mlflow.store.search import select
 
 ROWS = {name: text.encode() for name, text in row_texts().items()}
 RECORDS = {name: RowRecord.from_json(text, source=name) for name, text in row_texts().items()}
 
 
 def scored(client, **options):
-    runs = select(client, Selection(experiment="test"))
+    runs = select(client, experiment="test")
     return list(Evaluation(**options).over(client, runs))
 
 
 def matrices(client, **options):
-    return list(read_matrices(client, select(client, Selection(experiment="test")), **options))
+    return list(read_matrices(client, select(client, experiment="test"), **options))
 
 
 def test_tag_gives_back_the_rows():

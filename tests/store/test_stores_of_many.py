@@ -25,7 +25,7 @@ from clear_mlflow.store.heartbeat import (
     trains_now,
 )
 from clear_mlflow.store.rows import read_rows, row_sizes
-from clear_mlflow.store.search import MissingRun, Selection, select
+from clear_mlflow.store.search import MissingRun, select
 from clear_mlflow.store.states import (
     Manifest,
     read_newest_state,
@@ -227,22 +227,22 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
     store.set_tag(scored, names.SCORED_TAG, "d")
     store.set_tag(comparison, names.KIND_TAG, names.KIND_COMPARE)
     store.delete_run(deleted)
-    found = [run.info.run_id for run in select(store, Selection(experiment="test"))]
+    found = [run.info.run_id for run in select(store, experiment="test")]
     assert sorted(found) == sorted(set(made) - {comparison, deleted})
     assert [made[run_id] for run_id in found] == sorted((made[r] for r in found), reverse=True)
-    unscored = [r.info.run_id for r in select(store, Selection(unscored_only=True))]
+    unscored = [r.info.run_id for r in select(store, unscored_only=True)]
     assert sorted(unscored) == sorted(set(found) - {scored})
-    named = Selection(run_ids=(*list(made)[3:5], scored), unscored_only=True)
-    assert [run.info.run_id for run in select(store, named)] == list(made)[3:5]
-    one, missing, gone = select(store, Selection(run_ids=(scored, "0" * 32, deleted, scored)))
+    named = select(store, run_ids=(*list(made)[3:5], scored), unscored_only=True)
+    assert [run.info.run_id for run in named] == list(made)[3:5]
+    one, missing, gone = select(store, run_ids=(scored, "0" * 32, deleted, scored))
     assert one.info.run_id == scored
     assert isinstance(missing, MissingRun)
     assert "no such run" in missing.problem
     assert "is deleted" in gone.problem
     with pytest.raises(TrackingError, match="no experiment has the name or id 'none'"):
-        list(select(store, Selection(experiment="none")))
+        list(select(store, experiment="none"))
     with pytest.raises(TrackingError, match="cannot list the runs"):
-        list(select(store, Selection(filter="nonsense")))
+        list(select(store, filter="nonsense"))
 
 
 def test_what_mlflow_refuses_is_one_line_without_a_password():

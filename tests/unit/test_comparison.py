@@ -16,9 +16,9 @@ from stored_values import answers_of, images_of
 
 from clear_mlflow.comparison import arrange, build, compare
 from clear_mlflow.comparison.figures import figures
-from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.tables import leaderboard_csv, leaderboard_json
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics import ImageBootstrap, holm
@@ -177,19 +177,23 @@ def test_no_label_no_group():
 def test_leaderboard_says_what_the_groups_say():
     """In twelve digits; what is not defined is empty in both files, and never 0."""
     found = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
-    table = json.loads(leaderboard_table(found))
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    table = json.loads(leaderboard_json(found))
+    for group, row in zip(found.groups, table["data"], strict=True):
+        shown = dict(zip(table["columns"], row, strict=True))
+        assert (shown.pop("group"), shown.pop("seeds")) == (group.name, len(group.members))
+        assert shown == pytest.approx({name: group.metrics[name].mean for name in shown}, rel=1e-11)
+        assert all(len(repr(value)) <= 17 for value in shown.values())
     lines = list(csv.DictReader(io.StringIO(leaderboard_csv(found))))
-    for group, row, line in zip(found.groups, rows, lines, strict=True):
-        for metric, value in group.metrics.items():
-            assert row[f"{metric} mean"] == float(line[f"{metric} mean"])
-            assert row[f"{metric} mean"] == pytest.approx(value.mean, rel=1e-11)
-            assert len(repr(row[f"{metric} mean"])) <= 17
-            assert row[f"{metric} std"] == (value.std and pytest.approx(value.std, rel=1e-11))
-            assert row[f"{metric} n"] == value.n
-            assert (line[f"{metric} std"] == "") == (value.std is None)
-    assert rows[1][f"{SCORE} low"] is None
-    assert lines[0]["group"] == "'=1+1"
+    expected = [(group, *metric) for group in found.groups for metric in group.metrics.items()]
+    for (group, metric, value), line in zip(expected, lines, strict=True):
+        assert line["group"] == ("'=1+1" if group.name == "=1+1" else group.name)
+        assert (line["metric"], line["n"]) == (metric, str(value.n))
+        assert float(line["mean"]) == pytest.approx(value.mean, rel=1e-11)
+        ends = value.interval or (None, None)
+        for name, number in (("std", value.std), ("low", ends[0]), ("high", ends[1])):
+            assert (
+                line[name] == "" if number is None else float(line[name]) == pytest.approx(number)
+            )
 
 
 def test_figures_are_pictures():

@@ -16,9 +16,9 @@ from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.comparison import arrange, compare
-from clear_mlflow.comparison.leaderboard import leaderboard_rows
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import Subject
+from clear_mlflow.comparison.tables import leaders_frame
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, RecordError
@@ -340,7 +340,7 @@ def subjects(levels, score=RMSE, seeds=3):
 def test_the_lowest_error_leads_and_is_called_better():
     comparison = compare(arrange(subjects({"bad": 2.0, "good": 1.0}), ("strategy",)))
     assert comparison.ranked_by == "renate/average_rmse"
-    assert [row[1] for row in leaderboard_rows(comparison)] == ["good", "bad"]
+    assert [*leaders_frame(comparison)["group"]] == ["good", "bad"]
     (verdict,) = comparison.verdicts
     size = "2.677 (95 % interval 2.652 to 2.702, p < 0.0001"
     assert f"good is better than bad at renate/average_rmse by {size}" in verdict.sentence
