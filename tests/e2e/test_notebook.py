@@ -21,7 +21,7 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=300, resources=resources).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    trained, shown, wrong, compared = code[1:]
+    trained, shown, wrong, compared = code[2:]
     live, result = outputs(trained, "text/html")
     assert "10 of 10 buckets" in live
     assert live.count("after ") == result.count("after ") == 10
