@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from feature_streams import config, made_up, training
 from power_cuts import recorded, restore
+from stored_runs import of_any_machine
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal.journal import Journal, default_root, left_journals
@@ -37,10 +38,9 @@ class Counting:
 
 
 def rows_in(client, run_id):
-    """The rows that a run holds, without the times at which they were written."""
+    """The rows that a run holds, without what a machine made of them."""
     records = read_rows(client, client.get_run(run_id))
-    texts = {name: json.loads(record.to_json()) for name, record in records.items()}
-    return {name: {**text, "written_at": None} for name, text in texts.items()}
+    return of_any_machine({n: json.loads(record.to_json()) for n, record in records.items()})
 
 
 @pytest.fixture
