@@ -1,0 +1,22 @@
+"""The benchmark for a GPU, small and on a CPU: where there is a GPU, it works the first time."""
+
+import importlib
+import math
+import re
+from pathlib import Path
+
+SMALL = "--device cpu --size 32 --precision off fp16 --buckets 2 --train 12 --test 6 --epochs 1"
+
+
+def test_each_strategy_is_measured_beside_a_bare_loop(monkeypatch, capsys):
+    """A line each with seconds of both; a precision that is none of ours is told."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    gpu = importlib.import_module("gpu")
+    gpu.main([*SMALL.split(), "--batch", "8", "--memory", "6", "--fisher", "2"])
+    said = capsys.readouterr().out
+    lines = re.findall(r"\| 32 \| off \| (\w+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|", said)
+    assert [line[0] for line in lines] == gpu.STRATEGIES
+    for _, bare, ours, ratio, speed in lines:
+        assert math.isclose(float(ours) / float(bare), float(ratio), rel_tol=0.5)
+        assert float(speed.replace(",", "")) > 0
+    assert said.count("| fp16 |") == said.count("not computed in here") == 4
