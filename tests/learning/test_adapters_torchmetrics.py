@@ -37,7 +37,8 @@ def numbers(computed):
     return {name: value.item() for name, value in computed.items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Predictions do not say what rows cost.
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"cost"}))
 def test_predictions_in_batches_give_the_familys_metrics(family):
     """Cell by cell the matrix of torchmetrics' own accuracy, and every metric of the family."""
     found, expected = answers()

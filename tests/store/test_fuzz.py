@@ -408,7 +408,7 @@ def test_training_states(state, data):
 @fuzz(150)
 @given(ANY)
 def test_manifests_of_states(data):
-    """What tells a state's size and hash: read as it stands, or refused."""
+    """What tells a state's size and hash: read as it stands but for later fields, or refused."""
     good = Manifest(
         row=2,
         written_at="2026-01-31T12:00:00.123Z",
@@ -422,7 +422,7 @@ def test_manifests_of_states(data):
     text = data.draw(changed_json(json.loads(good.to_json()))).decode("utf-8", "replace")
     found = read_or_refused(lambda: Manifest.from_json(text, source="after_002.json"))
     if found is not None:
-        assert json.loads(found.to_json()) == json.loads(text)
+        assert json.loads(found.to_json()).items() <= json.loads(text).items()
 
 
 @pytest.fixture(scope="module")
