@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
@@ -20,6 +21,9 @@ import msgspec
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
+
+# What msgspec learns of a type at its first use is seen half-made by other threads: they crash.
+_CONVERTING = threading.Lock()
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -166,7 +170,8 @@ def converted(document: object, form: Any, what: str = "") -> Any:
     ``what``: what messages call the document, where it is part of a file.
     """
     try:
-        return msgspec.convert(document, form)
+        with _CONVERTING:
+            return msgspec.convert(document, form)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
         name = f"{what}{place}".strip("`.")

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -23,6 +22,7 @@ from clear_mlflow.core.untrusted import (
     MAX_MANIFEST_BYTES,
     MAX_STATE_BYTES,
     MAX_STATES,
+    converted,
     json_object,
     sha256_of,
 )
@@ -57,8 +57,9 @@ class Manifest:
             document = json_object(text, MAX_MANIFEST_BYTES)
             if document.get("format") != FORMAT:
                 raise RecordError(f"expected format {FORMAT}")
-            return msgspec.convert(document, cls)
-        except (RecordError, msgspec.ValidationError) as error:
+            found: Manifest = converted(document, cls)
+            return found
+        except RecordError as error:
             raise StateError(f"{source} is no manifest of a training state: {error}") from error
 
 

@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,33 @@ def test_deep_nesting_is_handled_at_the_gate_alone():
         if isinstance(node, ast.Name) and node.id == "RecursionError"
     }
     assert handling == {"core/untrusted.py", "grids/grid.py"}
+
+
+_TYPES_IN_THREADS = """
+import sys
+from threading import Barrier, Thread
+import msgspec
+from clear_mlflow.core.untrusted import converted
+
+sys.setswitchinterval(1e-6)
+for _ in range(50):
+    inner = msgspec.defstruct("Inner", [(f"field_{i}", int | None, None) for i in range(10)])
+    outer = msgspec.defstruct("Outer", [("one", inner), ("more", list[inner])])
+    together = Barrier(8)
+
+    def read():
+        together.wait()
+        converted({"one": {"field_1": 3}, "more": [{}]}, outer)
+
+    threads = [Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_a_type_is_first_used_by_several_threads():
+    """As runs are read for a comparison; msgspec alone ends the process."""
+    done = subprocess.run([sys.executable, "-c", _TYPES_IN_THREADS], check=False)
+    assert done.returncode == 0
