@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from clear_mlflow.comparison.arrangement import Arrangement
 from clear_mlflow.comparison.caveats import intervals_of_tests, warnings_of
-from clear_mlflow.comparison.groups import Group
-from clear_mlflow.comparison.pairs import Pair
 from clear_mlflow.comparison.verdicts import Verdict, judge_pairs
 from clear_mlflow.metrics import Metric, anytime
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import Predictions
-from clear_mlflow.statistics import ImageBootstrap, Interval, holm, mcnemar_cells
+from clear_mlflow.statistics import ImageBootstrap, Interval
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,8 +19,6 @@ class Comparison(Arrangement):
     """All that a comparison shows."""
 
     verdicts: tuple[Verdict, ...]  # on the metric that ranks, as the pairs of the plan
-    cells: Mapping[Pair, NDArray[np.float64]]  # (T + 1, T) adjusted p of McNemar
-    unlike: frozenset[Pair]  # pairs whose predictions are of different images
     # What a single run's test images show of its metrics; for groups that have only one result.
     image_intervals: Mapping[int, Mapping[str, Interval]]
     warnings: tuple[str, ...]
@@ -75,8 +68,6 @@ def compare(
     return Comparison(
         **vars(arrangement),
         verdicts=tuple(verdicts),
-        cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in answered.items()},
-        unlike=unlike,
         image_intervals={position: bootstrap.intervals(run) for position, run in known.items()},
         warnings=tuple(warnings_of(arrangement, verdicts, unlike)),
     )
@@ -87,14 +78,3 @@ def _tested(arrangement: Arrangement) -> tuple[Metric | AnytimeMetric, ...]:
     if len(intervals_of_tests(arrangement)) > 1:  # the minima are of each interval its own
         return arrangement.definitions
     return (*arrangement.definitions, *anytime.METRICS)
-
-
-def _cell_tests(group: Group, a: Predictions, b: Predictions) -> NDArray[np.float64]:
-    """(T + 1, T): p of each cell, adjusted for the cells of the table; NaN = not tested."""
-    found = np.full(group.grid.shape, np.nan)
-    p_values = mcnemar_cells(a, b)
-    found[: len(p_values)] = p_values
-    found[np.isnan(group.grid)] = np.nan  # no evidence under the protocol
-    tested = ~np.isnan(found)
-    found[tested] = holm(found[tested].tolist())
-    return found

@@ -1,8 +1,7 @@
-"""The colours of pictures and pages alike: of accuracies, of differences, of groups.
+"""The colours of pictures and pages alike: of accuracies and of groups.
 
-The scale of accuracies is matplotlib's viridis, even in lightness; that of differences is its RdBu,
-blue where A is better. A reader can distinguish the colours of both with any colour vision. They
-are kept as a few fixed points, so that a page can be made without matplotlib.
+The scale of accuracies is matplotlib's viridis, even in lightness, which a reader can distinguish
+with any colour vision: a few fixed points, so that a page can be made without matplotlib.
 """
 
 from __future__ import annotations
@@ -44,19 +43,18 @@ class Ramp:
         code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
         return f"#{code}", "#fff" if is_dark(colour) else "#111"
 
-    def css(self, prefix: str, ramp: str) -> str:
-        """Classes *prefix* 0 to 100 with ink that can be read, and one, *ramp*, of the whole ramp.
+    def css(self) -> str:
+        """Classes v0 to v100 with ink that can be read, and one, *scale*, of the whole ramp.
 
         Classes of a style sheet, so that a cell costs few bytes.
         """
         stops = ",".join(f"#{point}" for point in self.points.split())
-        rules = [f".ramp .{ramp}{{background:linear-gradient(to right,{stops})}}"]
+        rules = [f".ramp .scale{{background:linear-gradient(to right,{stops})}}"]
         for i in range(101):
             background, ink = self.hex_and_ink(i / 100)
-            rules.append(f".{prefix}{i}{{background:{background};color:{ink}}}")
+            rules.append(f".v{i}{{background:{background};color:{ink}}}")
         return "".join(rules)
 
 
-# matplotlib's viridis, and its RdBu.
+# matplotlib's viridis.
 SCALE = Ramp("440154 482475 414487 355f8d 2a788e 21918c 22a884 44bf70 7ad151 bddf26 fde725")
-DIVERGING = Ramp("67001f b1182b d6604d f3a481 fddbc7 f6f7f7 d1e5f0 90c4dd 4393c3 2065ab 053061")

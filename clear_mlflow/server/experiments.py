@@ -42,7 +42,6 @@ def experiments(store: MlflowClient, token: str | None, workspace: str) -> str:
         subtitle=f"{len(listed)} of {many(len(found), 'experiment')}, the last changed first",
         warnings=(),
         footer=f"clear_mlflow {__version__}",
-        data=None,
         experiments=listed,
         workspace=workspace,
         next_token=answer.get("next_page_token") or None,

@@ -68,7 +68,6 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
             subtitle="No row of an accuracy matrix is stored in this run.",
             warnings=(),
             footer=f"Run {run.info.run_id}.",
-            data=None,
             place=place,
         )
     record = assemble(rows.records)

@@ -143,7 +143,6 @@ def _problem(status: int, message: str) -> Response:
         subtitle=one_line(without_addresses(message)),
         warnings=(),
         footer="",
-        data=None,
     )
     return _html(text, status)
 

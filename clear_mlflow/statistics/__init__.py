@@ -1,16 +1,13 @@
 """Is it real? Intervals and tests for accuracy matrices, of one run or of two; numpy and scipy.
 
 Two questions are kept apart. *Are these two trained models different?* has test images as its
-unit: McNemar's test and the paired bootstrap, from stored predictions. *Is this method better than
+unit: the paired bootstrap, from stored predictions. *Is this method better than
 that one?* has seeds as its unit: t-tests. docs/statistics.md says which to use when.
 """
 
 from clear_mlflow.statistics.intervals import Interval
 from clear_mlflow.statistics.multiple import holm, holm_factors
-from clear_mlflow.statistics.paired import (
-    ImageBootstrap,
-    mcnemar_cells,
-)
+from clear_mlflow.statistics.paired import ImageBootstrap
 from clear_mlflow.statistics.power import power, seeds_needed
 from clear_mlflow.statistics.seeds import (
     SeedSummary,
@@ -29,7 +26,6 @@ __all__ = [
     "hedges_g",
     "holm",
     "holm_factors",
-    "mcnemar_cells",
     "paired_t",
     "power",
     "seed_summary",

@@ -1,4 +1,4 @@
-"""Two trained models on the same test images: exact McNemar in each cell, and the bootstrap.
+"""Two trained models on the same test images: the paired bootstrap.
 
 Whether the methods behind them differ takes several seeds: :mod:`clear_mlflow.statistics.seeds`.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
@@ -26,36 +25,6 @@ from clear_mlflow.statistics.seeds import TTest
 # in a core's cache, and their products are small enough that BLAS does not hand them to threads,
 # which took four times the CPU time at 10 buckets of 550 images.
 _BLOCK = 1 << 16
-
-
-def mcnemar_cells(a: Predictions, b: Predictions) -> NDArray[np.float64]:
-    """Exact McNemar in every cell that both runs measured: do the models differ on its images?
-
-    Only images that exactly one got right matter: the sign test, ``scipy.stats.binomtest`` with
-    p = 1/2, of each cell.
-
-    Returns:
-        (k + 1, T), two-sided p-values, not adjusted (see :func:`holm`); row 0 is the
-        initialisation; NaN: not measured by both.
-
-    Raises:
-        RecordError: the runs were tested on different images.
-
-    Source:
-        McNemar 1947.
-    """
-    _check_same_images(a, b)
-    images, width = a.images, len(a.images.buckets)
-    found = np.full((min(max(a.answers), max(b.answers)) + 1, width), np.nan)
-    here = np.unique(images.bucket)
-    for row in a.answers.keys() & b.answers.keys():
-        one, other = a.answers[row].hits(images), b.answers[row].hits(images)
-        only_a, only_b = (
-            np.bincount(images.bucket[alone], minlength=width)[here]
-            for alone in (one & ~other, other & ~one)
-        )
-        found[row, here] = 2 * binom.cdf(np.minimum(only_a, only_b), only_a + only_b, 0.5)
-    return np.asarray(np.minimum(1.0, found))
 
 
 class ImageBootstrap:

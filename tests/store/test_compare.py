@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_predictions, log_run, log_training
 from forked import run_python
-from html_pages import Page
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compare import listed
@@ -171,7 +170,7 @@ def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
 
 
 def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
-    """Read back from the artifacts, paired, and their significant cells marked on the page."""
+    """Read back from the artifacts, and paired."""
     for strategy, level in (("naive", 120), ("replay", 180)):
         correct = counts(level, 0)
         run = log_run(store, experiment_id, strategy, correct, strategy=strategy)
@@ -180,10 +179,6 @@ def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
     told = " ".join(result.output.split())
     assert "The model of replay is better than the model of naive at clear/challenge_score" in told
     assert "test images of one training each, which says nothing about other seeds)." in told
-    _, folder = comparison_of(store, experiment_id)
-    data = json.loads(Page((folder / names.COMPARISON_PAGE).read_text()).scripts[0])
-    p_values = [p for row in data["marks"]["0-1"] for p in row]
-    assert sum(p < data["alpha"] for p in p_values) == 16
 
 
 def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_id, tmp_path):

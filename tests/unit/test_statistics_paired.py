@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binom
 from stored_values import answers_of, images_of
 
 from clear_mlflow import AccuracyMatrix, metrics
@@ -18,7 +18,6 @@ from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics import (
     ImageBootstrap,
     TTest,
-    mcnemar_cells,
     paired,
 )
 
@@ -46,22 +45,6 @@ def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predict
 def matrix_of(run: Predictions) -> AccuracyMatrix:
     cells = np.array([answer.correct(run.images) for answer in run.answers.values()]) / (7, 5, 6)
     return AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))
-
-
-def test_mcnemar_in_every_cell_is_the_sign_test() -> None:
-    """Of scipy, on images that one model alone got right; a row that one run lacks is NaN."""
-    a, b = random_hits(1), random_hits(2)
-    short = Predictions(b.images, {row: b.answers[row] for row in (1, 2)})
-    cells = mcnemar_cells(a, short)
-    assert cells.shape == (3, 3)
-    assert np.isnan(cells[0]).all()
-    assert np.array_equal(cells, mcnemar_cells(short, a), equal_nan=True)
-    assert (mcnemar_cells(a, a) == 1).all()
-    for row, j in itertools.product((1, 2), range(3)):
-        here = a.images.bucket == j
-        one, other = (run.answers[row].hits(a.images)[here] for run in (a, b))
-        only_a, apart = int((one & ~other).sum()), int((one != other).sum())
-        assert cells[row, j] == pytest.approx(binomtest(only_a, apart).pvalue if apart else 1.0)
 
 
 def by_loops(
@@ -159,7 +142,6 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
     draws, times, level = np.random.default_rng(1), 120, 0.9
     chosen = [m for m in METRICS if m.name in (BACKWARD, "renate/backward_transfer", FORGETTING)]
     wrong, outside = dict.fromkeys((m.name for m in chosen), 0), 0
-    cells_wrong = 0
     for _ in range(times):
         a, b = two_models(draws, 0.0)
         tests = paired_bootstrap(a, b, metrics=chosen, level=level, resamples=80)
@@ -167,13 +149,11 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
             wrong[name] += test.p_value <= 1 - level
         low, high = tests[BACKWARD].interval(level)
         outside += not low <= 0 <= high
-        cells_wrong += int(mcnemar_cells(a, b)[3, 0] <= 1 - level)
     # One simulation in 10,000 would show more by chance.
     most = binom.ppf(1 - 1e-4, times, 1 - level)
     assert max(wrong.values()) <= most, wrong
     assert min(wrong[BACKWARD], outside) >= binom.ppf(1e-4, times, 1 - level)
     assert outside <= most
-    assert cells_wrong <= most
 
 
 def test_runs_of_other_lengths_and_protocols() -> None:
@@ -191,9 +171,8 @@ def test_runs_of_other_lengths_and_protocols() -> None:
 def test_input_that_cannot_be_is_one_line() -> None:
     """Other images are never paired, whatever their number."""
     a, other = random_hits(1), hits(np.ones((4, 18), bool), (7, 6, 5))
-    for call in (paired_bootstrap, mcnemar_cells):
-        with pytest.raises(RecordError, match=r"different images .* cannot be paired"):
-            call(a, other)
+    with pytest.raises(RecordError, match=r"different images .* cannot be paired"):
+        paired_bootstrap(a, other)
     with pytest.raises(ConfigError, match="level is 0; expected"):
         paired_bootstrap(a, a, level=0)
     with pytest.raises(ConfigError, match="resamples is 0"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import cost_plots, curve_parts, metric_plots, plots_about
-from clear_mlflow.comparison.page.matrices_section import differences, matrices
+from clear_mlflow.comparison.page.matrices_section import matrices
 from clear_mlflow.comparison.page.tables import leaderboard, verdicts
 from clear_mlflow.comparison.page.wording import (
     group_name,
@@ -18,7 +18,6 @@ from clear_mlflow.comparison.page.wording import (
     short,
 )
 from clear_mlflow.core.score import number_of
-from clear_mlflow.report.colours import DIVERGING
 from clear_mlflow.report.page import rendered
 
 
@@ -41,7 +40,6 @@ def comparison_page(
     return rendered(
         "clear_mlflow.comparison.page/page",
         over=over,
-        colours=DIVERGING.css("w", "diverging"),
         title=short(title, 160),
         subtitle=_subtitle(comparison),
         footer=footer,
@@ -61,7 +59,6 @@ def comparison_page(
         prices=list(cost_plots(comparison)),
         curves=list(curve_parts(comparison)),
         **matrices(comparison),
-        **differences(comparison),
         settings=[setting_text(comparison, i) for i in range(len(comparison.settings))],
         **more,
     )

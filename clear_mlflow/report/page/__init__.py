@@ -21,17 +21,17 @@ from clear_mlflow.report.colours import GROUPS, SCALE
 _HERE = "clear_mlflow.report.page"
 
 
-def rendered(page: str, *, over: str | None = None, colours: str = "", **content: object) -> str:
+def rendered(page: str, *, over: str | None = None, **content: object) -> str:
     """A page: its template in the frame that all pages share, with its style and its script.
 
     *page* is package and name of its files; *over* the same of a template that extends it;
-    *colours* are more classes for the style, *content* what the templates name and escape.
+    *content* is what the templates name and escape.
     """
     # Group colours first, for the style sheet has others for dark ground.
     of_groups = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
     pages = [page] if over is None else [page, over]
     styles = [own_text(f"{_HERE}/frame.css"), *(_optional_text(f"{name}.css") for name in pages)]
-    css = "".join([":root{", of_groups, "}", *styles, SCALE.css("v", "scale"), colours])
+    css = "".join([":root{", of_groups, "}", *styles, SCALE.css()])
     js = "".join(_optional_text(f"{name}.js") for name in pages)
     template = _environment().get_template(f"{pages[-1]}.html")
     text = template.render(below=f"{page}.html", css=Own(css), js=Own(js), **content)
