@@ -32,7 +32,7 @@ _PREDICTIONS = "predictions"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What :func:`capture` found; its tensors may be the training's own, so write them out soon."""
+    """What :func:`capture` found, apart from the training, which may continue."""
 
     tensors: Mapping[str, Tensor]
     description: Mapping[str, Any]
@@ -63,7 +63,9 @@ def capture(model: nn.Module, strategy: Strategy, descent: GradientDescent) -> S
         "random": _packed(_random_states(), "random", tensors),
     }
     tensors |= {_MODEL + name: tensor.detach() for name, tensor in model.state_dict().items()}
-    return Snapshot(tensors, description)
+    layout = torch.contiguous_format
+    own = {name: t.to("cpu", copy=True, memory_format=layout) for name, t in tensors.items()}
+    return Snapshot(own, description)
 
 
 def restore(
@@ -99,7 +101,7 @@ def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) ->
         "cost": None if row.cost is None else row.cost.as_json(),
         **snapshot.description,
     }
-    return save(apart(tensors), metadata={_DESCRIPTION: json.dumps(description)})
+    return save(tensors, metadata={_DESCRIPTION: json.dumps(description)})
 
 
 def read_state(content: bytes) -> SavedTraining:

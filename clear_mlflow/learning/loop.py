@@ -60,7 +60,7 @@ class Trained:
     row: AccuracyRow
     tested: Tested
     model: nn.Module  # training continues with it: read it before the next row is asked for
-    # Captures what training is resumed from; call it before the next row is asked for.
+    # Copies what training is resumed from; call it before the next row is asked for.
     snapshot: Callable[[], Snapshot] | None = None
     standardised: Mapping[str, Tensor] = field(default_factory=dict)  # see TrainingStream
 

@@ -29,6 +29,20 @@ OnTest = Callable[[AnytimeRow], None]
 
 
 @dataclass(frozen=True)
+class TrainingState:
+    """What a training is resumed from after a row that is not the last one."""
+
+    row: int
+    file: bytes | None = None  # its content; None: it could not be kept
+    problem: str | None = None  # why it could not
+
+
+# Takes a state, perhaps from a thread of its own, while the next bucket is trained on; the one
+# before was taken by then.
+OnState = Callable[[TrainingState], None]
+
+
+@dataclass(frozen=True)
 class MeasuredRow:
     """A row, and what it was counted from."""
 
@@ -36,8 +50,6 @@ class MeasuredRow:
     predictions: bytes | None = None  # the file of core's RowPredictions; None: not kept
     model: bytes | None = None  # the file of the model's weights, as safetensors; None: not kept
     seed: int | None = None  # of the member of an ensemble that it is of
-    state: bytes | None = None  # the file that a training resumes from after this row
-    no_state: str | None = None  # why no state was kept although it should have been
     curve: tuple[CurvePoint, ...] = ()  # points of its bucket that were not handed over before
 
 
@@ -68,7 +80,7 @@ class StreamMetadata:
 
 
 def ignore(measured: object) -> None:
-    """An :data:`OnCurve`, and an :data:`OnTest`, for a caller that wants only rows."""
+    """An :data:`OnCurve`, :data:`OnTest` and :data:`OnState` for a caller that wants only rows."""
 
 
 class Training(Protocol):
@@ -84,6 +96,8 @@ class Training(Protocol):
         """The dataset that is trained on."""
         ...
 
-    def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
+    def rows(
+        self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
+    ) -> Iterator[MeasuredRow]:
         """Rows as they are measured; a resumed training first repeats the last one."""
         ...

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +32,15 @@ from clear_mlflow.learning.device import resolve_device, resolve_precision, tf32
 from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
 from clear_mlflow.learning.inference.description import OF_A_STRATEGY, ModelDescription
 from clear_mlflow.learning.loop import Trained, train
-from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
+from clear_mlflow.learning.measured import (
+    MeasuredRow,
+    OnCurve,
+    OnState,
+    OnTest,
+    StreamMetadata,
+    TrainingState,
+    ignore,
+)
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup, check_devices
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -200,7 +210,9 @@ class StreamTraining:
             return None
         return evaluation_set(self.stream)
 
-    def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
+    def rows(
+        self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
+    ) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured."""
         arithmetic = tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, self.progress as shown:
@@ -216,11 +228,16 @@ class StreamTraining:
             saved = self._saved()
             if saved is not None:
                 yield self._again(saved, stream)
+            on_its_way: list[Future[None]] = []
             for trained in train(
                 stream, self.config, progress=progress, group=self.group, saved=saved
             ):
                 measured = self.measured(trained)
+                wait(on_its_way)
                 yield dataclasses.replace(measured, curve=progress.take())
+                for state in on_its_way:
+                    state.result()  # its error, behind the row that was measured meanwhile
+                on_its_way = self._hand_over_state(trained, measured.predictions, on_state)
 
     def measured(self, trained: Trained) -> MeasuredRow:
         """A row, with those files of it that the configuration keeps."""
@@ -232,17 +249,37 @@ class StreamTraining:
                 probabilities=trained.tested.probabilities,
                 evaluation_set=self._evaluation_set.digest,
             ).to_bytes()
-        model = state = no_state = None
-        if self.group.rank == 0:
-            if self._keeps_model(trained.row):
-                weights = {**trained.model.state_dict(), **trained.standardised}
-                model = self._model_file(weights, trained.row)
-            if self.config.resumable == "on" and trained.snapshot is not None:
-                try:
-                    state = to_bytes(trained.snapshot(), trained.row, predictions)
-                except StateError as error:  # a run that cannot be resumed is better than none
-                    no_state = str(error)
-        return MeasuredRow(trained.row, predictions, model, state=state, no_state=no_state)
+        model = None
+        if self.group.rank == 0 and self._keeps_model(trained.row):
+            weights = {**trained.model.state_dict(), **trained.standardised}
+            model = self._model_file(weights, trained.row)
+        return MeasuredRow(trained.row, predictions, model)
+
+    def _hand_over_state(
+        self, trained: Trained, predictions: bytes | None, on_state: OnState
+    ) -> list[Future[None]]:
+        """Copy what training is resumed from; make its file on a thread, as training continues."""
+        row, config = trained.row, self.config
+        is_last = row.row == len(row.buckets)
+        if trained.snapshot is None or is_last or self.group.rank > 0 or config.resumable == "off":
+            return []
+        try:
+            snapshot = trained.snapshot()
+        except StateError as error:  # a run that cannot be resumed is better than none
+            on_state(TrainingState(row.row, problem=str(error)))
+            return []
+        done: Future[None] = Future()
+
+        def hand_over() -> None:
+            try:
+                on_state(TrainingState(row.row, to_bytes(snapshot, row, predictions)))
+                done.set_result(None)
+            except BaseException as error:  # it is the training's, which waits for it
+                done.set_exception(error)
+
+        # No process that is stopped waits for it.
+        threading.Thread(target=hand_over, name="clear_mlflow state", daemon=True).start()
+        return [done]
 
     def _keeps_model(self, row: AccuracyRow) -> bool:
         kept = {"none": (), "last": (len(row.buckets),)}.get(self.config.log_models)

@@ -37,12 +37,17 @@ def run(down_end: int, up_end: int) -> None:
             sys.exit(0)
         config = TrainConfig(**json.loads(parameters))
         cues = _cues(down)
+        saying = threading.Lock()
 
         def say(kind: str, content: Any = None) -> None:
-            for part in messages.encode(kind, content):
+            parts = messages.encode(kind, content)
+            # Let go of behind a whole message alone: nothing may follow one that was cut off.
+            saying.acquire()
+            for part in parts:
                 view = memoryview(part)
                 while view:  # an unbuffered write may take less than all
                     view = view[up.write(view) :]
+            saying.release()
 
         try:
             _train(config, cues, say)
@@ -74,7 +79,8 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
         say("facts", training.facts)
         if (state := messages.state_of(cues.get())) is not None:
             training = dataclasses.replace(training, saved=state)
-        for row in training.rows(partial(say, "curve"), partial(say, "test")):
+        told = (partial(say, kind) for kind in ("curve", "test", "state"))
+        for row in training.rows(*told):
             say("row", row)
             cues.get()
 

@@ -17,7 +17,12 @@ import msgspec
 
 from clear_mlflow.core import errors
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
-from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata
+from clear_mlflow.learning.measured import (
+    CurvePoint,
+    MeasuredRow,
+    StreamMetadata,
+    TrainingState,
+)
 
 
 def cue(state: Path | None = None) -> bytes:
@@ -57,6 +62,7 @@ KINDS: dict[str, Any] = {
     "curve": tuple[CurvePoint, ...],
     "test": AnytimeRow,
     "row": MeasuredRow,
+    "state": TrainingState,  # after the row before, while the next bucket is trained on
     "refused": Refusal,
     "done": None,  # the last row was sent
 }

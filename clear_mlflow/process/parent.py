@@ -15,7 +15,14 @@ from typing import Any
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import PeerLostError
-from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
+from clear_mlflow.learning.measured import (
+    MeasuredRow,
+    OnCurve,
+    OnState,
+    OnTest,
+    StreamMetadata,
+    ignore,
+)
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
 from clear_mlflow.process.forked import TrainingChild, waiting_training_process
@@ -107,9 +114,12 @@ class TrainingProcess:
         """Have :meth:`rows` begin with the last row before a file's state; it has to stay there."""
         self._state = state
 
-    def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
+    def rows(
+        self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
+    ) -> Iterator[MeasuredRow]:
         """The rows, each asked for when the one before it was taken care of."""
-        meanwhile: dict[str, Callable[[Any], None]] = {"curve": on_curve, "test": on_test}
+        meanwhile: dict[str, Callable[[Any], None]]
+        meanwhile = {"curve": on_curve, "test": on_test, "state": on_state}
         cue = messages.cue(self._state)
         while True:
             self._say(cue)

@@ -140,8 +140,8 @@ def read_resume_point(
         return point
     if records:
         assemble(whole)  # rows that contradict each other are refused
-    # A run that was cut off while its first state was stored begins anew, with the same row 0.
-    begins_anew = config.resumable == "on" and records.keys() <= {0} and not damaged
+    # One that was cut off while its first state was stored, beside bucket 1, begins anew.
+    begins_anew = config.resumable == "on" and records.keys() <= {0, 1} and not damaged
     if state is None and (records or problems) and not begins_anew:
         rows = f"rows {min(records)} to {max(records)}" if records else "no row"
         why = (

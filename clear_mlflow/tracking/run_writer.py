@@ -129,9 +129,8 @@ class RunWriter:
         *,
         files: Mapping[str, bytes],
         curve: Iterable[CurvePoint] = (),
-        first: Callable[[], None] | None = None,
     ) -> None:
-        """Write a row, now, then *files* it was counted from; *first* stores what precedes it."""
+        """Write a row, now, then *files* it was counted from."""
         row = record.row
         # On the disk before all else; in the store behind what it has to follow.
         name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
@@ -149,7 +148,7 @@ class RunWriter:
             self._add_to_curve(curve)
             points = self._append_points(self._in_order(metrics, row.row))
         finally:  # whatever happens, what is on the disk is sent
-            self._deliver(entry, files, points, first)
+            self._deliver(entry, files, points)
         if row.row == 0:
             self.sender.send(self._tag_rows)
         self._undrawn = matrix
@@ -163,14 +162,13 @@ class RunWriter:
         artifact: tuple[str, bytes] | None,
         files: Mapping[str, bytes],
         curve: Iterable[CurvePoint],
-        first: Callable[[], None] | None,
     ) -> None:
         """Write what a resumed run lacks of a row that is stored, and an artifact beside it."""
         self.rows.append(stored)  # what is scored, now and later, is what is stored
         self._add_to_curve(curve)
         points = self._append_points()
         entry = None if artifact is None else self.sender.append(self.run_id, *artifact)
-        self._deliver(entry, files, points, first)
+        self._deliver(entry, files, points)
 
     def write_file(self, path: str, content: bytes) -> None:
         """Write an artifact; nothing waits for it."""
@@ -189,14 +187,11 @@ class RunWriter:
         self._wait_delivered()
 
     def _deliver(
-        self,
-        entry: Entry | None,
-        files: Mapping[str, bytes],
-        points: Sequence[Entry],
-        first: Callable[[], None] | None,
+        self, entry: Entry | None, files: Mapping[str, bytes], points: Sequence[Entry]
     ) -> None:
         try:
-            self.sender.send(*(item for item in (first, entry) if item is not None))
+            if entry is not None:
+                self.sender.send(entry)
             for path, content in files.items():
                 self.write_file(path, content)
             self._wait_delivered()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -22,12 +22,17 @@ from clear_mlflow.core.predictions import (
     PREDICTIONS_FOLDER,
     predictions_file_name,
 )
-from clear_mlflow.core.record import TIMES, DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.record import TIMES, DatasetIdentity, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import stored_steps
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
+from clear_mlflow.learning.measured import (
+    MeasuredRow,
+    StreamMetadata,
+    Training,
+    TrainingState,
+)
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -73,7 +78,7 @@ class TrainingRun:
         self._kind = kind
         self._is_member = above is not None
         self._resumed = resumed
-        self._newest_state: int | None = None  # the row of the one that was stored last
+        self._written_at = ""  # time of the last row
         self._holds_states = resumed is not None
         self._warned_of_no_state = False
 
@@ -92,9 +97,9 @@ class TrainingRun:
             self._remove_states(before=None)
 
     def track(self, training: Training) -> None:
-        """Train, and store each row before the next bucket starts."""
+        """Train; store each row before the next bucket starts, and the state during it."""
         self.log_facts(training.facts)
-        for measured in training.rows(self.writer.write_curve, self.log_test):
+        for measured in training.rows(self.writer.write_curve, self.log_test, self.log_state):
             self.log_row(measured)
 
     def log_facts(self, facts: StreamMetadata) -> None:
@@ -147,16 +152,9 @@ class TrainingRun:
             # Of a row whose state was stored and that itself was not: the time that it carries.
             written_at = (None if resumed is None else resumed.time_of(row)) or now()
             record = self.writer.record_of(row=row, written_at=written_at)
-            self.writer.write_row(
-                record,
-                files=_files_of(measured),
-                # Before the state: a run that is resumed from it does not repeat these steps.
-                curve=measured.curve,
-                first=self._state_storer(measured, record),
-            )
-        if self._newest_state is not None:  # behind all that training waits for
-            before, self._newest_state = self._newest_state, None
-            self.writer.sender.send(lambda: self._remove_states(before=before))
+            # Before the state: a run that is resumed from it does not repeat these steps.
+            self.writer.write_row(record, files=_files_of(measured), curve=measured.curve)
+            self._written_at = written_at
 
     def log_test(self, test: AnytimeRow) -> None:
         """Store a test inside a bucket, unless the bucket's row is stored: what led to it stays."""
@@ -226,7 +224,8 @@ class TrainingRun:
     ) -> None:
         """Send what a stored row lacks; it stays, another is kept beside it."""
         row = measured.row
-        again = self.writer.record_of(row=row, written_at=now())
+        self._written_at = now()
+        again = self.writer.record_of(row=row, written_at=self._written_at)
         files = {
             path: content
             for path, content in _files_of(measured).items()
@@ -242,31 +241,24 @@ class TrainingRun:
                 "does not repeat what it computes to the last digit; the stored row stays, the "
                 f"other is kept in {folder}, and training goes on"
             )
-        self.writer.write_beside_row(
-            stored,
-            artifact=beside,
-            files=files,
-            curve=measured.curve,
-            # It was trained on again from the state before, which goes when this is stored.
-            first=self._state_storer(measured, again),
-        )
+        self.writer.write_beside_row(stored, artifact=beside, files=files, curve=measured.curve)
 
-    def _state_storer(self, measured: MeasuredRow, record: RowRecord) -> Callable[[], None] | None:
-        """What stores the state after a row, before the row: so no row is ever trained twice."""
-        if measured.no_state is not None and not self._warned_of_no_state:
+    def log_state(self, made: TrainingState) -> None:
+        """Store the state after the last row, then remove the one before; nothing waits for it."""
+        if made.problem is not None and not self._warned_of_no_state:
             self._warned_of_no_state = True
-            warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
-        row, state, facts = measured.row.row, measured.state, self._facts
+            warn(f"run {self.run_id} could not be resumed from here: {made.problem}")
+        content, facts, written_at = made.file, self._facts, self._written_at
         # No state is kept on local disk: a large model would fill it.
-        if state is None or facts is None or self.writer.sender.is_away:
-            return None
+        if content is None or facts is None or self.writer.sender.is_away:
+            return
 
         def store() -> None:
             manifest = Manifest(
-                row=row,
-                written_at=record.written_at,
-                size=len(state),
-                sha256=hashlib.sha256(state).hexdigest(),
+                row=made.row,
+                written_at=written_at,
+                size=len(content),
+                sha256=hashlib.sha256(content).hexdigest(),
                 config=self.config.as_text(),
                 data=data_of(facts),
                 package_version=__version__,
@@ -274,8 +266,8 @@ class TrainingRun:
             )
             try:
                 self.writer.sender.hold.check(self.run_id)
-                store_state(self.client, self.run_id, manifest, state)
-            except LostRunError:  # the row, which is sent next, reports it
+                store_state(self.client, self.run_id, manifest, content)
+            except LostRunError:  # the next row reports it
                 return
             except (TrackingError, OSError) as error:  # the one before stays
                 if not self._warned_of_no_state:
@@ -284,9 +276,9 @@ class TrainingRun:
                 return
             self._holds_states = True
             self._warned_of_no_state = False
-            self._newest_state = row
+            self._remove_states(before=made.row)
 
-        return store
+        self.writer.sender.send(store)
 
     def _remove_states(self, *, before: int | None) -> None:
         """Remove the states that a newer one replaces or, of a run that has all its rows, all."""

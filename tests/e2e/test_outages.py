@@ -96,8 +96,8 @@ class Events(KnownTraining):
     before: dict[int, Callable[[], object]] = field(default_factory=dict)
     measured: list[int] = field(default_factory=list)
 
-    def rows(self, on_curve=ignore, on_test=ignore) -> Iterator[MeasuredRow]:
-        for measured in super().rows(on_curve, on_test):
+    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
+        for measured in super().rows(on_curve, on_test, on_state):
             self.before.get(measured.row.row, lambda: None)()
             self.measured.append(measured.row.row)
             yield measured
@@ -353,8 +353,8 @@ def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
     training = features_training(features_config(**asked))
     rows = type(training).rows
 
-    def until_lost(self, on_curve=ignore, on_test=ignore):
-        for measured in rows(self, on_curve, on_test):
+    def until_lost(self, on_curve=ignore, on_test=ignore, on_state=ignore):
+        for measured in rows(self, on_curve, on_test, on_state):
             if measured.row.row == 2:
                 proxy.down()
             yield measured

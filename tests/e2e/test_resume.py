@@ -130,7 +130,7 @@ def test_killed_again_and_again(project, store, experiment_id, short_stream):
         assert run.info.status == ("RUNNING" if stop is kill_supervisor else "KILLED"), said
         kept = sorted(path.name for path in artifacts(run).glob("training_state/*.json"))
         assert 1 <= len(kept) <= 2
-        assert kept[-1] >= f"after_{row:03}.json"
+        assert kept[-1] >= f"after_{row - 1:03}.json"  # that of the row may be on its way
         if stop is kill_training:  # by a scheduler: the same command again, with the run's id
             process = start(project, *asked, MLFLOW_RUN_ID=run_id)
         else:
@@ -164,16 +164,16 @@ def test_killed_again_and_again(project, store, experiment_id, short_stream):
 
 @pytest.fixture
 def interrupted(store, experiment_id, short_stream, monkeypatch):
-    """A run that was stopped after row 2 of 4: the client, and the run's id."""
+    """A run that was stopped after row 2 of 4 and its state: the client, and the run's id."""
     asked = {**short_stream, "features": "pixels", "strategy": "linear", "epochs": "15"}
     training = prepare(check(TrainConfig.resolve({**asked, "device": "cpu"})), TrainingProgress())
     rows = type(training).rows
 
-    def until_stopped(self, on_curve, on_test):
-        for measured in rows(self, on_curve, on_test):
-            yield measured
-            if measured.row.row == 2:
+    def until_stopped(self, on_curve, on_test, on_state):
+        for measured in rows(self, on_curve, on_test, on_state):
+            if measured.row.row == 3:  # by now the state after row 2 is handed over
                 raise KeyboardInterrupt
+            yield measured
 
     with monkeypatch.context() as patch:
         patch.setattr(type(training), "rows", until_stopped)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from feature_streams import training
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import config
@@ -22,6 +26,7 @@ from torch import nn
 
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.learning import session
 from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
@@ -168,6 +173,63 @@ def test_what_is_not_kept_is_named(kind, told):
     with pytest.raises(StateError, match=told):
         next(rows).snapshot()
     assert len(list(rows)) == 3
+
+
+class Measured(TrainingProgress):
+    """Says of each row that it was measured: its bucket has been trained on."""
+
+    def __init__(self, rows):
+        self.rows = [threading.Event() for _ in range(rows)]
+
+    def row_measured(self, row):
+        self.rows[row.row].set()
+
+
+def test_a_state_is_of_its_buckets_end_and_made_while_the_next_one_is_trained(monkeypatch):
+    """However late: the next row, measured by then, is given when the state was handed over."""
+    buffered = on_features(strategy="replay", optimizer_state="keep", momentum="0.9")
+    made = training(buffered)
+    order: list[str] = []
+    known, late = {}, {}
+
+    def states_in(progress, found):
+        def keep(state):
+            order.append(f"state {state.row}")
+            found[state.row] = read_state(state.file).snapshot
+
+        for one in dataclasses.replace(made, progress=progress).rows(on_state=keep):
+            order.append(f"row {one.row.row}")
+
+    states_in(TrainingProgress(), known)
+    assert order == ["row 0", "state 0", "row 1", "state 1", "row 2", "state 2", "row 3"]
+    measured = Measured(4)
+
+    def wait_for_next(snapshot, row, predictions):
+        assert measured.rows[row.row + 1].wait(60)
+        time.sleep(0.1)  # in which a row that does not wait is given
+        return to_bytes(snapshot, row, predictions)
+
+    monkeypatch.setattr(session, "to_bytes", wait_for_next)
+    states_in(measured, late)
+    assert order[:7] == order[7:]
+    for row, snapshot in known.items():
+        assert snapshot.description == late[row].description
+        assert snapshot.tensors.keys() == late[row].tensors.keys()
+        for name, tensor in snapshot.tensors.items():
+            assert torch.equal(tensor, late[row].tensors[name]), name
+
+
+def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
+    """It is a mistake of this program; the row that was measured meanwhile is given first."""
+
+    def wrong(*arguments):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(session, "to_bytes", wrong)
+    rows = training(on_features(strategy="naive")).rows()
+    assert [next(rows).row.row, next(rows).row.row] == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(rows)
 
 
 class Keeping(Strategy):

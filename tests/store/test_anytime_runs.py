@@ -166,7 +166,7 @@ class LosingStore(KnownTraining):
 
     folder: Path
 
-    def rows(self, on_curve=ignore, on_test=ignore):
+    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
         def told(test):
             if (test.bucket, test.test) == (3, 2):
                 # In one step: a thread behind the training may be writing there.
@@ -174,7 +174,7 @@ class LosingStore(KnownTraining):
                 self.folder.write_text("no folder any more")
             on_test(test)
 
-        return super().rows(on_curve, told)
+        return super().rows(on_curve, told, on_state)
 
 
 def test_tests_that_the_store_does_not_take_are_sent_by_sync(

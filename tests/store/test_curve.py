@@ -69,8 +69,8 @@ class Watched(KnownTraining):
     store: MlflowClient
     seen: dict[str, float]
 
-    def rows(self, on_curve=ignore, on_test=ignore):
-        for measured in super().rows(on_curve, on_test):
+    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
+        for measured in super().rows(on_curve, on_test, on_state):
             if measured.row.row == 1:
                 (run,) = self.store.search_runs(["1"])
                 while names.CURVE_LOSS not in run.data.metrics:
@@ -93,7 +93,7 @@ def test_a_training_that_breaks_off_loses_no_point(store, experiment_id):
     broken = RuntimeError("out of power")
     training = KnownTraining(FOUR_BUCKETS[:2], curve={1: [FIRST]}, ends_with=broken)
 
-    def rows(on_curve, on_test):
+    def rows(on_curve, on_test, on_state):
         yield from KnownTraining.rows(KnownTraining(FOUR_BUCKETS[:2], curve=training.curve))
         on_curve([SECOND])
         raise broken

@@ -136,9 +136,9 @@ class Breaking:
         self._error, self._look = error, look
         self.config, self.facts = self._training.config, self._training.facts
 
-    def rows(self, on_curve=ignore, on_test=ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
         given = []
-        for measured in self._training.rows(on_curve, on_test):
+        for measured in self._training.rows(on_curve, on_test, on_state):
             if measured.row.row == 2:
                 raise self._error
             self._look(given)

@@ -44,8 +44,8 @@ class TakenOver(KnownTraining):
         self.after = after
         self.run = None
 
-    def rows(self, on_curve=ignore, on_test=ignore):
-        for measured in super().rows(on_curve, on_test):
+    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
+        for measured in super().rows(on_curve, on_test, on_state):
             if measured.row.row == self.after:
                 (self.run,) = self.store.search_runs(["1"])
                 self.store.set_tag(self.run.info.run_id, names.HOLDER_TAG, of_another())

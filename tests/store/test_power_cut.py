@@ -1,6 +1,8 @@
 """A run whose machine loses its power, at every moment: nothing that was measured is lost."""
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from clear_mlflow.learning.measured import ignore
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
+from clear_mlflow.store.states import store_state
+from clear_mlflow.tracking import training_run
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import read_resume_point
 from clear_mlflow.tracking.sync import sync_each
@@ -24,17 +28,26 @@ STREAM = made_up(((30, 20), (17, 9)))
 
 
 class Counting:
-    """A training that knows how many of its rows were taken."""
+    """A training that knows how many of its rows were taken, and waits before it gives one."""
 
-    def __init__(self, inner):
-        self._inner = inner
+    def __init__(self, inner, wait: Callable[[int], None]):
+        self._inner, self._wait = inner, wait
         self.config, self.facts = inner.config, inner.facts
         self.taken = 0
 
-    def rows(self, on_curve=ignore, on_test=ignore):
-        for measured in self._inner.rows(on_curve, on_test):
+    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
+        for measured in self._inner.rows(on_curve, on_test, on_state):
+            self._wait(measured.row.row)
             yield measured
             self.taken += 1
+
+
+def until(condition):
+    """Wait for it; for ever is a failure, too."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def rows_in(client, run_id):
@@ -50,11 +63,31 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cuts(store, tmp_path, cache, monkeypatch):
-    """(run's id, its rows, the different disks that cuts during it leave)."""
+def cuts(request, store, tmp_path, cache, monkeypatch):
+    """(run's id, its rows, the different disks that cuts during it leave).
+
+    A state is stored before its bucket's training has ended or, as a "late" one, not before the
+    next row is on local disk.
+    """
     folders = [tmp_path / "artifacts", cache]
-    counting = Counting(training(SETTINGS, STREAM))
-    with recorded(monkeypatch, folders, tmp_path / "mlflow.db", lambda: counting.taken) as disks:
+    late = getattr(request, "param", "early") == "late"
+
+    def wait_for_state(row):
+        if row > 0 and not late:
+            name = f"after_{row - 1:03}.json"
+            until(lambda: [file.name for file in folders[0].rglob("after_*.json")] == [name])
+
+    def wait_for_row(client, run_id, manifest, content):
+        if late:
+            until(lambda: list(cache.rglob(f"*-*row_{manifest.row + 1:03}.json")))
+        store_state(client, run_id, manifest, content)
+
+    counting = Counting(training(SETTINGS, STREAM), wait_for_state)
+    with (
+        monkeypatch.context() as patch,
+        recorded(monkeypatch, folders, tmp_path / "mlflow.db", lambda: counting.taken) as disks,
+    ):
+        patch.setattr(training_run, "store_state", wait_for_row)
         train_in_process(store, counting, {})
     (run,) = store.search_runs([store.get_experiment_by_name("test").experiment_id])
     rows = rows_in(store, run.info.run_id)
@@ -82,7 +115,16 @@ def _has_config(client, run_id):
     return names.CONFIG_JSON in {file.path for file in client.list_artifacts(run_id)}
 
 
-def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(cuts, store, tmp_path):
+EARLY = {(0, None), (1, None), (1, 0), (2, 0), (2, 1), (3, 1)}
+LATE = {(0, None), (1, None), (2, None), (2, 0), (3, 0), (3, 1)}
+
+
+@pytest.mark.parametrize(
+    ("cuts", "begins_from"), [("early", EARLY), ("late", LATE)], indirect=["cuts"]
+)
+def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
+    cuts, begins_from, store, tmp_path
+):
     """Rows that training went on from are there after a sync; resumed, the run is as if uncut."""
     run_id, rows, folders, disks = cuts
     assert len(disks) > 30
@@ -117,7 +159,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(cuts, store, t
         assert rows_in(store, run_id) == rows, disk.when
         resumed.add(begins)
     assert scored == {1, 2, 3}
-    assert resumed >= {(0, None), (1, None), (1, 0), (2, 0), (2, 1)}
+    assert resumed == begins_from
     assert 0 < without_config < 10
 
 

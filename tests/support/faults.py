@@ -41,7 +41,7 @@ from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, ignore
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, TrainingState, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.scoring import plan
 from clear_mlflow.scoring.series import all_series
@@ -89,7 +89,7 @@ class Found:
 
 
 class KnownTraining:
-    """Gives rows that are known, from one of them on, each with a state."""
+    """Gives rows that are known, from one of them on, and a state behind each."""
 
     config = TrainConfig.resolve({"seed": "7"})
     facts = StreamMetadata(
@@ -105,10 +105,12 @@ class KnownTraining:
     def __init__(self, first: int) -> None:
         self._first = first
 
-    def rows(self, on_curve=ignore, on_test=ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
         for number in range(self._first, len(BUCKETS) + 1):
             time.sleep(PACE)
-            yield MeasuredRow(row(number), state=random.Random(number).randbytes(2000))
+            yield MeasuredRow(row(number))
+            if number < len(BUCKETS):
+                on_state(TrainingState(number, random.Random(number).randbytes(2000)))
 
 
 def row(number: int) -> AccuracyRow:

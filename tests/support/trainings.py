@@ -43,7 +43,7 @@ class KnownTraining:
             num_test=(NUM_TEST,) * len(buckets),
         )
 
-    def rows(self, on_curve=ignore, on_test=ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
         facts = self.facts
         for i, correct in enumerate(self.correct):
             if i in self.live:

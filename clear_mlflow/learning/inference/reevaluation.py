@@ -14,7 +14,7 @@ from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.learning.device import tf32, translate_oom
 from clear_mlflow.learning.inference.description import STANDARDISED
 from clear_mlflow.learning.loop import fresh_model, measure_row
-from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, ignore
+from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnState, OnTest, ignore
 from clear_mlflow.learning.session import StreamTraining
 
 _LESS_MEMORY = "end what else runs on it, or set CUDA_VISIBLE_DEVICES= to test on the CPU"
@@ -40,7 +40,9 @@ class Reevaluation(StreamTraining):
             )
         return cls(**{f.name: getattr(training, f.name) for f in fields(training)}, models=models)
 
-    def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
+    def rows(
+        self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
+    ) -> Iterator[MeasuredRow]:
         """Test each model on all buckets."""
         config = self.config
         arithmetic = tf32(config.precision == "tf32")
