@@ -49,7 +49,6 @@ from clear_mlflow.store.pool import mapped
 # Requests under way at once.
 _JOBS = 8
 _GONE = "they were there when it was scored, and are gone; what was computed of them stays"
-_TABLES_VERSION = 1  # raised when a table of predictions changes, so that it is written again
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class Beside:
     stamp: str | None = None  # fingerprint of all this; None: some lacks, or nothing was computed
     problem: str | None = None  # why nothing was computed, though it is stored
     is_unread: bool = False  # the run's metrics hold all this already: it was not read
-    predictions: Predictions | None = None  # that tables are made of
+    predictions: Predictions | None = None  # that the page shows by class
     tests: AnytimeMatrix | None = None  # that a chart is drawn of
 
 
@@ -222,10 +221,9 @@ def failed_of(undefined: Mapping[str, Exception]) -> frozenset[str]:
 
 
 def _stamp_of(record: Record, metrics: Sequence[PredictionMetric | AnytimeMetric]) -> str:
-    """A short text that changes with the rows, with any definition, and with the tables' form."""
+    """A short text that changes with the rows and with any definition."""
     matrix = record.matrix
     content = [
-        _TABLES_VERSION,
         record.protocol,
         list(record.rows),
         matrix.values.tolist(),

@@ -44,7 +44,6 @@ class Plan:
     """What is to be written into a run, in this order; tags last."""
 
     reports: bool = False  # the matrix as JSON, CSV, table and heat map
-    tables: bool = False  # of predictions, and their picture
     page: RunReport | None = None
     points: tuple[Point, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -53,14 +52,13 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether the store holds all of it already."""
-        return not (self.reports or self.tables or self.page or self.points or self.tags)
+        return not (self.reports or self.page or self.points or self.tags)
 
     def __str__(self) -> str:
         """What would be written, in one line."""
         parts = {
             f"{len(self.points)} metric values": self.points,
             "the reports": self.reports,
-            "the tables of predictions": self.tables,
             "the page": self.page,
             f"the tags {', '.join(sorted(self.tags))}": self.tags,
         }

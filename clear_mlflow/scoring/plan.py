@@ -15,16 +15,13 @@ from mlflow.entities import Metric, Run
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import named_rows
-from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
-from clear_mlflow.metrics.from_predictions import Predictions, macro_matrix
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.page.run_page import run_page
 from clear_mlflow.report.pictures import heatmap_png, png_array
-from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
 from clear_mlflow.scoring.computed import Plan, Scores
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.run_report import run_report
@@ -36,10 +33,7 @@ from clear_mlflow.store.ui_urls import artifact_link
 
 _NO_TAG = "none"
 _REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE, names.HEATMAP_PNG})
-_TABLES = frozenset({names.PER_CLASS_CSV, names.CONFUSION_FOLDER})
 _BATCH = 900  # MLflow takes 1,000 entries in one call
-# Of more classes, who is taken for whom fills no table that a person reads: a million cells.
-_MOST_CLASSES = 1000
 
 
 def plan_without_rows(run: Run) -> Plan:
@@ -56,7 +50,7 @@ def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = Fal
         return plan_without_rows(run)
     same_rows = tags.get(names.SCORED_TAG) == scores.digest
     versions = _read_versions(tags)
-    lost = _lost(client, run, scores) if thorough else frozenset()
+    lost = _lost(client, run) if thorough else frozenset()
     points = tuple(_lacking(client, run, scores, versions if same_rows and not thorough else {}))
     # The page shows values, too, that this scoring has not computed and an earlier one has logged:
     # a user's own metrics, and those of predictions that were removed.
@@ -81,13 +75,10 @@ def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = Fal
     }
     if scores.matrix_tag is not None or names.MATRIX_TAG in tags:
         wanted[names.MATRIX_TAG] = scores.matrix_tag or _NO_TAG
-    tables = scores.predicted.stamp is not None and (
-        names.PREDICTIONS_SCORED_TAG in new or bool(lost & _TABLES)
-    )
     # Predictions that a person removed stay on the page that was made of them.
     has_page = tags.get(names.REPORT_TAG) == wanted[names.REPORT_TAG]
     reports = not same_rows or bool(lost & _REPORTS)
-    is_shown = has_page and not new and not tables and names.REPORT_HTML not in lost
+    is_shown = has_page and not new and names.REPORT_HTML not in lost
     differing = _differing(tags, wanted)
     if not (points or reports or differing) and is_shown:
         return Plan()
@@ -95,7 +86,7 @@ def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = Fal
     # Of a run that was never scored, training logged the values on the way to its last ones.
     before = logged if names.SCORED_TAG in tags else {}
     changed = tuple(n for n, value in scores.summary.items() if before.get(n, value) != value)
-    return Plan(reports, tables, None if is_shown else page, points, differing, changed)
+    return Plan(reports, None if is_shown else page, points, differing, changed)
 
 
 def write_scores(client: MlflowClient, scores: Scores) -> None:
@@ -104,8 +95,6 @@ def write_scores(client: MlflowClient, scores: Scores) -> None:
     with mlflow_errors(f"log the scores of run {run_id}"):
         if plan.reports and scores.record is not None:
             _log_reports(client, scores, scores.record)
-        if plan.tables and scores.predicted.predictions is not None:
-            _log_tables(client, scores, scores.predicted.predictions)
         if plan.page is not None:
             client.log_text(run_id, run_page(plan.page), names.REPORT_HTML)
         for start in range(0, len(plan.points), _BATCH):
@@ -119,19 +108,6 @@ def to_metrics(points: Iterable[Point]) -> list[Metric]:
     return [Metric(*point) for point in points]
 
 
-def prediction_tables(predictions: Predictions) -> dict[str, str]:
-    """Artifact path to text of every table that is made of a run's predictions."""
-    found = {names.PER_CLASS_CSV: per_class_csv(predictions)}
-    if predictions.k in predictions.answers or predictions.k == 0:
-        found[names.MACRO_CSV] = matrix_csv(macro_matrix(predictions))
-    classes = len(predictions.images.class_names)
-    for row in predictions.answers if classes <= _MOST_CLASSES else ():
-        found[f"{names.CONFUSION_FOLDER}/row_{row:03d}.csv"] = confusion_csv(predictions, row)
-    if table := calibration_csv(predictions):
-        found[names.CALIBRATION_CSV] = table
-    return found
-
-
 def _log_reports(client: MlflowClient, scores: Scores, record: Record) -> None:
     run_id, matrix = scores.run_id, record.evidence
     client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)
@@ -143,11 +119,6 @@ def _log_reports(client: MlflowClient, scores: Scores, record: Record) -> None:
     # MLflow's chart view sets images of one key side by side, runs beside runs; it starts at the
     # first step, so the final matrix has a key of its own with one step.
     client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
-
-
-def _log_tables(client: MlflowClient, scores: Scores, predictions: Predictions) -> None:
-    for path, text in prediction_tables(predictions).items():
-        client.log_text(scores.run_id, text, path)
 
 
 def _lacking(
@@ -177,16 +148,13 @@ def _lacking(
                 yield point._replace(time=max(other.time + 1, point.time))
 
 
-def _lost(client: MlflowClient, run: Run, scores: Scores) -> frozenset[str]:
-    """Paths of reports, tables and page that a scored run's artifacts lack."""
-    found, predictions = set(), scores.predicted.predictions
-    wanted = _REPORTS | {names.REPORT_HTML}
-    if predictions is not None:
-        wanted |= _TABLES
-    for folder in ("", names.MATRIX_FOLDER, PREDICTIONS_FOLDER):
+def _lost(client: MlflowClient, run: Run) -> frozenset[str]:
+    """Paths of reports and page that a scored run's artifacts lack."""
+    found = set()
+    for folder in ("", names.MATRIX_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):
             found |= {file.path for file in client.list_artifacts(run.info.run_id, folder)}
-    return wanted - found
+    return (_REPORTS | {names.REPORT_HTML}) - found
 
 
 def _table(record: Record) -> str:

@@ -2,8 +2,6 @@
 
 import re
 
-from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
-
 KIND_TAG = "clear_mlflow.kind"
 KIND_TRAIN = "train"
 KIND_EVALUATE = "evaluate"
@@ -74,10 +72,6 @@ MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
 MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
 HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 MEASURED_AGAIN_FOLDER = f"{MATRIX_FOLDER}/measured_again"
-PER_CLASS_CSV = f"{PREDICTIONS_FOLDER}/per_class.csv"
-MACRO_CSV = f"{PREDICTIONS_FOLDER}/macro_accuracy.csv"
-CALIBRATION_CSV = f"{PREDICTIONS_FOLDER}/calibration.csv"
-CONFUSION_FOLDER = f"{PREDICTIONS_FOLDER}/confusion"
 CONFIG_JSON = "config.json"
 REPORT_HTML = "report.html"
 EVALUATED_JSON = "evaluated_runs.json"

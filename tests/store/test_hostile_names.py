@@ -1,12 +1,10 @@
 """Names from outside: shown whole, cut and escaped, and never a command."""
 
-import csv
 import io
 import re
 import subprocess
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from comparisons import seeds_of
@@ -164,35 +162,6 @@ def test_an_error_about_a_hostile_name_is_one_short_line(store, tmp_path, name):
     refusal("import", f"{tmp_path}/{name}")
     refusal("import", "--seed", name, "nowhere")
     refusal("data", "check", f"{tmp_path}/{name}")
-
-
-def test_class_names_are_cells_and_no_formulas():
-    """A spreadsheet calculates nothing that stands in a class's name."""
-    from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-    from clear_mlflow.metrics.from_predictions import Predictions
-    from clear_mlflow.report.prediction_tables import confusion_csv, per_class_csv
-
-    names = tuple(HOSTILE.values())
-    count = len(names)
-    hostile = EvaluationSet(
-        buckets=("1",),
-        class_names=names,
-        bucket=np.zeros(count, np.uint16),
-        label=np.arange(count, dtype=np.uint16),
-        content=np.arange(16 * count, dtype=np.uint8).reshape(count, 16),
-        names=tuple(map(str, range(count))),
-    )
-    labels = np.arange(count, dtype=np.uint8)
-    answers = {1: RowPredictions(row=1, labels=labels, evaluation_set=hostile.digest)}
-    predictions = Predictions(hostile, answers)
-    for text in (per_class_csv(predictions), confusion_csv(predictions, 1)):
-        assert is_safe_line(text)
-        text.encode()
-        header, *lines = csv.reader(io.StringIO(text))
-        assert {len(line) for line in lines} == {len(header)}
-        for cell in (*header, *(line[0] for line in lines)):
-            assert not cell.lstrip().startswith(("=", "+", "-", "@"))
-            assert len(cell) <= 210
 
 
 @pytest.mark.parametrize("entry_point", ["main", "train_distributed", "evaluate", "compare"])

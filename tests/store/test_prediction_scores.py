@@ -26,10 +26,9 @@ from clear_mlflow.store.rows import read_rows
 
 
 def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
-    """Metrics with a value for every step, and tables; a second scoring changes nothing."""
+    """Metrics with a value for every step; a second scoring changes nothing."""
     run = kept_run(store, experiment_id, probs=True, kept="probs")
     assert score(store, run, dry_run=True).action == "scored"
-    assert not (predictions_folder(run) / "per_class.csv").exists()
     assert score(store, run).action == "scored"
     logged = histories(store, run.info.run_id)
     of_all = {m.name for m in predicted.METRICS if not m.name.startswith("class_changes/")}
@@ -42,16 +41,6 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     values = store.get_run(run.info.run_id).data.metrics
     for name, value in evaluated(found, predicted.METRICS)[0].items():
         assert values[name] == value
-    written = {
-        path.relative_to(predictions_folder(run)).as_posix()
-        for path in predictions_folder(run).rglob("*.csv")
-    }
-    assert written == {
-        "per_class.csv",
-        "macro_accuracy.csv",
-        "calibration.csv",
-        *(f"confusion/row_00{row}.csv" for row in range(3)),
-    }
     assert (
         "macro_accuracy/average" in store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
     )
@@ -59,9 +48,6 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     for named in (True, False):
         assert score(store, run, named=named).action == "unchanged"
     assert histories(store, run.info.run_id) == logged
-    (predictions_folder(run) / "per_class.csv").unlink()
-    assert score(store, run, named=True).action == "scored"
-    assert (predictions_folder(run) / "per_class.csv").exists()
 
 
 def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch):

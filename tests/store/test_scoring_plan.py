@@ -75,8 +75,6 @@ class ModelStore:
         if found.reports:
             self.files |= {names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE}
             self.files |= {names.HEATMAP_PNG}
-        if found.tables:
-            self.files |= {names.PER_CLASS_CSV, names.CONFUSION_FOLDER}
         if found.page is not None:
             self.files |= {names.REPORT_HTML}
         self.points += found.points[:points]

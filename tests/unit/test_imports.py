@@ -14,7 +14,6 @@ PURE = [
     "clear_mlflow.learning.anytime.schedule",
     "clear_mlflow.report.page.inside",
     "clear_mlflow.core.record",
-    "clear_mlflow.report.prediction_tables",
     "clear_mlflow.statistics",
     "clear_mlflow.report.terminal_tables",
     "clear_mlflow.report.markdown",

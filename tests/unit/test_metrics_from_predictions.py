@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import replace
 
@@ -26,7 +24,6 @@ from clear_mlflow.metrics.from_predictions import (
 )
 from clear_mlflow.metrics.from_predictions.calibration import bins
 from clear_mlflow.metrics.from_predictions.macro_accuracy import repeats_accuracy
-from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
 
 CLASSES = 3
 CALIBRATION = {
@@ -274,30 +271,6 @@ def test_predictions_have_to_count_up_to_the_rows() -> None:
     foreign = predictions(6)
     with pytest.raises(RecordError, match="another evaluation set"):
         Predictions(found.images, foreign.answers)
-
-
-def table(text: str | None) -> list[list[str]]:
-    assert text is not None
-    return list(csv.reader(io.StringIO(text)))
-
-
-def test_tables_say_the_same_and_steer_no_spreadsheet() -> None:
-    """Per class, confusion and calibration as CSV, with a class named as a formula made inert."""
-    found = without(predictions(7, probs=True, class_names=("=A1", "b", "c")), 2)
-    per_class, cells = table(per_class_csv(found)), class_accuracies(found)
-    assert per_class[0] == ["trained_through", "tested_on", "'=A1", "b", "c"]
-    assert [line[0] for line in per_class[1:]] == ["initial"] * 3 + ["1"] * 3 + ["3"] * 3
-    assert [float(x) for x in per_class[5][2:]] == cells[1, 1].tolist()
-    counts = table(confusion_csv(found, 3))
-    assert counts[0] == ["true_class", "'=A1", "b", "c"]
-    assert [[int(x) for x in line[1:]] for line in counts[1:]] == confusion(found, 3).tolist()
-    calibration = table(calibration_csv(found))
-    assert len(calibration) == 1 + 2 * 15
-    assert sum(int(line[3]) for line in calibration[1:16]) == 9
-    assert sum(int(line[3]) for line in calibration[16:]) == 24
-    assert calibration_csv(predictions()) is None
-    streaming = table(per_class_csv(replace(found, protocol="streaming")))
-    assert [line[:2] for line in streaming[4:]] == [["1", "2"], ["1", "3"]]
 
 
 def test_the_reference_lists_just_these_metrics(project: object) -> None:

@@ -71,14 +71,6 @@ def bins(
     return count, accuracy, mean
 
 
-def reliability(predictions: Predictions) -> list[tuple[int, float, float]]:
-    """What a reliability diagram shows: for each bin its images, accuracy and mean confidence."""
-    return [
-        (int(count), float(accuracy), float(mean))
-        for count, accuracy, mean in zip(*bins(*_confidences(predictions)), strict=True)
-    ]
-
-
 def _confidences(predictions: Predictions) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """(n,) each: whether the answers are right, and the probability of what was answered."""
     probabilities, labels = _learned(predictions)
