@@ -164,7 +164,7 @@ def import_runs(
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
-    Plain matrices (CSV, TSV, NumPy, JSON) and what Avalanche, Renate, mammoth and CapyMOA write;
+    Plain matrices (CSV, TSV, NumPy, JSON) and what Avalanche, Renate and mammoth write;
     docs/import.md says what is read of each. Nothing in a file is executed. A folder is searched
     for files; one that cannot be read is named, the others are imported, and the exit code is 2.
     """

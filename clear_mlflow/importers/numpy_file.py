@@ -34,22 +34,9 @@ def read_row(content: bytes) -> list[float]:
     return _rows(array[np.newaxis])[0]
 
 
-def is_archive(source: Source) -> bool:
-    """Whether a file begins as a .npz file does, and is called so."""
-    return source.content[:4] == b"PK\x03\x04" and source.name.lower().endswith(".npz")
-
-
-def read_member(source: Source, name: str) -> list[list[float]]:
-    """One matrix of a .npz file; its other arrays are not looked at."""
-    source.bounded(MAX_RESULTS_BYTES)
-    found = _members(source.content, only=name)
-    if name not in found:
-        raise RecordError(f"has no array {name}")
-    return _rows(found[name])
-
-
 def _recognises(source: Source) -> bool:
-    return is_array(source.content) or is_archive(source)
+    is_archive = source.content[:4] == b"PK\x03\x04" and source.name.lower().endswith(".npz")
+    return is_array(source.content) or is_archive
 
 
 def _parse(source: Source) -> list[Parsed]:
@@ -75,8 +62,8 @@ def _parse(source: Source) -> list[Parsed]:
     ]
 
 
-def _members(content: bytes, only: str | None = None) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a .npz file, or ``only`` one; none larger than it says and a matrix can be."""
+def _members(content: bytes) -> dict[str, NDArray[np.generic]]:
+    """The arrays of a .npz file; none larger than it says and a matrix can be."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
@@ -84,8 +71,7 @@ def _members(content: bytes, only: str | None = None) -> dict[str, NDArray[np.ge
                 raise RecordError(
                     f"unpacks to more than {MAX_RESULTS_BYTES} bytes or {MAX_ARRAYS} arrays"
                 )
-            wanted = [m for m in members if only is None or m.filename == f"{only}.npy"]
-            return {m.filename.removesuffix(".npy"): _read(archive.read(m)) for m in wanted}
+            return {m.filename.removesuffix(".npy"): _read(archive.read(m)) for m in members}
     # RuntimeError: an encrypted member, or, as NotImplementedError, one packed in another way.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise RecordError(f"is no .npz file: {shown(str(error), 100)}") from error

@@ -236,7 +236,7 @@ SAMPLES: list[tuple[str, bytes]] = [
     ("metrics_summary_update_3.csv", files.renate_csv(ROWS).encode()),
     ("r.json", files.renate_results(ROWS, ROWS[0]).encode()),
     ("logs.pyd", files.mammoth_line(ROWS).encode()),
-    ("ocl.npz", files.npz(**files.capymoa(ROWS))),
+    ("ocl.npz", files.npz(matrix=ROWS)),
 ]
 
 

@@ -7,7 +7,6 @@ code is here.
 import io
 import json
 import math
-from typing import Any
 
 import numpy as np
 
@@ -78,21 +77,6 @@ def mammoth_line(rows, *, numpy_2=False, **arguments) -> str:
             entries[f"accuracy_{j + 1}_task{i + 1}"] = number(100 * cell)
     entries["forward_transfer"] = None
     return str(entries) + "\n"
-
-
-def capymoa(rows, steps=2) -> dict[str, Any]:
-    """CapyMOA 0.15.1, ocl/evaluation/_evaluator.py: some of what ``build`` gives, in its order."""
-    matrix = np.array(rows, np.float32)
-    return {
-        "anytime_accuracy_all": np.repeat(matrix, steps, axis=0).mean(axis=1),
-        "accuracy_all_avg": np.mean(matrix.mean(axis=1)).astype(float),
-        "task_index": np.arange(len(matrix)) + 1,
-        "forward_transfer": 0.5,
-        "accuracy_matrix": matrix,
-        "class_cm": np.full((len(matrix), 2, 2), 10, np.int32),
-        "anytime_accuracy_matrix": np.repeat(matrix, steps, axis=0),
-        "n_tasks": len(matrix),
-    }
 
 
 def npy(array) -> bytes:
