@@ -77,11 +77,7 @@ class Adapter:
         accuracy: Sequence[float],
         sizes: Sequence[int | None],
     ) -> None:
-        """Store a row (NaN = not measured); counts behind accuracies are restored where whole.
-
-        Where *sizes*, test images per bucket, are not all known in the first row, the run is one of
-        accuracies for good.
-        """
+        """Store a row (NaN = not measured), as counts where the first row had all sizes."""
         cells = tuple(accuracy)
         num_instances = [size for size in sizes if size is not None]
         if self._loop is not None and not self._is_open:

@@ -99,11 +99,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         return self._trained
 
     def _check(self) -> None:
-        """Make sure that each experience has a test set of its own.
-
-        Raises:
-            ConfigError: there are more or fewer.
-        """
+        """Raise ConfigError where there is not one test set for each experience."""
         if self._sizes and self._num_train not in (0, len(self._sizes)):
             raise ConfigError(
                 f"the stream {self._stream!r} has {len(self._sizes)} experiences, and "

@@ -107,11 +107,7 @@ def write_bundle(client: MlflowClient, run: Run, to: Path, *, licence: str) -> N
 
 
 def read_bundle(path: Path) -> Run:
-    """A bundle as a run of a store, whose artifacts lie in it.
-
-    Raises:
-        RecordError: it is no bundle, or a byte of it was changed.
-    """
+    """A bundle as a run whose artifacts lie in it; RecordError where a byte of it was changed."""
     try:
         if path.is_file():
             # As long as the run is looked at, what was unpacked is there.

@@ -218,10 +218,7 @@ def _import(
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
-    """The files to import: path, label, and why one is passed over (None: it is not).
-
-    Hidden files of a folder, and links, are left alone.
-    """
+    """The files to import: path, label, why one is passed over; no hidden ones, no links."""
     for root in map(Path, paths):
         if not is_folder(root):
             yield root, root.name, None

@@ -13,10 +13,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def stoppable() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt at the first stopping signal, ignore repeats, and list all that came.
-
-    A Ctrl-C under ``mlflow run`` arrives twice: from the terminal, and from MLflow.
-    """
+    """KeyboardInterrupt at the first stopping signal (mlflow run sends two); lists all."""
     received: list[int] = []
 
     def handle(signum: int, frame: FrameType | None) -> None:

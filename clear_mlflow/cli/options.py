@@ -19,10 +19,7 @@ _Decorator: TypeAlias = Callable[[Any], Any]
 
 
 class Maybe(click.ParamType[Any]):
-    """None for the default word (none or auto), else what a parser makes of the text.
-
-    `mlflow run` hands every parameter over as a text, so each option has a word for nothing.
-    """
+    """None for the default word, as ``mlflow run`` has texts alone; else what a parser gives."""
 
     name = "value"
 
@@ -50,11 +47,7 @@ def option(
     to: str | None = None,
     **more: Any,
 ) -> _Decorator:
-    """An option: its name, what its value is called or may be, and its line under a heading.
-
-    Of choices the first one is the default, else ``none``; *to* is the parameter, where it has
-    another name.
-    """
+    """An option under a heading; the first of choices is its default; *to* is its parameter."""
     if isinstance(values, str):
         if "required" not in more:
             more["default"] = default or NONE

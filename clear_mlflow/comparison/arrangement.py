@@ -121,12 +121,7 @@ def arrange(
     level: float = LEVEL,
     metrics: Sequence[Metric] = METRICS,
 ) -> Arrangement:
-    """Group the runs by labels (none: each by itself), rank the groups, choose which are tested.
-
-    *rank_by* is a metric (None: the usual one), *baseline* a group's name or one of its labels
-    (None: the leader, or all pairs of a few), *margin* in the metric's unit (None: equivalence is
-    not asked).
-    """
+    """Group runs by labels (none: each by itself), rank groups, and choose what is tested."""
     if margin is not None and not 0 < margin < np.inf:
         raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")
     metrics = of_score(metrics, only_score(subjects))
@@ -172,10 +167,7 @@ def arrange(
 
 
 def at_equal(subjects: Sequence[Subject], what: str) -> tuple[list[Subject], list[str]]:
-    """Most runs that cost the same within 1 %, and sentences on the others; *what*: training_flops.
-
-    ConfigError where no two runs of different seeds or methods do.
-    """
+    """The most runs of equal cost within 1 %, and sentences on others; ConfigError: no two."""
     metric = f"cost/{what}"
     known = sorted((s for s in subjects if metric in s.summary), key=lambda s: s.summary[metric])
     if not known:

@@ -24,10 +24,7 @@ class Comparison(Arrangement):
     warnings: tuple[str, ...]
 
     def interval_of(self, position: int, metric: str) -> tuple[Interval | None, bool]:
-        """What to draw about a group's mean of a metric that it defines, and if it is over images.
-
-        The interval over seeds, else the one over the test images of its only run, else None.
-        """
+        """The interval of a group's mean over seeds, else over images (True), else None."""
         over_seeds = self.groups[position].metrics[metric].interval
         if over_seeds is not None:
             return over_seeds, False

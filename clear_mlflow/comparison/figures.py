@@ -43,10 +43,7 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
 def course_figure(
     comparison: Comparison, metric: str | None = None, *, width: float | None = None
 ) -> Figure:
-    """A metric over the buckets, a line for each group: mean over seeds, band its 95 % interval.
-
-    *metric* is the one that ranks when not given; *width* is in inches, 5 when not given.
-    """
+    """A metric over the buckets, a line for each group with its interval; *width* in inches."""
     from matplotlib.ticker import MaxNLocator
 
     name = metric or comparison.ranked_by or ""

@@ -95,10 +95,7 @@ def group_runs(
     level: float,
     rowless: Sequence[RowlessRun] = (),
 ) -> tuple[list[Group], list[Setting], list[str]]:
-    """Groups of runs that agree in all labels *by* and in their setting, the settings, and notes.
-
-    A run without rows joins the groups of its labels.
-    """
+    """Groups of runs that agree in labels *by* and in their setting, the settings, and notes."""
     known = {name for subject in subjects for name in subject.labels}
     for name in by:
         if name not in known:

@@ -14,10 +14,7 @@ _MOST_LINKED = 10  # runs of one group with a link of their own
 
 
 def comparison_note(comparison: Comparison, *, page: str) -> str:
-    """Leaderboard, verdicts and warnings as Markdown, below MLflow's limit of 8,000 characters.
-
-    *page* is the address of the page, as MLflow's UI takes it.
-    """
+    """Leaderboard, verdicts and warnings as Markdown below MLflow's limit; *page* is an address."""
     groups = comparison.groups
     heading = f"### {len(comparison.subjects)} runs in {len(groups)} groups compared"
     if comparison.is_validation:

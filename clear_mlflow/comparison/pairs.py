@@ -34,10 +34,7 @@ class PairPlan:
 def plan_pairs(
     groups: Sequence[Group], settings: Sequence[Setting], baseline: str | None
 ) -> PairPlan:
-    """All pairs of a few groups, every group against the leader of many, or against a baseline.
-
-    Groups come best first; two of different settings are never tested.
-    """
+    """All pairs of few groups (best first), each against the leader of many, or a baseline."""
     by_setting: dict[int, list[int]] = defaultdict(list)
     for position, group in enumerate(groups):
         if group.counted:

@@ -42,11 +42,7 @@ class Sentences:
         of_models: bool = False,
         price: str = "",
     ) -> tuple[str, str]:
-        """The outcome, and the sentence, from the side of the better one; *difference* is A - B.
-
-        *of_models*: each side is one trained model, and the sentence is about these two. *price*
-        says what the better one cost more or less.
-        """
+        """The outcome, and the sentence, from the side of the better one; *difference* is A - B."""
         if of_models:
             a, b = f"the model of {a}", f"the model of {b}"
         better, worse = (a, b) if self.a_leads(difference) else (b, a)

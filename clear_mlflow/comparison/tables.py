@@ -127,10 +127,7 @@ def leaderboard_json(comparison: Comparison) -> str:
 
 
 def leaderboard_csv(comparison: Comparison) -> str:
-    """:func:`metrics_frame` for spreadsheets: an empty cell where nothing is defined.
-
-    A text that a spreadsheet would take for a formula has an apostrophe put before it.
-    """
+    """:func:`metrics_frame` for spreadsheets: empty where undefined, no text a formula."""
     frame = metrics_frame(comparison)
     cells = (
         ["" if c is None else inert(c) if isinstance(c, str) else repr(c) for c in line]

@@ -85,10 +85,7 @@ def judge_pairs(
     margin: float | None,
     in_percent: bool = True,
 ) -> list[Verdict]:
-    """Verdicts on a metric, adjusted for all comparisons.
-
-    *answered* are the predictions of pairs of single runs.
-    """
+    """Verdicts on a metric, adjusted for all; *answered* are predictions of single runs."""
     known: dict[Pair, _Evidence] = {}
     for pair in plan.pairs:
         a, b = (groups[position] for position in pair)
@@ -147,10 +144,7 @@ class _Evidence:
 
 
 def _over_seeds(a: Group, b: Group, metric: str) -> _Evidence | None:
-    """Paired where both were trained from the same seeds, or one from some of the other's.
-
-    Seeds that diverged are seeds that were trained from. None: a side has fewer than two values.
-    """
+    """Paired where a side trained the other's seeds, diverged ones too; None: too few values."""
     of_a, of_b = a.values(metric), b.values(metric)
     if min(len(of_a), len(of_b)) < 2:
         return None

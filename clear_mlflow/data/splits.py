@@ -82,11 +82,7 @@ Split = tuple[NDArray[np.int64], NDArray[np.int64]]
 def choose(
     listing: Listing, *, protocol: str, split: str
 ) -> tuple[tuple[Bucket, ...], str, tuple[str, ...]]:
-    """Divide each bucket's images as a protocol asks: the buckets, the split, and warnings.
-
-    The split is "released", its number, either of them for validation ("validation",
-    "validation:0"), or "none": nothing is held out.
-    """
+    """Buckets as a protocol asks, the split (released, N, none or validation's), warnings."""
     check_protocol(protocol, split)
     if protocol == STREAMING:
         return tuple(Bucket(key, all_, all_) for key, all_ in listing.images.items()), "none", ()
@@ -153,10 +149,7 @@ def seeded_split(num_images: int, seed: int) -> Split:
 
 
 def validation_split(images: ImageSet) -> Split:
-    """Hold out a tenth of each class of a bucket, at least one of two, by their ids.
-
-    So all seeds of all methods are measured on the same images. Those trained on come first.
-    """
+    """Hold out a tenth of each class, at least one of two, by ids: the same for all seeds; last."""
     out, ids = np.zeros(len(images), dtype=np.bool_), images.ids()
     for label in np.unique(images.labels).tolist():
         own = np.flatnonzero(images.labels == label).tolist()

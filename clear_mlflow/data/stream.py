@@ -109,10 +109,7 @@ def placed_images(
     root: Path,
     report: Report,
 ) -> ImageSet:
-    """The images of one bucket, each once, given as (path below *base*, label, list that names it).
-
-    With *others_allowed*, folders may be called like neither a bucket nor a class.
-    """
+    """A bucket's images, each once, of (path, label, list); folders may have other names."""
     allowed = frozenset(class_names) if others_allowed else None
     labels: dict[Path, int] = {}
     folders: dict[tuple[str, int], bool] = {}

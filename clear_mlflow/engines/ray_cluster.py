@@ -25,10 +25,7 @@ _KNOCK_SECONDS = 10.0
 
 
 class RayEngine:
-    """Trains each task in a Ray worker by ``train_into``; of *jobs* None, as many as have room.
-
-    Of *gpus* None each asks for one where the cluster has any: more runs than GPUs wait.
-    """
+    """Trains tasks in Ray workers, *jobs* at most; *gpus* None: one each where there are any."""
 
     def __init__(
         self,

@@ -44,10 +44,7 @@ class Ramp:
         return f"#{code}", "#fff" if is_dark(colour) else "#111"
 
     def css(self) -> str:
-        """Classes v0 to v100 with ink that can be read, and one, *scale*, of the whole ramp.
-
-        Classes of a style sheet, so that a cell costs few bytes.
-        """
+        """Classes v0 to v100, so that a cell costs few bytes, and *scale*, the whole ramp."""
         stops = ",".join(f"#{point}" for point in self.points.split())
         rules = [f".ramp .scale{{background:linear-gradient(to right,{stops})}}"]
         for i in range(101):

@@ -14,17 +14,7 @@ SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
 
 
 def matrix_json(matrix: AccuracyMatrix) -> str:
-    """The matrix as JSON: fractions, or another score, in full precision; null = not measured.
-
-    >>> print(matrix_json(AccuracyMatrix([[0.9, float("nan")]])), end="")
-    {
-      "schema": {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"},
-      "buckets": ["1", "2"],
-      "num_instances": null,
-      "initial": null,
-      "values": [[0.9, null]]
-    }
-    """
+    """The matrix as JSON: fractions, or another score, in full precision; null = not measured."""
     content = {"schema": SCHEMA, **matrix.to_dict()}
     # A line for each part, so that two files can be compared by eye.
     lines = (f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in content.items())
@@ -32,17 +22,7 @@ def matrix_json(matrix: AccuracyMatrix) -> str:
 
 
 def matrix_csv(matrix: AccuracyMatrix) -> str:
-    """The matrix as CSV: fractions in full precision, an empty cell where nothing was measured.
-
-    The header holds the keys of the buckets tested on; the first column says what was trained
-    through, ``initial`` for the untrained model. A key that a spreadsheet would take for a formula
-    has an apostrophe put before it.
-
-    >>> print(matrix_csv(AccuracyMatrix([[0.9, float("nan")]], initial=[0.1, 0.2])), end="")
-    trained_through,1,2
-    initial,0.1,0.2
-    1,0.9,
-    """
+    """The matrix as CSV in full precision: keys in the header, an empty cell = not measured."""
     lines = [["trained_through", *map(inert, matrix.buckets)]]
     for _, name, values in named_rows(matrix):
         cells = ["" if math.isnan(value) else repr(value) for value in values.tolist()]

@@ -48,11 +48,7 @@ def heatmap_figure(
     *,
     width: float | None = None,
 ) -> Figure:
-    """The matrix: trained through from top to bottom, tested on from left to right.
-
-    Cells that were not measured are hatched; the scale is the matrix's own when not given. *width*
-    is in inches.
-    """
+    """The matrix, trained through downwards, tested on rightwards; hatched: not measured."""
     scale = scale or scale_over(matrix.score, [whole_grid(matrix)])
     grid, size = whole_grid(matrix), matrix.num_buckets
     side = min(max(_CELL * size, _SMALLEST), _WIDEST)
@@ -125,10 +121,7 @@ def png_array(content: bytes) -> NDArray[np.uint8]:
 
 
 def load_drawing() -> None:
-    """Load what drawing needs: modules, the font, the formats of pictures.
-
-    A process that draws later does not depend on what becomes of installed packages meanwhile.
-    """
+    """Load all that drawing needs, before installed packages may change."""
     from PIL import Image
 
     png_array(heatmap_png(AccuracyMatrix([[0.5]]), "0"))
@@ -136,10 +129,7 @@ def load_drawing() -> None:
 
 
 def blank_figure(width: float, height: float) -> Figure:
-    """A white figure, in inches, with a canvas of its own, that a notebook shows.
-
-    What is saved of it has texts as texts, in fonts that publishers take (Type 42).
-    """
+    """A white figure, in inches, that a notebook shows; saved texts are texts, in Type 42 fonts."""
     # Imported late: matplotlib takes longer to load than a whole run takes to score.
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -124,11 +124,7 @@ def _log_reports(client: MlflowClient, scores: Scores, record: Record) -> None:
 def _lacking(
     client: MlflowClient, run: Run, scores: Scores, versions: Mapping[str, int]
 ) -> Iterator[Point]:
-    """Points that the store has not, or whose value in force is another.
-
-    A series whose last value is in force, by the same definition and from the same rows, is whole:
-    *versions* is empty where that is not known. Any other that the run holds is looked up.
-    """
+    """Points that the store lacks or has otherwise; series of known *versions* may be whole."""
     for name, steps in scores.points.items():
         in_force: dict[int, Point] = {}
         if name in run.data.metrics:

@@ -17,10 +17,7 @@ class BusyError(Exception):
 
 
 class KeptPages:
-    """Pages by what they show; one is drawn at a time, for that takes all of a core.
-
-    A request waits `patience` seconds for those before it.
-    """
+    """Pages by what they show, drawn one at a time; a request waits *patience* seconds."""
 
     def __init__(self, patience: float = 10.0) -> None:
         self._patience = patience

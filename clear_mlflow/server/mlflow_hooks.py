@@ -130,10 +130,7 @@ def without_addresses(text: str) -> str:
 
 
 def allow_signed_in(addresses: list[str]) -> None:
-    """Have MLflow's accounts let everybody who is signed in ask for these addresses.
-
-    What a person may see is asked of MLflow for each request: see :mod:`.permission`.
-    """
+    """Let who is signed in ask for addresses; what they may see :mod:`.permission` asks."""
     from mlflow.server.auth import BEFORE_REQUEST_VALIDATORS
 
     for address in addresses:
@@ -141,10 +138,7 @@ def allow_signed_in(addresses: list[str]) -> None:
 
 
 def make_admin() -> None:
-    """Make the tables and the administrator of MLflow's accounts, before several workers try to.
-
-    ``mlflow server`` does so only for an app that is called basic-auth; before 3.16, for none.
-    """
+    """Make tables and administrator of MLflow's accounts (since 3.16), before workers do."""
     bootstrap = getattr(mlflow.server, "_bootstrap_basic_auth", None)
     if bootstrap is None:
         return

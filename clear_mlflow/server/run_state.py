@@ -17,10 +17,7 @@ _SIGNS_OF_LIFE = frozenset({names.PROCESS_TAG, names.HOLDER_TAG})
 
 
 def state_of(store: MlflowClient, run: Run) -> list[object]:
-    """What changes with anything that a page shows of a run; of values that JSON takes.
-
-    Metrics are not in it: what is shown follows from rows.
-    """
+    """What changes with anything that a page shows of a run, as JSON; metrics follow from rows."""
     info, tags = run.info, run.data.tags
     state: list[object] = [
         *(info.run_id, info.run_name, info.status, info.end_time),

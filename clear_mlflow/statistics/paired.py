@@ -129,10 +129,7 @@ class _Side:
 
 
 def _resampled_cells(run: Predictions, resamples: int, seed: int) -> NDArray[np.float64]:
-    """(resamples, k + 1, T): the cells of a run on draws of its images; NaN without images.
-
-    How often an image was drawn is a weight: a bucket's cells on all draws are a matrix product.
-    """
+    """(resamples, k + 1, T): cells on draws of images, which are weights; NaN: no image."""
     draws, images = np.random.default_rng(seed), run.images
     rows = list(run.answers)
     # Whole numbers up to 2**24 are exact in single precision: the sums of weights are.

@@ -32,11 +32,7 @@ def comparison_page(
     over: str | None = None,
     **more: Any,
 ) -> str:
-    """The whole page.
-
-    *more_seeds* and *chosen* are names of artifacts; *run_address* gives where a run is seen;
-    *over* is a template that extends the page's, *more* what that one names.
-    """
+    """The whole page; *over* is a template that extends it, *more* what that one names."""
     return rendered(
         "clear_mlflow.comparison.page/page",
         over=over,

@@ -93,10 +93,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """For each setting what the macro ``prices_of`` draws: the score that ranks against its cost.
-
-    Across is a logarithm where one group costs ten times what another does.
-    """
+    """For each setting what ``prices_of`` draws; across is a logarithm from ten times on."""
     ranked, score = comparison.ranked_by or "", comparison.score
     (width, height), left = (560, 320), 60
     higher = comparison.is_higher_better(ranked)

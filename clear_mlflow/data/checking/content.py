@@ -57,11 +57,7 @@ def stream_of(
     split: str = AUTO,
     hashes_in: Path | None = None,
 ) -> BucketStream:
-    """Hash what is trained and tested on, prove it disjoint, and compute the stream's digest.
-
-    Collections have a few photos in two places: warnings. More than half of a bucket in another is
-    an error: the metadata lists the same images twice.
-    """
+    """Hash what is trained and tested on, prove it disjoint, compute the stream's digest."""
     unhashed, chosen_split, warnings = choose(listing, protocol=protocol, split=split)
     buckets = _hashed(unhashed, listing.root, hashes_in)
     tested_on = measured_split(chosen_split)

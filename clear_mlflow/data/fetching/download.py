@@ -63,10 +63,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a download that does not move is waited for; all in seconds.
-
-    After ``attempts`` failed ones in a row, which brought fewer than ``min_bytes``, it is given up.
-    """
+    """Seconds that a download may stall, and attempts below *min_bytes* that may fail in a row."""
 
     stall: float = 20.0
     window: float = 60.0

@@ -22,11 +22,7 @@ _HERE = "clear_mlflow.report.page"
 
 
 def rendered(page: str, *, over: str | None = None, **content: object) -> str:
-    """A page: its template in the frame that all pages share, with its style and its script.
-
-    *page* is package and name of its files; *over* the same of a template that extends it;
-    *content* is what the templates name and escape.
-    """
+    """A page in the frame that all share; *over* extends it; all content is escaped."""
     # Group colours first, for the style sheet has others for dark ground.
     of_groups = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
     pages = [page] if over is None else [page, over]
@@ -54,10 +50,7 @@ def load(page: str) -> None:
 
 @lru_cache(maxsize=32)
 def own_text(name: str) -> str:
-    """A file that comes with the package, as ``clear_mlflow.report.page/frame.css``.
-
-    Read once: a package that is replaced beside a training does not change its pages.
-    """
+    """A file of the package, ``PACKAGE/NAME``, read once: pages outlive a changed package."""
     package, _, file = name.partition("/")
     return files(package).joinpath(file).read_text(encoding="utf-8")
 

@@ -26,11 +26,7 @@ _LONGEST_NAME = 60
 
 
 def packed_answers(predictions: Predictions) -> dict[str, Any]:
-    """What the page's script reads: classes, totals, and the answers of as many rows as fit.
-
-    ``totals`` are (T, classes) uint32, ``rows`` uint8 or uint16, little-endian, deflated, in
-    base64.
-    """
+    """Classes, totals ((T, classes) uint32), answers of rows that fit, deflated, in base64."""
     images = predictions.images
     classes = len(images.class_names)
     wide = classes > 256

@@ -21,10 +21,7 @@ def run_html(
     metrics: Iterable[MetricResult] = (),
     links: Sequence[str] = (),
 ) -> str:
-    """A run that has ended: its evidence, its metrics, lines that name where to look at it.
-
-    An address in such a line becomes a link.
-    """
+    """A run that has ended: its evidence, its metrics, lines of which addresses become links."""
     return rendered_part(
         _FRAGMENT,
         title=one_line(title, 160),

@@ -64,10 +64,7 @@ class Axis:
 
 
 def axis_over(lines: Sequence[Line], score: Score = ACCURACY) -> Axis:
-    """The axis of charts that are drawn alike: of accuracies, from the quarter below them to 1.
-
-    Of another score, it is of all points but those of the untrained model, which may lie far off.
-    """
+    """The axis of charts drawn alike: of accuracies to 1, of others without the untrained model."""
     points = [point for line in lines for point in line.points]
     if not score.is_accuracy:
         points = [point for point in points if point.k > 0] or points
@@ -119,11 +116,7 @@ def line_chart(
     places: Sequence[float] = (),
     marks: Sequence[tuple[int, str]] = (),
 ) -> dict[str, Any]:
-    """What the macro ``chart`` draws; the axis across runs from 0 to *last* buckets of the stream.
-
-    With *times* of the buckets it is true to scale; *places* are where 0 to *last* lie, from 0 to
-    1; *marks* those of them with a line from top to bottom and a name.
-    """
+    """What ``chart`` draws over 0 to *last* buckets; to scale with *times* or *places* (0 to 1)."""
     width, height = size
     dates = _dates(times)
     # Half of the last date is drawn to the right of the last place.

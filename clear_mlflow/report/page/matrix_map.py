@@ -43,11 +43,7 @@ def matrix_map(
     members: int = 1,
     in_cells: bool = False,
 ) -> dict[str, Any]:
-    """Columns and rows of a (T + 1, T) grid, row 0 the initialisation, as the macro ``heat`` draws.
-
-    *seeds*, (T + 1, T), are the runs that measured each cell; *in_cells* puts the colours into
-    cells.
-    """
+    """A (T + 1, T) grid as ``heat`` draws it; *seeds*, (T + 1, T): runs that measured each cell."""
     columns = spread_positions(len(buckets))
     rows = [
         {
@@ -76,10 +72,7 @@ def matrix_map(
 
 
 def classes_map(images: EvaluationSet) -> dict[str, Any] | None:
-    """Test images of each class in each bucket as ``heat`` draws them, coloured by their share.
-
-    Of many classes those whose share changes most; None where all buckets have equal shares.
-    """
+    """Test images of each class in each bucket, as shares; None where they stay equal."""
     counts = images.class_counts
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     change = np.ptp(shares, axis=0)

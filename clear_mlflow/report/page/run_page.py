@@ -223,10 +223,7 @@ def _answers(predictions: Predictions | None) -> tuple[dict[str, Any] | None, st
 def _metrics(
     report: RunReport,
 ) -> tuple[dict[str, list[MetricResult]], list[MetricResult], list[MetricResult]]:
-    """The families of tiles, the tiles of tests inside buckets, and all other metrics.
-
-    A family shows all of its metrics, those that were not computed among them.
-    """
+    """The families of tiles, whole, the tiles of tests inside buckets, and all other metrics."""
     score = report.record.matrix.score
     of_families = {m.name: m for m in of_score(METRICS, score)}
     reasons = {**dict.fromkeys(of_families, "not computed"), **report.reasons}
