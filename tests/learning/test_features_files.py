@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from feature_files import KIND, tail, vector, write_released_features
-from released_layout import write_released
+from feature_files import KIND, tail, vector, write_older_features, write_released_features
+from released_layout import write_image, write_released
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
@@ -25,6 +25,27 @@ def released_root(tmp_path_factory):
     """A dataset with features of its training images, as CLEAR's authors released it."""
     root = write_released(tmp_path_factory.mktemp("released"), train=4)
     write_released_features(root / "train")
+    return root
+
+
+def write_older(root, *, buckets=("1", "2"), classes=("bus", "camera"), per_class=4):
+    """A dataset in the older layout, its file lists in no order."""
+    training = root / "training_folder"
+    draws = np.random.default_rng(0)
+    for bucket in buckets:
+        lines = []
+        for label, name in enumerate(classes):
+            for number in range(per_class):
+                path = f"labeled_images/{bucket}/{name}/{number}.jpg"
+                write_image(root / path, seed=path)
+                lines.append(f"{path} {label}")
+        folder = training / "filelists" / bucket
+        folder.mkdir(parents=True)
+        order = draws.permutation(len(lines))
+        (folder / "all.txt").write_text("\n".join(lines[i] for i in order) + "\n")
+    (root / "class_names.txt").write_text("\n".join(classes))
+    (training / "bucket_indices.json").write_text(json.dumps(list(buckets)))
+    write_older_features(root)
     return root
 
 
@@ -50,6 +71,10 @@ def bus(root):
     return root / "train/features" / KIND / "1/bus.pth"
 
 
+def all_of_1(root):
+    return root / "training_folder/features" / KIND / "1/all.pth"
+
+
 def assert_features_belong_to_images(found, stream, width=5):
     for bucket, train, test in zip(stream.buckets, found.train, found.test, strict=True):
         for images, rows in ((bucket.train, train), (bucket.test, test)):
@@ -65,6 +90,14 @@ def test_released_features_go_to_their_images(released_root, tmp_path, chosen):
     found = load_features(stream, KIND, cache_dir=tmp_path)
     assert found.width == 5
     assert_features_belong_to_images(found, stream)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "3"}])
+def test_older_features_go_to_their_images(tmp_path, chosen):
+    """Features lie in the order of the file list, which is not that of the stream."""
+    root = write_older(tmp_path / "older")
+    stream = stream_of(root, tmp_path, **chosen)
+    assert_features_belong_to_images(load_features(stream, KIND, cache_dir=tmp_path), stream)
 
 
 def test_the_digest_is_that_of_the_features(released_root, tmp_path):
@@ -189,6 +222,42 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
     bus(root).rename(elsewhere)
     bus(root).symlink_to(elsewhere)
     assert "leads out of" in problem(root, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda rows, labels: rows, "holds a Tensor"),
+        (lambda rows, labels: (rows, labels, labels), "holds a tuple"),
+        (lambda rows, labels: (rows, labels[:-1]), "the same labels"),
+        (lambda rows, labels: (rows, [1 - label for label in labels]), "the same labels"),
+        (lambda rows, labels: (rows, torch.tensor(labels).to_sparse()), "the same labels"),
+        (lambda rows, labels: (rows, torch.tensor(labels, device="meta")), "the same labels"),
+        (lambda rows, labels: (rows, [torch.tensor([n, n]) for n in labels]), "the same labels"),
+        (lambda rows, labels: (rows, [bool(n) for n in labels]), "the same labels"),
+        (lambda rows, labels: (rows[:-1], labels[:-1]), "lists 8"),
+        (lambda rows, labels: (rows[0], labels), "shape (5,)"),
+        (lambda rows, labels: (rows / 0, labels), "finite"),
+        (lambda rows, labels: (torch.zeros(1, 1).expand(8, 5), labels), "claims 40"),
+    ],
+)
+def test_damaged_older_features_are_told(tmp_path, change, told):
+    """A file that does not go with its file list is refused: positions are all that it has."""
+    root = write_older(tmp_path / "older")
+    torch.save(change(*torch.load(all_of_1(root), weights_only=True)), all_of_1(root))
+    assert told in problem(root, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "stored", [torch.tensor, tuple, lambda labels: [torch.tensor(n) for n in labels]]
+)
+def test_labels_may_be_tensors(tmp_path, stored):
+    """Labels are whole numbers, however they are stored."""
+    root = write_older(tmp_path / "older")
+    before = features_of(root, tmp_path)
+    rows, labels = torch.load(all_of_1(root), weights_only=True)
+    torch.save((rows, stored(labels)), all_of_1(root))
+    assert features_of(root, tmp_path).digest == before.digest
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path):

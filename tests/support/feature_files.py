@@ -40,3 +40,13 @@ def write_released_features(split: Path, *, kind: str = KIND, width: int = 5) ->
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(by_id, path)
     (split / "features" / kind / "features.json").write_text(json.dumps(index))
+
+
+def write_older_features(root: Path, *, kind: str = KIND, width: int = 5) -> None:
+    """For every bucket one file, in the order of its file list."""
+    for listed in root.glob("training_folder/filelists/*/all.txt"):
+        lines = [line.rsplit(" ", 1) for line in listed.read_text().splitlines()]
+        features = torch.from_numpy(np.stack([vector(path, width) for path, _ in lines]))
+        path = root / "training_folder" / "features" / kind / listed.parent.name / "all.pth"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save((features, [int(label) for _, label in lines]), path)

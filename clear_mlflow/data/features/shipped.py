@@ -1,6 +1,7 @@
-"""The features that a dataset brings: torch files beside its images, matched to them by id.
+"""The features that a dataset brings: torch files beside its images, matched to them, not guessed.
 
-They are of the released layout: an index names a file for each bucket and class.
+Two layouts are read: the released one, whose index names a file for each bucket and class, and the
+older one, whose arrays are in the order of a file list.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file_below
 from clear_mlflow.data.files import (
+    ALL_IMAGES,
+    FILE_LISTS,
     IMAGE_FOLDER,
+    TRAINING_FOLDER,
     expect_object,
     is_folder,
+    list_entry,
     names_in,
     path_text,
     read_json_object,
+    read_lines,
     stored_path,
 )
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
@@ -33,13 +39,17 @@ if TYPE_CHECKING:
 
 _RELEASED_FOLDER = "features"
 _RELEASED_INDEX = "features.json"
+_OLDER_FOLDER = Path(TRAINING_FOLDER, "features")
+_OLDER_LISTS = Path(TRAINING_FOLDER, FILE_LISTS)
+_OLDER_FILE = "all.pth"
 
 
 def own_names(stream: BucketStream) -> tuple[str, ...]:
     """The feature types that lie beside any of a stream's images, sorted."""
     parents = {path.parent for images in image_sets(stream) for path in images.paths}
     bases = {base for parent in parents if (base := _base(parent)) is not None}
-    found = [folder for base in bases if is_folder(folder := base / _RELEASED_FOLDER)]
+    folders = (base / name for base in bases for name in (_RELEASED_FOLDER, _OLDER_FOLDER))
+    found = [folder for folder in folders if is_folder(folder)]
     names = {name for folder in found for name in names_in(folder) if is_folder(folder / name)}
     return tuple(sorted(names))
 
@@ -61,6 +71,8 @@ def shipped_features(
     for base, chosen in by_base.items():
         if is_folder(base / _RELEASED_FOLDER / name):
             rows |= _released(base, name, bucket, images, chosen, class_names)
+        elif is_folder(base / _OLDER_FOLDER / name):
+            rows |= _older(base, name, bucket, images, chosen, len(class_names))
         else:
             raise DataError(
                 f"{path_text(base)} has no features {name} (CLEAR's released test sets have none); "
@@ -113,12 +125,55 @@ def _released(
                     f"{path_text(file)} has no features of image {shown(image_id)}, which the "
                     "metadata names; unpack the dataset again"
                 )
-            rows[i] = _checked(by_id[image_id], f"{path_text(file)}, {shown(image_id)},")
+            what_row = f"{path_text(file)}, {shown(image_id)},"
+            rows[i] = _checked(by_id[image_id], dims=1, what=what_row)
     return rows
 
 
-def _checked(value: Any, what: str) -> Tensor:
-    """(width,): a tensor of finite floating-point numbers, of a sensible width."""
+def _older(
+    base: Path,
+    name: str,
+    bucket: str,
+    images: ImageSet,
+    chosen: Collection[int],
+    num_classes: int,
+) -> dict[int, Tensor]:
+    """The features of the chosen images, each by its place in the file list, whose labels agree."""
+    root = base.resolve()
+    file = base / _OLDER_FOLDER / name / bucket / _OLDER_FILE
+    lists = base / _OLDER_LISTS / bucket / ALL_IMAGES
+    listed = [
+        list_entry(line, number, base=base, num_classes=num_classes, named_in=lists)
+        for number, line in enumerate(read_lines(lists, root=root), start=1)
+    ]
+    pair = load_torch_file_below(file, root=root)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise DataError(
+            f"{path_text(file)} holds a {type(pair).__name__}; expected a pair of features and "
+            "labels: unpack it again"
+        )
+    features = _checked(pair[0], dims=2, what=f"{path_text(file)}, features,")
+    if len(features) != len(listed) or _labels(pair[1]) != [label for _, label in listed]:
+        raise DataError(
+            f"{path_text(file)} has features of {len(features)} images, and {path_text(lists)} "
+            f"lists {len(listed)}; expected the same images with the same labels in the same "
+            "order: unpack both again"
+        )
+    places = {(path, label): row for row, (path, label) in enumerate(listed)}
+    rows = {}
+    for i in chosen:
+        place = places.get((images.paths[i], int(images.labels[i])))
+        if place is None:
+            raise DataError(
+                f"{path_text(lists)} does not list {path_text(images.paths[i])} with the "
+                f"dataset's label, so its features {name} are not known; unpack the dataset again"
+            )
+        rows[i] = features[place]
+    return rows
+
+
+def _checked(value: Any, *, dims: int, what: str) -> Tensor:
+    """A tensor of finite floating-point numbers with *dims* dimensions of sensible sizes."""
     import torch
 
     if not isinstance(value, torch.Tensor) or not is_plain(value) or not value.is_floating_point():
@@ -129,9 +184,10 @@ def _checked(value: Any, what: str) -> Tensor:
             "numbers"
         )
     shape = tuple(value.shape)
-    if len(shape) != 1 or not 0 < shape[0] <= MAX_FEATURES_WIDTH:
+    if len(shape) != dims or not 0 < shape[-1] <= MAX_FEATURES_WIDTH:
+        wanted = "(width,)" if dims == 1 else "(images, width)"
         raise DataError(
-            f"{what} has the shape {shape}; expected (width,) with a width of 1 to "
+            f"{what} has the shape {shape}; expected {wanted} with a width of 1 to "
             f"{MAX_FEATURES_WIDTH}"
         )
     if not holds_all(value):
@@ -143,6 +199,20 @@ def _checked(value: Any, what: str) -> Tensor:
             "unpack the dataset again"
         )
     return found
+
+
+def _labels(value: Any) -> list[int]:
+    """Labels out of a torch file, a tensor of whole numbers or a list of them; none if neither."""
+    import torch
+
+    def plain(one: Any) -> Any:
+        # The layout and dimensions first: a nested tensor has no shape to be asked for.
+        is_tensor = isinstance(one, torch.Tensor) and is_plain(one) and one.dim() < 2
+        return one.tolist() if is_tensor and holds_all(one) else one
+
+    value = plain(value)
+    labels = [plain(one) for one in value] if isinstance(value, (list, tuple)) else []
+    return labels if all(type(label) is int for label in labels) else []
 
 
 def _stacked(rows: Sequence[Tensor]) -> NDArray[np.float32]:
