@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Any
 
 import click
 
@@ -28,7 +27,7 @@ from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.importers import Reading, RowPattern
 from clear_mlflow.learning.parameters.recipes import AUTO
 
-_FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
+_FOREIGN = "Rows under names of their own"
 
 
 @click.command(
@@ -85,20 +84,6 @@ _FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
     under=_FOREIGN,
 )
 @yes_or_no("--rows-lower-is-better", "Whether less of that score is better.", under=_FOREIGN)
-@yes_or_no(
-    "--from-models",
-    "Test the stored models (log_models) again, on --data-root: each run gets a child run with "
-    "the rows that this gives.",
-    under=_MODELS,
-)
-@option(
-    "--data-root",
-    "DIR",
-    "Under --from-models, the dataset to test on; auto for an embedded one.",
-    default=AUTO,
-    under=_MODELS,
-    type=str,
-)
 @jobs_option
 @dry_run_option
 @json_option
@@ -115,8 +100,6 @@ def evaluate(
     rows_future: str,
     rows_score: str,
     rows_lower_is_better: bool,
-    from_models: bool,
-    data_root: str,
     jobs: int | None,
     dry_run: bool,
     as_json: bool,
@@ -131,38 +114,19 @@ def evaluate(
         raise ConfigError(
             "rows are named in a dry run; rows have to be written before they can be scored"
         )
-    if data_root != AUTO and not from_models:
-        raise ConfigError(
-            f"data_root is {data_root}, which is where stored models are tested again; pass "
-            "from_models=yes with it, or leave it out"
-        )
-    if from_models and (metrics or metric or joint_run or rows or jobs or dry_run or as_json):
-        raise ConfigError(
-            "from_models is yes beside metrics, metric, joint_run, rows, jobs, dry_run or json; "
-            "leave those out, then score the runs that this gives"
-        )
     score = Score(rows_score, higher_is_better=not rows_lower_is_better)
     reading = Reading(scale=rows_scale, future=rows_future, score=score)
 
     from clear_mlflow.api.evaluate import evaluate_each
     from clear_mlflow.api.foreign_rows import adopt_rows
-    from clear_mlflow.api.load import chosen, open_store
+    from clear_mlflow.api.load import open_store
     from clear_mlflow.cli.output import print_json, print_places
-    from clear_mlflow.cli.scoring_output import Summary, show_reevaluated, shown_while
+    from clear_mlflow.cli.scoring_output import Summary, shown_while
 
-    how: dict[str, Any] = {"filter": filter_string, "unscored_only": only == "unscored"}
-    if from_models:
-        from clear_mlflow.api.reevaluate_models import reevaluate_each
-        from clear_mlflow.store.names import KIND_EVALUATE
-        from clear_mlflow.store.search import mark_run_of_project
-
-        client = open_store()
-        mark_run_of_project(client, KIND_EVALUATE)
-        tested = reevaluate_each(client, chosen(client, selected, **how)[0], data_root=data_root)
-        sys.exit(show_reevaluated(client, tested))
     results = evaluate_each(
         selected,
-        **how,
+        filter=filter_string,
+        unscored_only=only == "unscored",
         metrics=(*(metrics or ()), *(metric or ())),
         joint_run=joint_run,
         jobs=jobs,

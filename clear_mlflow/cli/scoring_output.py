@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from clear_mlflow.api.evaluate import ScoringResult
-from clear_mlflow.cli.output import console, plain_table, print_places, print_scores
-from clear_mlflow.core.errors import ClearError
+from clear_mlflow.cli.output import console, plain_table, print_scores
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.progress import can_show_bars
 
 if TYPE_CHECKING:
     from clear_mlflow.scoring.computed import Scores
-    from clear_mlflow.store.client import MlflowClient
 
 # Runs that have a line each; of more, only those with problems and those that lack rows have one.
 _ALL_SHOWN = 50
@@ -98,23 +96,6 @@ class Summary:
 
 def _is_notable(verdict: ScoringResult) -> bool:
     return verdict.is_problem or verdict.is_partial
-
-
-def show_reevaluated(
-    client: MlflowClient, tested: Iterable[tuple[str, Scores | ClearError]]
-) -> int:
-    """Print the new scores of each run id, or what went wrong, and give the exit code."""
-    code, made = 0, []
-    for run_id, scores in tested:
-        if isinstance(scores, ClearError):
-            click.echo(f"error: {one_line(f'run {run_id}: {scores}')}", err=True)
-            code = 2
-            continue
-        print_scores(scores, console())
-        click.echo(f"run {run_id}: its models tested again are run {scores.run_id}")
-        made.append(scores.run_id)
-    print_places(client, made)
-    return code
 
 
 def shown_while(

@@ -25,7 +25,6 @@ _ENVIRONMENT = {
     names.PROCESSES_TAG: "processes",
     names.RESUMES_TAG: "times resumed",
     names.IMPORT_FORMAT_TAG: "imported from a file of",
-    names.RETESTED_TAG: "models of run",
     MLFLOW_USER: "user",
 }
 

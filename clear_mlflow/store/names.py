@@ -33,7 +33,6 @@ HOLDER_TAG = "mlflow.clear_mlflow.holder"
 VERSION_TAG = "clear_mlflow.version"
 COMMIT_TAG = "clear_mlflow.commit"
 MODEL_ROW_TAG = "clear_mlflow.row"
-RETESTED_TAG = "clear_mlflow.retested_from"
 EVALUATED_TAG = "clear_mlflow.evaluated_runs"
 MEMBERS_TAG = "clear_mlflow.members"
 

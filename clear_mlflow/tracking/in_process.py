@@ -16,11 +16,9 @@ from clear_mlflow.tracking.lifecycle import RunResult, close, join, result_of
 from clear_mlflow.tracking.training_run import open_training_run
 
 
-def train_in_process(
-    client: MlflowClient, training: Training, asked: Mapping[str, str], run_id: str | None = None
-) -> Scores:
-    """Train here, into a run that is there, the active one (left open), or a new one."""
-    closed = _train(client, training, asked, run_id)
+def train_in_process(client: MlflowClient, training: Training, asked: Mapping[str, str]) -> Scores:
+    """Train here, into the active run, which is left open, or a new one."""
+    closed = _train(client, training, asked)
     if closed.scores is None:
         problem = closed.problem or TrackingError(str(closed.error))
         if closed.error != str(problem):  # how it ended is kept for sync, and where
@@ -41,16 +39,14 @@ def train_ensemble_in_process(
     return dict(closed.members)
 
 
-def _train(
-    client: MlflowClient, training: Training, asked: Mapping[str, str], run_id: str | None = None
-) -> RunResult:
+def _train(client: MlflowClient, training: Training, asked: Mapping[str, str]) -> RunResult:
     active = mlflow.active_run()
-    ours = run_id is not None or active is None
-    if run_id is None and active is not None:
+    ours = active is None
+    if active is None:
+        run_id = open_training_run(client, training.config)
+    else:
         run_id = str(active.info.run_id)
         join(client, run_id)
-    elif run_id is None:
-        run_id = open_training_run(client, training.config)
     run = run_of(client, run_id, training.config, asked)
     try:
         with run:

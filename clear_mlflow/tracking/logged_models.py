@@ -51,17 +51,6 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     return made
 
 
-def stored_models(client: MlflowClient, run: Run) -> dict[int, LoggedModel]:
-    """The models of a run that can be loaded, by the number of buckets trained on."""
-    with mlflow_errors(f"list the models of run {run.info.run_id}"):
-        found = _models_of(client, run)
-    return {
-        int(model.tags[names.MODEL_ROW_TAG]): model
-        for model in found
-        if model.tags.get(names.MODEL_ROW_TAG, "").isdecimal() and str(model.status) == _READY
-    }
-
-
 def _models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
     wanted = f"source_run_id = '{run.info.run_id}'"
     page = client.search_logged_models([run.info.experiment_id], wanted)
@@ -116,11 +105,6 @@ def _log_model(
             client.log_batch(run_id, metrics=_accuracies(scores, record, row, model))
             client.finalize_logged_model(model.model_id, _READY)
     return True
-
-
-def weights_folder(client: MlflowClient, model: LoggedModel) -> ArtifactFolder:
-    """The folder in which a model has its file of weights, named by the row."""
-    return ArtifactFolder(client, f"{model.artifact_location}/data")
 
 
 def _name(run: Run, row: int) -> str:

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from safetensors.numpy import save_file
 from stored_runs import change, row_texts, rows_folder, stored_run
 
-from clear_mlflow.api.reevaluate_models import reevaluate
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet
@@ -73,20 +71,6 @@ def trap(tmp_path, monkeypatch) -> Path:
     monkeypatch.syspath_prepend(str(folder))
     sys.modules.pop("trap_module", None)
     return owned
-
-
-def test_a_stored_run_names_no_module_to_import_for_its_models(
-    store, experiment_id, tmp_path, trap
-):
-    """Whoever may write a run does not choose what code its re-tester loads."""
-    run = stored_run(store, experiment_id)
-    config = TrainConfig.resolve({}).as_text() | {"strategy": "trap_module:Strategy"}
-    store.log_text(run.info.run_id, json.dumps(config), "config.json")
-    save_file({"x": np.zeros(1)}, tmp_path / "after_004.safetensors")
-    store.log_artifact(run.info.run_id, str(tmp_path / "after_004.safetensors"), "models")
-    with pytest.raises(RecordError, match="what a store names is never imported"):
-        reevaluate(store, store.get_run(run.info.run_id), data_root="auto")
-    assert not trap.exists()
 
 
 def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment_id, trap):

@@ -29,7 +29,6 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import Strategy
 from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.logged_models import stored_models
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "24", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off", "log_models": "all"}
@@ -47,6 +46,16 @@ loaded = [name for name in trains if "clear_mlflow.learning." + name in sys.modu
 loaded += [name for name in ("tracking", "api", "process") if "clear_mlflow." + name in sys.modules]
 print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded]))
 """
+
+
+def stored_models(store, run):
+    """The models of a run by their rows, as MLflow's search finds them."""
+    found = store.search_logged_models(
+        [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
+    )
+    return {
+        int(model.tags["clear_mlflow.row"]): model for model in found if model.status == "READY"
+    }
 
 
 def artifacts(run):

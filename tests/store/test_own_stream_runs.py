@@ -10,8 +10,7 @@ import pytest
 from own_streams import YEARS, write_csv, write_parquet, write_years
 
 import clear_mlflow
-from clear_mlflow.api.reevaluate_models import reevaluate
-from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.store import names
@@ -66,10 +65,6 @@ def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
     assert params["asked/dataset_args"] == "licence=CC BY 4.0"
     assert params["dataset/name"] == "yearbook"
     assert params["dataset_args"] == "name=yearbook,licence=CC BY 4.0,order=none"
-    again = reevaluate(store, run, data_root=str(root))
-    assert again.record is not None
-    assert again.record.dataset == record.dataset
-    assert again.record.matrix.values[-1].tolist() == record.matrix.values[-1].tolist()
 
 
 def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
@@ -132,8 +127,6 @@ def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypa
     run = the_run(store, experiment_id)
     assert run.info.run_name == "naive photos seed 0"
     assert run.data.params["dataset/times"] == "2"
-    with pytest.raises(RecordError, match="what a store names is never imported"):
-        reevaluate(store, run, data_root=str(root))
     point = ResumePoint(
         run,
         TrainConfig.resolve({"dataset": "of_mine:photos"}),

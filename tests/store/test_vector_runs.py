@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import clear_mlflow
-from clear_mlflow.api.reevaluate_models import reevaluate
 from clear_mlflow.core.record import RowRecord, assemble
 from clear_mlflow.store import names
 
@@ -33,7 +32,7 @@ def report_of(run):
 
 @pytest.mark.parametrize("standardise", ["first", "past"])
 def test_a_run_on_the_weather(store, experiment_id, standardise):
-    """Its times, how it was standardised, which classes are absent; its models are tested again."""
+    """Its times, how it was standardised, which classes are absent."""
     clear_mlflow.train(
         dataset="weather", dataset_args={"standardise": standardise}, log_models="all", **QUICK
     )
@@ -52,9 +51,6 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
     assert profile["licence"] == "public domain (NOAA)"
     assert "class_changes/vanished" in run.data.metrics
     assert "Classes over time" in report_of(run)
-    again = reevaluate(store, run, data_root="auto")
-    assert again.record is not None
-    assert again.record.matrix.values.tolist() == record.matrix.values.tolist()
 
 
 def test_runs_on_new_classes(store, experiment_id):
@@ -80,6 +76,3 @@ def test_runs_on_new_classes(store, experiment_id):
     assert run.data.params["scenario/times"] == "all"
     assert profile_of(run)["scenario"]["name"] == "task"
     assert profile_of(run)["warnings"] == []  # of classes that come later
-    again = reevaluate(store, run, data_root="auto")
-    assert again.record is not None
-    assert again.record.matrix.values.tolist() == assemble(rows).matrix.values.tolist()

@@ -36,7 +36,6 @@ def test_the_tags_of_stored_runs_stay():
         "VERSION_TAG": "version",
         "COMMIT_TAG": "commit",
         "MODEL_ROW_TAG": "row",
-        "RETESTED_TAG": "retested_from",
         "EVALUATED_TAG": "evaluated_runs",
         "MEMBERS_TAG": "members",
         "SWEEP_TAG": "sweep",
