@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import socket
 import subprocess
 import sys
@@ -44,9 +43,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--runs", type=int, default=1000, help="runs to compare both ways on")
     options.add_argument("--plain", type=int, default=20, help="of which the plain way does some")
-    options.add_argument(
-        "--sizes", default="100,500,2000", help="runs whose cost and memory are compared"
-    )
     options.add_argument("--stores", default="sqlite,server", help="sqlite, server, or both")
     options.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     asked = options.parse_args()
@@ -54,7 +50,6 @@ def main() -> None:
         print(json.dumps(one(*asked.one)))
         return
     print(machine(), end="\n\n")
-    sizes = [int(size) for size in asked.sizes.split(",") if size]
     with tempfile.TemporaryDirectory() as temporary:
         for store in asked.stores.split(","):
             folder = Path(temporary, store)
@@ -62,7 +57,6 @@ def main() -> None:
             (folder / "later.py").write_text(_BUILT_METRIC)
             with tracking(store, folder) as uri:
                 compare(store, uri, folder, asked.runs, min(asked.plain, asked.runs))
-                flat(store, uri, folder, sizes)
     print(f"Load average at the end: {os.getloadavg()[0]:.1f}.")
 
 
@@ -92,35 +86,13 @@ def row(what: str, plain: float, ours: float) -> None:
     print(f"| {what} | {1e3 * plain:.0f} | {1e3 * ours:.1f} | {ratio} |", flush=True)
 
 
-def flat(store: str, uri: str, folder: Path, sizes: list[int]) -> None:
-    """Cost per run and peak memory by the number of runs."""
-    if not sizes:
-        return
-    print(f"| {store}: runs | first scoring, ms/run | nothing to do, ms/run | peak memory, MB |")
-    print("|---:|---:|---:|---:|")
-    for size in sizes:
-        name = f"flat {size}"
-        build(uri, folder, name, size)
-        first = run_one(uri, folder, "evaluate", name)
-        again = run_one(uri, folder, "evaluate", name)
-        cost = (1e3 * side["seconds"] / size for side in (first, again))
-        memory = max(first["megabytes"], again["megabytes"])
-        print(f"| {size} | {' | '.join(f'{ms:.1f}' for ms in cost)} | {memory:.0f} |", flush=True)
-    print()
-
-
 def build(uri: str, folder: Path, experiment: str, runs: int) -> None:
     """Runs that hold rows and nothing else."""
-    run_one(uri, folder, "build", experiment, str(runs))
+    measure(uri, folder, "build", experiment, str(runs))
 
 
 def measure(uri: str, folder: Path, *work: str) -> float:
     """Seconds of a piece of work in a process of its own, its start-up left out."""
-    return run_one(uri, folder, *work)["seconds"]
-
-
-def run_one(uri: str, folder: Path, *work: str) -> dict[str, float]:
-    """Do a piece of work in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).absolute()), "--one", *map(_hidden, work)],
         env={**os.environ, "MLFLOW_TRACKING_URI": uri},
@@ -129,7 +101,7 @@ def run_one(uri: str, folder: Path, *work: str) -> dict[str, float]:
         text=True,
         check=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return float(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _hidden(word: str) -> str:
@@ -137,8 +109,8 @@ def _hidden(word: str) -> str:
     return word.replace("--", "++", 1) if word.startswith("--") else word
 
 
-def one(work: str, experiment: str, *arguments: str) -> dict[str, float]:
-    """Work of a measuring process: build runs, or score them one way or the other."""
+def one(work: str, experiment: str, *arguments: str) -> float:
+    """Seconds of a measuring process: build runs, or score them one way or the other."""
     from clear_mlflow.store.client import preflight, set_up_mlflow
 
     set_up_mlflow()
@@ -160,9 +132,7 @@ def one(work: str, experiment: str, *arguments: str) -> dict[str, float]:
         sys.stdout = out
     elif work == "plain":
         plain_way(client, experiment, words[0], slice(int(words[1]), int(words[2])))
-    seconds = time.perf_counter() - began
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": seconds, "megabytes": megabytes}
+    return time.perf_counter() - began
 
 
 def plain_way(client, experiment: str, what: str, some: slice) -> None:
