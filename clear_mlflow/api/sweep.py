@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
@@ -29,8 +29,8 @@ from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
-from clear_mlflow.engines import Ended, Engine, Task
-from clear_mlflow.engines.local import LocalEngine, Process, start_program
+from clear_mlflow.engines import Ended, Task
+from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
 from clear_mlflow.grids import Grid, PlannedRun, digest_of, fingerprint, read_grid
 from clear_mlflow.grids.next_grids import next_grids
@@ -55,6 +55,8 @@ from clear_mlflow.store.ui_urls import comparison_links, comparison_of_sweep
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.resume import claim, holds_rows, read_resume_point
 from clear_mlflow.tracking.supervised import train_into
+
+Engine: TypeAlias = LocalEngine | RayEngine
 
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
@@ -107,11 +109,9 @@ def sweep(
         ConfigError: the grid asks for something that cannot be trained.
         TrackingError: MLflow cannot keep the runs, or another process works on the same sweep.
     """
-    planned = checked_grid(grid)
-    set_up_mlflow()
-    client = preflight(experiment=experiment)
-    place = experiment_for(client, experiment) if experiment else experiment_of_environment(client)
-    on = engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
+    planned, on, client, place = prepared(
+        grid, engine, jobs, address, cpus=cpus, gpus=gpus, experiment=experiment
+    )
     with on, StoppingSignals() as signals:
         how = Sweep(
             grid=planned,
@@ -124,28 +124,38 @@ def sweep(
         return how.over(client, place, on)
 
 
-def checked_grid(grid: str | Path | Mapping[str, Any]) -> Grid:
-    """The runs that a grid asks for, once it is sure that each can be trained."""
-    planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
-    for run in planned.runs:
-        try:
-            check_strategy(run.config)
-        except ConfigError as error:
-            raise ConfigError(f"the sweep {shown(grid)}: {run.name}: {error}") from None
-    return planned
-
-
-def engine_named(
-    grid: Grid,
+def prepared(
+    grid: str | Path | Mapping[str, Any],
     engine: str,
     jobs: int | None,
     address: str,
     *,
     cpus: float,
     gpus: float | None,
-    program: Callable[..., Process] = start_program,
+    experiment: str | None = None,
+) -> tuple[Grid, Engine, MlflowClient, str]:
+    """The runs of a grid, each of which can be trained, and where; the store and the experiment."""
+    planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
+    for run in planned.runs:
+        try:
+            check_strategy(run.config)
+        except ConfigError as error:
+            raise ConfigError(f"the sweep {shown(grid)}: {run.name}: {error}") from None
+    on = _engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
+    set_up_mlflow()
+    client = preflight(experiment=experiment)
+    if experiment:
+        return planned, on, client, experiment_for(client, experiment)
+    # Of the run that MLflow opened for this process, else the environment's.
+    own = run_of_project(client, names.KIND_SWEEP)
+    place = experiment_for(client) if own is None else str(own.info.experiment_id)
+    return planned, on, client, place
+
+
+def _engine_named(
+    grid: Grid, engine: str, jobs: int | None, address: str, *, cpus: float, gpus: float | None
 ) -> Engine:
-    """Where a grid's runs are trained: on this machine by a *program*, or on a Ray cluster."""
+    """Where a grid's runs are trained: on this machine, or on a Ray cluster."""
     if engine == "ray":
         if gpus is None and all(run.config.device == "cpu" for run in grid.runs):
             gpus = 0.0
@@ -156,7 +166,7 @@ def engine_named(
             f"engine is {engine} beside {' and '.join(more)}, which only Ray knows; pass "
             "engine=ray with it, or leave it out"
         )
-    return LocalEngine(jobs or 1, program)
+    return LocalEngine(jobs or 1)
 
 
 @dataclass(frozen=True)
@@ -475,12 +485,6 @@ def is_done(run: Run) -> bool:
     if run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
         return names.MEMBERS_TAG in run.data.tags
     return run.data.tags.get(names.ROWS_TAG) == "complete"
-
-
-def experiment_of_environment(client: MlflowClient) -> str:
-    """The experiment of the run that MLflow opened for this process, else the environment's."""
-    own = run_of_project(client, names.KIND_SWEEP)
-    return experiment_for(client) if own is None else str(own.info.experiment_id)
 
 
 def _fingerprint_of_run(run: Run) -> str:

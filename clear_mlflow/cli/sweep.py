@@ -120,21 +120,11 @@ def sweep(
 
     # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
     read_grid(grid)
-    from clear_mlflow.api.sweep import (
-        NOT_DONE,
-        Sweep,
-        checked_grid,
-        engine_named,
-        experiment_of_environment,
-        find_runs,
-    )
-    from clear_mlflow.store.client import preflight, set_up_mlflow
+    from clear_mlflow.api.sweep import NOT_DONE, Sweep, find_runs, prepared
 
-    planned = checked_grid(grid)
-    engine_of = engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
-    set_up_mlflow()
-    client = preflight()
-    experiment_id = experiment_of_environment(client)
+    planned, engine_of, client, experiment_id = prepared(
+        grid, engine, jobs, address, cpus=cpus, gpus=gpus
+    )
     out = console()
     found = find_runs(client, experiment_id, planned)
     waiting = sum(run.state == NOT_DONE for run in found)

@@ -11,11 +11,8 @@ from typing import NamedTuple
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric, summarize
+from clear_mlflow.report.page.matrix_map import spread_positions
 from clear_mlflow.store import names
-
-# At most this many buckets have an accuracy series of their own. That is already more lines than
-# you can distinguish in one chart.
-MOST_CHARTED = 100
 
 # Name of a metric to its value at each step; a step is the number of buckets trained so far.
 Series = Mapping[str, Mapping[int, float]]
@@ -43,25 +40,10 @@ def bucket_metric_names(buckets: Sequence[str], begin: str = names.BUCKET_SERIES
     return list(found)
 
 
-def charted_buckets(num_buckets: int) -> list[int]:
-    """Positions of the buckets whose accuracies are charted, the first and the last among them.
-
-    All of up to :data:`MOST_CHARTED`; of more, as many, spread evenly over the stream. The points
-    of a run then grow with its buckets, not with their square: the matrix is in its artifacts.
-
-    >>> charted_buckets(3), len(charted_buckets(300)), charted_buckets(300)[-2:]
-    ([0, 1, 2], 100, [296, 299])
-    """
-    if num_buckets <= MOST_CHARTED:
-        return list(range(num_buckets))
-    last = num_buckets - 1
-    return [round(i * last / (MOST_CHARTED - 1)) for i in range(MOST_CHARTED)]
-
-
 def all_series(
     evidence: AccuracyMatrix, of_metrics: Series, begin: str = names.BUCKET_SERIES
 ) -> dict[str, dict[int, float]]:
-    """Summary metrics and test accuracies (one series a charted bucket), over the steps."""
+    """Summary metrics and test accuracies, a series for each charted bucket, over the steps."""
     # First the metrics: MLflow's page of a run lists names in the order in which they came.
     found = {name: dict(steps) for name, steps in of_metrics.items() if steps}
     for step in range(evidence.num_rows + 1):
@@ -93,7 +75,7 @@ def _accuracies_at(evidence: AccuracyMatrix, step: int, begin: str) -> dict[str,
 def _charted(buckets: tuple[str, ...], begin: str) -> tuple[tuple[int, str], ...]:
     """Position and series of each charted bucket; asked for at every row."""
     named = bucket_metric_names(buckets, begin)
-    return tuple((j, named[j]) for j in charted_buckets(len(buckets)))
+    return tuple((j, named[j]) for j in spread_positions(len(buckets)))
 
 
 def points_of(series: Series, times: Mapping[int, int]) -> list[Point]:

@@ -15,8 +15,8 @@ from clear_mlflow.report.cell_scale import CellScale
 from clear_mlflow.report.colours import SCALE
 
 _LONGEST_KEY = 8
-# The most rows and columns that a person can distinguish on a page; of more, so many are shown,
-# spread evenly.
+# The most rows, columns and lines that a person can distinguish; of more, so many are shown, spread
+# evenly: what a run has in charts grows with its buckets, not with their square.
 MOST_SHOWN = 100
 _MOST_CLASSES = 40  # in a map of classes over time
 _LEAST_CHANGE = 0.05  # of a class's share of a bucket that makes such a map worth a look
