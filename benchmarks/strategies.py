@@ -100,7 +100,7 @@ def default_lines(only: list[str] | None) -> Iterator[str]:
 
 def lines_of(grid: Path) -> Iterator[str]:
     """What each line asks for of settings that were chosen: what differs from the recipe."""
-    from clear_mlflow.grids import read_grid
+    from clear_mlflow.grids.grid import read_grid
     from clear_mlflow.learning.parameters.config import TrainConfig
 
     for run in read_grid(grid).runs:

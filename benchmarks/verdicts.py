@@ -18,7 +18,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.comparison import LEVEL
+from clear_mlflow.comparison.arrangement import LEVEL
 from clear_mlflow.comparison.verdicts import ALL_PAIRS
 from clear_mlflow.statistics import holm, paired_t, welch_t
 

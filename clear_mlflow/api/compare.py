@@ -27,19 +27,15 @@ from mlflow.utils.time import get_current_time_millis
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.compared import ComparedRuns, LeftOut
 from clear_mlflow.api.load import Runs, chosen, open_store, those_there
-from clear_mlflow.comparison import (
-    Comparison,
-    RowlessRun,
-    Subject,
-    arrange,
-)
-from clear_mlflow.comparison import compare as tested_groups
+from clear_mlflow.comparison.arrangement import arrange, only_score
 from clear_mlflow.comparison.arrangement import at_equal as equal_runs
-from clear_mlflow.comparison.arrangement import only_score
+from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.build import compare as tested_groups
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.subjects import RowlessRun, Subject
 from clear_mlflow.comparison.tables import (
     latex_table,
     leader_numbers,
@@ -170,11 +166,7 @@ def read_comparison(
     read_files: bool | None = None,
     over_images: bool = True,
 ) -> tuple[Comparison, list[LeftOut], str]:
-    """Read the runs and compare them; gives, too, those left out, and the first one's experiment.
-
-    *margin* is in points of accuracy, else the score's unit; *named* runs were asked for one by
-    one. *over_images* tests single runs over their test images, by megabytes of predictions.
-    """
+    """Read runs and compare them; gives, too, those left out, and the first one's experiment."""
     metrics = tuple({m.name: m for m in (*metrics, *FAMILIES["cost"])}.values())
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from clear_mlflow.comparison import Comparison
+from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.figures import course_figure
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.tables import (

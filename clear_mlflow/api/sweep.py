@@ -32,7 +32,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Task
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
-from clear_mlflow.grids import Grid, PlannedRun, digest_of, fingerprint, read_grid
+from clear_mlflow.grids.grid import Grid, PlannedRun, digest_of, fingerprint, read_grid
 from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from clear_mlflow.comparison import Comparison
+    from clear_mlflow.comparison.build import Comparison
     from clear_mlflow.scoring.computed import Scores
     from clear_mlflow.store.client import MlflowClient
     from clear_mlflow.tracking.lifecycle import RunResult

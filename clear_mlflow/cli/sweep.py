@@ -30,7 +30,7 @@ from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.engines.local import LocalEngine, Process, start_program
-from clear_mlflow.grids import read_grid
+from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import number, whole
 from clear_mlflow.process.signals import StoppingSignals

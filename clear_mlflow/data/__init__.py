@@ -31,13 +31,7 @@ def load_stream(
     protocol: str = IID,
     split: str = AUTO,
 ) -> BucketStream:
-    """The stream of a dataset under a protocol: every file hashed, nothing decoded.
-
-    A *dataset* is embedded, one of CLEAR's (``auto`` as *data_root* is its folder below
-    ``CLEAR_MLFLOW_DATA``, downloaded where it is not there), a kind of stream of one's own, or
-    ``package.module:function``; any other name is that of what lies at *data_root* in one of
-    CLEAR's layouts. Hashes of files that do not change stay in *cache_dir*.
-    """
+    """The stream of a dataset, as ``train`` names one: every file hashed, nothing decoded."""
     check_protocol(protocol, split)
     if data_root == AUTO and dataset in CLEAR:
         data_root = str(clear_folder(dataset))

@@ -56,12 +56,7 @@ class Grid:
 
 
 def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
-    """Read a sweep's YAML file, or its content; every run that it asks for is checked here.
-
-    It has ``fixed`` (parameter: value, of all runs), ``grid`` (parameter: list; all combinations)
-    and ``runs`` (a list of grids, each for itself). Every value is taken as the text that is
-    written: YAML would make a truth value of ``on``, and 0.1 of ``0.10``.
-    """
+    """Read a sweep's YAML, or its content; every run is checked here, and every value is text."""
     text = _written(grid) if isinstance(grid, Mapping) else _read(grid)
     path = "grid" if isinstance(grid, Mapping) else grid
     try:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from clear_mlflow.comparison import Comparison, Group
 from clear_mlflow.comparison.arrangement import methods
+from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.groups import Group
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import validated_split
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults

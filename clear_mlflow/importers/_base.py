@@ -185,12 +185,12 @@ def rows_of(values: object, what: str) -> list[list[float]]:
     return [numbers(row, f"a row of {what}") for row in rows]
 
 
-def grid(cells: Mapping[tuple[int, int], float], width: int = 0) -> list[list[float]]:
-    """Cells by (row, column), both from 0, as rows of at least ``width``; NaN where none is."""
+def grid(cells: Mapping[tuple[int, int], float]) -> list[list[float]]:
+    """Cells by (row, column), both from 0, as rows of one width; NaN where none is."""
     if not cells:
         raise RecordError("holds no accuracy per bucket")
     height = max(i for i, _ in cells) + 1
-    width = max(width, height, *(j + 1 for _, j in cells))
+    width = max(height, *(j + 1 for _, j in cells))
     if width > MAX_BUCKETS:
         raise RecordError(f"has {width} buckets; at most {MAX_BUCKETS} are read")
     rows = [[NAN] * width for _ in range(height)]

@@ -38,12 +38,7 @@ _ROWS = Format(
 
 @dataclass(frozen=True)
 class RowPattern:
-    """Which artifacts of a run are rows: ``results/acc_after_{row}.json``, or a glob.
-
-    ``{row}`` is the number of buckets trained before the test, 0 for the untrained model;
-    ``{row0}`` counts them from 0, so that 0 is the test after the first bucket. ``*`` and ``?``
-    match any characters but a slash. Without a number, one matching file is the whole matrix.
-    """
+    """Which artifacts are rows: a path with {row} (buckets trained), {row0} (less one), * or ?."""
 
     text: str
 

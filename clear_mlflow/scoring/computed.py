@@ -43,7 +43,7 @@ class Scoring:
 class Plan:
     """What is to be written into a run, in this order; tags last."""
 
-    reports: bool = False  # the matrix as JSON, CSV, table and heat map
+    reports: bool = False  # the matrix as JSON, CSV and heat map
     page: RunReport | None = None
     points: tuple[Point, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)

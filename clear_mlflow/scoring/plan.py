@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import named_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.score import Score
-from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.page.run_page import run_page
@@ -32,7 +29,7 @@ from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.ui_urls import artifact_link
 
 _NO_TAG = "none"
-_REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE, names.HEATMAP_PNG})
+_REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
 _BATCH = 900  # MLflow takes 1,000 entries in one call
 
 
@@ -82,7 +79,7 @@ def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = Fal
     differing = _differing(tags, wanted)
     if not (points or reports or differing) and is_shown:
         return Plan()
-    differing |= _note_tags(run, record, scores) | (_table_tag(tags) if reports else {})
+    differing |= _note_tags(run, record, scores)
     # Of a run that was never scored, training logged the values on the way to its last ones.
     before = logged if names.SCORED_TAG in tags else {}
     changed = tuple(n for n, value in scores.summary.items() if before.get(n, value) != value)
@@ -112,8 +109,6 @@ def _log_reports(client: MlflowClient, scores: Scores, record: Record) -> None:
     run_id, matrix = scores.run_id, record.evidence
     client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)
     client.log_text(run_id, matrix_csv(matrix), names.MATRIX_CSV)
-    # Written as a file, not with log_table: that appends to the table of an earlier scoring.
-    client.log_text(run_id, _table(record), names.MATRIX_TABLE)
     content = heatmap_png(matrix, scores.run_name)
     log_bytes(client, run_id, content, names.HEATMAP_PNG)
     # MLflow's chart view sets images of one key side by side, runs beside runs; it starts at the
@@ -153,28 +148,6 @@ def _lost(client: MlflowClient, run: Run) -> frozenset[str]:
     return (_REPORTS | {names.REPORT_HTML}) - found
 
 
-def _table(record: Record) -> str:
-    """The matrix as a table; MLflow's evaluation view sets its second column side by side."""
-    score = record.matrix.score
-    rows = [
-        [
-            "initial" if i < 0 else f"after {i + 1:02d}",
-            "  ".join(score.cell(value) for value in values),
-            *(_shown(value, score) for value in values),
-        ]
-        for i, _, values in named_rows(record.evidence)
-    ]
-    cells = (f"on {key}" for key in record.evidence.buckets)
-    return json.dumps({"columns": ["trained", score.label, *cells], "data": rows})
-
-
-def _shown(value: float, score: Score) -> float | None:
-    """A cell with few digits: MLflow's page shows as many as there are, and cuts them off."""
-    if math.isnan(value):
-        return None
-    return round(100 * float(value), 1) if score.is_accuracy else float(score.cell(value))
-
-
 def _read_versions(tags: Mapping[str, str]) -> dict[str, int]:
     """Metric name to the version of the definition that its logged values are of."""
     try:
@@ -182,18 +155,6 @@ def _read_versions(tags: Mapping[str, str]) -> dict[str, int]:
     except RecordError:
         return {}
     return {name: version for name, version in found.items() if isinstance(version, int)}
-
-
-def _table_tag(tags: Mapping[str, str]) -> dict[str, str]:
-    """The list of tables that MLflow's evaluation view offers, with this one in it."""
-    this_table = {"path": names.MATRIX_TABLE, "type": "table"}
-    try:
-        tables = json_value(tags.get(names.MLFLOW_TABLES, "[]"), MAX_TAG_BYTES)
-    except RecordError:
-        return {}  # MLflow cuts long tags off; a list that cannot be read is left as it is
-    if not isinstance(tables, list) or this_table in tables:
-        return {}
-    return {names.MLFLOW_TABLES: json.dumps([*tables, this_table])}
 
 
 def _note_tags(run: Run, record: Record, scores: Scores) -> dict[str, str]:

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.api.compare import comparison_name, read_comparison
-from clear_mlflow.comparison import Comparison
+from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.page.wording import many, short
 from clear_mlflow.core.text import printable
@@ -39,12 +39,9 @@ class Question:
     wanted: str = ""  # a filter in MLflow's search syntax
     group_by: tuple[str, ...] | None = None  # None: the usual ones
     runs: tuple[str, ...] = ()  # beginnings of ids that are ticked; none: all that are found
-    without: tuple[str, ...] = ()  # and of those that are not
 
     def includes(self, run_id: str) -> bool:
         """Whether a run is ticked."""
-        if self.without and run_id.startswith(self.without):
-            return False
         return not self.runs or run_id.startswith(self.runs)
 
 

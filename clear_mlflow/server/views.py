@@ -74,7 +74,6 @@ def _question() -> Question:
         wanted=given.get("filter", "").strip(),
         group_by=None if not group_by else () if group_by == "none" else tuple(_listed([group_by])),
         runs=tuple(_listed(given.getlist("runs"))),
-        without=tuple(_listed(given.getlist("without"))),
     )
 
 

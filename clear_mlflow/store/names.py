@@ -52,7 +52,6 @@ IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
 
 # MLflow's own: a run's description, and the tables that its evaluation view offers.
 MLFLOW_NOTE = "mlflow.note.content"
-MLFLOW_TABLES = "mlflow.loggedArtifacts"
 
 LEADER_METRICS = "leader/"
 
@@ -68,7 +67,6 @@ CURVE = (CURVE_LOSS, CURVE_LR, CURVE_SPEED)
 MATRIX_FOLDER = "accuracy_matrix"
 MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
 MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
-MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
 HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 MEASURED_AGAIN_FOLDER = f"{MATRIX_FOLDER}/measured_again"
 CONFIG_JSON = "config.json"

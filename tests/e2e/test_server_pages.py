@@ -77,7 +77,7 @@ def four_kinds(client, experiment_id, seeds=3):
 
 
 def data_of(page):
-    """What the page's script subtracts."""
+    """What the page's script reads."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     return json.loads(found[1])
 
@@ -99,9 +99,9 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
     assert whole.status_code == 200
     assert "12 runs in 4 groups by strategy and dataset" in whole.text
     assert sorted(ticked(whole.text)) == sorted(ids)
-    best = data_of(whole.text)["items"][0]["cells"]
+    first = whole.text.split('<table class="heat">')[1].split('scope="row">after 1</th>')[1]
     mean = sum(counts(180, seed)[1][0] for seed in range(3)) / 3 / 200
-    assert best[1][0] == pytest.approx(mean, abs=1e-6)
+    assert re.search(r"<td [^>]*>([0-9.]+)<", first)[1] == f"{100 * mean:.1f}"
 
     two = ask(
         "compare", experiment_id=experiment_id, group_by="none", runs=f"{ids[0][:8]},{ids[9]}"
@@ -110,8 +110,6 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
     assert "2 runs in 2 groups, each for itself" in two.text
     again = ask("compare", experiment_id=experiment_id, runs=[ids[0], ids[9]])  # without a script
     assert sorted(ticked(again.text)) == sorted([ids[0], ids[9]])
-    rest = ask("compare", experiment_id=experiment_id, without=ids[0][:8])
-    assert sorted(ticked(rest.text)) == sorted(ids[1:])
 
     wanted = "tags.strategy = 'replay'"
     some = ask("compare", experiment_id=experiment_id, filter=wanted, group_by="seed")

@@ -15,7 +15,7 @@ from forked import run_python
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compare import listed
 from clear_mlflow.cli import main
-from clear_mlflow.grids import fingerprint, read_grid
+from clear_mlflow.grids.grid import fingerprint, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names

@@ -13,7 +13,8 @@ from rich.console import Console
 from stored_runs import stored_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.comparison import arrange, compare
+from clear_mlflow.comparison.arrangement import arrange
+from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.terminal_summary import comparison_text

@@ -73,8 +73,7 @@ class ModelStore:
     def apply(self, found: Plan, *, points=None):
         """Write a plan, or what a process that died had written of it: some points, and no tag."""
         if found.reports:
-            self.files |= {names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE}
-            self.files |= {names.HEATMAP_PNG}
+            self.files |= {names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG}
         if found.page is not None:
             self.files |= {names.REPORT_HTML}
         self.points += found.points[:points]
@@ -124,7 +123,7 @@ TAGS = st.sampled_from(
         told(2),
         {names.SCORED_TAG: "d2"} | told(1),
         {names.MLFLOW_NOTE: "a person wrote this"},
-        {names.VERSIONS_TAG: "[", names.MLFLOW_TABLES: '[{"path": "a.js'},
+        {names.VERSIONS_TAG: "["},
         {names.MATRIX_TAG: "rows of before", "strategy": "naive"},
     ]
 )

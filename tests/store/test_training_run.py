@@ -56,17 +56,11 @@ def test_rows_are_artifacts(store, finished):
 
 
 def test_reports_are_artifacts(store, finished):
-    """The matrix as JSON, CSV, table and picture, and the configuration that repeats the run."""
+    """The matrix as JSON, CSV and picture, and the configuration that repeats the run."""
     matrix = json.loads(text_artifact(store, finished, names.MATRIX_JSON))
     assert matrix["values"][3] == [0.70, 0.81, 0.90, 0.95]
     assert "0.95" in text_artifact(store, finished, names.MATRIX_CSV)
     assert json.loads(text_artifact(store, finished, names.CONFIG_JSON))["seed"] == "7"
-    table = json.loads(text_artifact(store, finished, names.MATRIX_TABLE))
-    assert table["columns"][2:] == ["on 1", "on 2", "on 3", "on 4"]
-    assert table["data"][4] == ["after 04", "70.0  81.0  90.0  95.0", 70.0, 81.0, 90.0, 95.0]
-    assert json.loads(finished.data.tags["mlflow.loggedArtifacts"]) == [
-        {"path": names.MATRIX_TABLE, "type": "table"}
-    ]
     listed = [f.path for f in store.list_artifacts(finished.info.run_id, "accuracy_matrix")]
     assert names.HEATMAP_PNG in listed
     images = [f.path for f in store.list_artifacts(finished.info.run_id, "images")]

@@ -13,7 +13,9 @@ import pytest
 from comparisons import NUM_TEST, counts, seeds_of, subject
 from stored_values import answers_of, images_of
 
-from clear_mlflow.comparison import arrange, build, compare
+from clear_mlflow.comparison import build
+from clear_mlflow.comparison.arrangement import arrange
+from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page

@@ -8,7 +8,8 @@ from comparisons import counts, row_records, seeds_of, subject
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from rich.console import Console
 
-from clear_mlflow.comparison import arrange, compare
+from clear_mlflow.comparison.arrangement import arrange
+from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.record import assemble, row_file_name

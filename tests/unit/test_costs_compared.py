@@ -7,11 +7,12 @@ import re
 import pytest
 from comparisons import counts, row_records
 
-from clear_mlflow.comparison import Subject, arrange, compare
-from clear_mlflow.comparison.arrangement import at_equal
+from clear_mlflow.comparison.arrangement import arrange, at_equal
+from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import COST
 from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.subjects import Subject
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import RowCost, row_cost
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name

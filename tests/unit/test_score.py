@@ -14,7 +14,8 @@ from published import SECOND_PLACE
 from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, metrics
-from clear_mlflow.comparison import arrange, compare
+from clear_mlflow.comparison.arrangement import arrange
+from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import Subject
 from clear_mlflow.comparison.tables import leaders_frame

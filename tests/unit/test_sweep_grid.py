@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.grids import fingerprint, read_grid
+from clear_mlflow.grids.grid import fingerprint, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.registry import known_strategies
 

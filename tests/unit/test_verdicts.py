@@ -14,9 +14,11 @@ from comparisons import NUM_TEST, counts, subject
 from rich.console import Console
 from scipy import stats
 
-from clear_mlflow.comparison import Comparison, RowlessRun, Subject, arrange, compare
+from clear_mlflow.comparison.arrangement import arrange
+from clear_mlflow.comparison.build import Comparison, compare
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.subjects import RowlessRun, Subject
 from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed

@@ -3,9 +3,9 @@
 (() => {
   const form = document.getElementById("asked");
   const boxes = [...form.querySelectorAll("input[type=checkbox]")];
-  const ticked = (is) => boxes.filter((box) => box.checked === is).map((box) => box.value.slice(0, 8));
+  const ticked = () => boxes.filter((box) => box.checked).map((box) => box.value.slice(0, 8));
   const count = () => {
-    const chosen = ticked(true).length;
+    const chosen = ticked().length;
     document.getElementById("ticked").textContent = `${chosen} of ${boxes.length} ${boxes.length === 1 ? "run" : "runs"} ticked`;
     form.querySelector("[type=submit]").disabled = chosen === 0;
   };
@@ -18,12 +18,10 @@
   form.addEventListener("change", count);
   form.querySelector(".all").hidden = false;
   form.addEventListener("formdata", (event) => {
-    const [chosen, left] = [ticked(true), ticked(false)];
+    const chosen = ticked();
     event.formData.delete("runs");
     if (!event.formData.get("filter")) event.formData.delete("filter");
-    // All of them: runs to come are compared, too. Of ticked and others, the shorter list.
-    if (left.length === 0) return;
-    if (left.length < chosen.length) event.formData.set("without", left.join(","));
-    else event.formData.set("runs", chosen.join(","));
+    // All of them: runs to come are compared, too.
+    if (chosen.length < boxes.length) event.formData.set("runs", chosen.join(","));
   });
 })();
