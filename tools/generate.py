@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from badges import licence_badge, python_badge
+from hosting import citation, notebook, readme
 from metrics_table import metrics_page
 from mlproject import mlproject, mlproject_in_a_container
 from parameters import parameters_page
@@ -15,9 +17,14 @@ from signatures import train_options
 ROOT = Path(__file__).parent.parent
 
 GENERATED: dict[str, Callable[[], str]] = {
+    "README.md": readme,
+    "CITATION.cff": citation,
     "MLproject": mlproject,
     "examples/docker/MLproject": mlproject_in_a_container,
     "clear_mlflow/learning/parameters/options.py": train_options,
+    "examples/notebook.ipynb": notebook,
+    "docs/images/python.svg": python_badge,
+    "docs/images/licence.svg": licence_badge,
     "docs/reference.md": reference,
     "docs/metrics.md": metrics_page,
     "docs/parameters.md": parameters_page,

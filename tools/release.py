@@ -1,4 +1,4 @@
-"""Makes a tag's checkout ready to be built: ``python tools/release.py TAG REPOSITORY_URL``.
+"""Makes a tag's checkout ready to be built: ``python tools/release.py TAG``.
 
 PyPI shows README.md without the files beside it: its relative links become absolute ones to the
 tag's files, and the package gets its project URLs. ``python -m build`` then builds the release.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+
+from hosting import source_url
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
@@ -25,15 +27,15 @@ def with_absolute_links(text: str, url: str, tag: str) -> str:
 
 
 def with_project_urls(pyproject: str, url: str, tag: str) -> str:
-    """pyproject.toml with the table of project URLs."""
+    """pyproject.toml with all project URLs in place of the address alone."""
     urls = {
         "Documentation": f"{url}/blob/{tag}/docs/index.md",
         "Source": url,
         "Issues": f"{url}/issues",
         "Changelog": f"{url}/blob/{tag}/CHANGELOG.md",
     }
-    lines = "".join(f'{name} = "{address}"\n' for name, address in urls.items())
-    return pyproject.replace("[project.scripts]", f"[project.urls]\n{lines}\n[project.scripts]", 1)
+    lines = "".join(f'urls.{name} = "{address}"\n' for name, address in urls.items())
+    return re.sub(r"^urls\.Source = .*\n", lines, pyproject, flags=re.M)
 
 
 def refusal(root: Path, tag: str) -> str | None:
@@ -49,13 +51,16 @@ def refusal(root: Path, tag: str) -> str | None:
     return None
 
 
-def main(tag: str, url: str) -> None:
+def main(tag: str) -> None:
     """Rewrite README.md and pyproject.toml of this checkout."""
     if why := refusal(ROOT, tag):
         sys.exit(f"error: {why}")
+    url = source_url((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    if url is None:
+        sys.exit("error: pyproject.toml does not say who hosts it; expected urls.Source = ...")
     for name, change in (("README.md", with_absolute_links), ("pyproject.toml", with_project_urls)):
         path = ROOT / name
-        path.write_text(change(path.read_text(encoding="utf-8"), url.rstrip("/"), tag))
+        path.write_text(change(path.read_text(encoding="utf-8"), url, tag))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import posixpath
 import re
 from pathlib import Path
 
+from hosting import pyproject, source_url
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -22,7 +23,15 @@ LINK = re.compile(
     r"^```.*?^```|`[^`\n]*`|\]\((?![a-z]+:|/)(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)",
     re.S | re.M,
 )
+# A badge that another host serves, and what it leads to.
+BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\) ?")
 LOADED = re.compile(r"<(?:script|img|iframe|link(?=[^>]*stylesheet))[^>]*(?:src|href)=\"?https?:")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Link to the repository; the theme's own link would load its stars from there."""
+    if url := source_url(pyproject()):
+        config.copyright = f'<a href="{url}">Source</a>'
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -35,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if target.startswith(("docs/", "..")) or not (ROOT / target).is_file():
                 continue
             if files.get_file_from_path(_page(target)) is None:
-                content = (ROOT / target).read_text(encoding="utf-8")
+                content = BADGE.sub("", (ROOT / target).read_text(encoding="utf-8"))
                 if target.endswith(".md"):
                     waiting.append((target, content))
                 else:  # for following a link, not for finding words in

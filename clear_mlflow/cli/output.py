@@ -42,10 +42,10 @@ def print_outcome(outcome: RunResult) -> None:
         if outcome.scores is not None:
             print_scores(outcome.scores, console())
         if outcome.members:
-            console().print(_members_table(outcome.members))
+            console().print(_members_table(outcome.members), "")
         if outcome.run_id is not None and not outcome.is_lost:
             where = " (not stored yet)" if outcome.unsent else ""
-            click.echo(f"\nrun {outcome.run_id} {outcome.status}{where}")
+            click.echo(f"run {outcome.run_id} {outcome.status}{where}")
         if outcome.note is not None:
             click.echo(outcome.note)
         print_links(outcome.links)
@@ -95,7 +95,7 @@ def print_scores(scores: Scores, out: Console) -> None:
         return
     from clear_mlflow.report.terminal_tables import run_text
 
-    for part in run_text(scores.record, scores.results().values()):
+    for part in (*run_text(scores.record, scores.results().values()), ""):
         out.print(part)
 
 

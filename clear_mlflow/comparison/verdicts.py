@@ -118,7 +118,7 @@ def tests_about(verdicts: Sequence[Verdict], level: float) -> str:
     sentences = [assumed for method, assumed in _ASSUMED.items() if method in used]
     how = "Bonferroni's" if any(verdict.equivalence for verdict in verdicts) else "Holm's"
     sentences.append(
-        f"Interval and p-value are what to cite: of one test, and adjusted by {how} method. So, "
+        f"Cite interval and p-value: they are of one test, and adjusted by {how} method, so that "
         f"at most {100 * (1 - level):.2g} % of comparisons of equal methods contain any finding."
     )
     return " ".join(sentences)

@@ -143,7 +143,7 @@ class TerminalProgress(TrainingProgress):
             redirect_stdout=False,
             redirect_stderr=stream is sys.stderr,
         )
-        self._stream_bar = self._bars.add_task("stream", total=None)
+        self._stream_bar = self._bars.add_task("stream", total=None, visible=False)
         self._step_bar = self._bars.add_task("", total=None, visible=False)
         self._bucket = ""
         self._losses = deque[float](maxlen=10)
@@ -171,7 +171,7 @@ class TerminalProgress(TrainingProgress):
         """Start the lower bar anew."""
         self._bucket = f"bucket {key}"
         self._losses.clear()
-        self._bars.update(self._stream_bar, total=num_buckets, completed=position)
+        self._bars.update(self._stream_bar, total=num_buckets, completed=position, visible=True)
         self._bars.reset(self._step_bar, description=self._bucket, total=None, visible=True)
 
     def steps_planned(self, num_steps: int) -> None:

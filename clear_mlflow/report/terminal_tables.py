@@ -23,15 +23,15 @@ _CELL = 5  # columns of "100.0"
 
 def run_text(record: Record, metrics: Iterable[MetricResult]) -> Iterator[RenderableType]:
     """A run's accuracy matrix and metrics, and what they are of where that is not the usual."""
-    matrix = record.evidence
-    yield matrix_table(matrix)
+    yield matrix_table(record.evidence)
     if record.split != TEST:
         yield Text(f"measured on {record.split} images: to choose by, not to report")
     if not record.is_complete:
         yield Text(
-            f"partial: {matrix.num_rows} of {matrix.num_buckets} rows; these metrics are of them "
-            "alone, and not to be compared with those of whole runs"
+            f"partial: {record.evidence.num_rows} of {record.evidence.num_buckets} rows; these "
+            "metrics are of them alone, and not to be compared with those of whole runs"
         )
+    yield ""
     yield metrics_table(metrics)
 
 

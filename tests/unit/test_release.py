@@ -1,4 +1,4 @@
-"""What a release is built from: absolute links, project URLs, and one version everywhere."""
+"""What a release is built from: one address, absolute links, and one version everywhere."""
 
 import re
 import sys
@@ -10,6 +10,7 @@ from clear_mlflow.core.version import __version__
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
+import hosting  # noqa: E402
 import release  # noqa: E402
 
 URL = "https://forge.example/lab/clear_mlflow"
@@ -23,20 +24,46 @@ def test_links_of_the_readme_lead_to_the_tags_files():
     assert len(targets) == len(re.findall(r"\]\(([^)\s]+)\)", text))
     for target in (target for target in targets if target.startswith(URL)):
         view, tag, path = target.removeprefix(f"{URL}/").split("/", 2)
-        assert (view, tag) == ("raw" if path.endswith(".png") else "blob", "v1.2.3")
+        assert (view, tag) == ("raw" if path.endswith((".png", ".svg")) else "blob", "v1.2.3")
         assert (ROOT / path.split("#")[0]).is_file()
     assert all(re.match("https?://|#", target) for target in targets)
 
 
+def hosted(url):
+    """pyproject.toml of whoever hosts it."""
+    text = (ROOT / "pyproject.toml").read_text()
+    return re.sub(r"^(?:# )?urls\.Source = .*", f'urls.Source = "{url}"', text, flags=re.M)
+
+
+def test_the_address_is_one_line():
+    """README names it where it is, with the badges that need it, and is as before without."""
+    assert hosting.source_url('# urls.Source = "https://FORGE/OWNER/REPOSITORY"') is None
+    readme = (ROOT / "README.md").read_text()
+    for url, colab in ((URL, 0), ("https://github.com/lab/clear_mlflow", 1)):
+        assert hosting.source_url(hosted(f"{url}/")) == url
+        done = hosting.with_source(readme, url)
+        assert f"git clone {url} clear_mlflow" in done
+        assert done.count(f"]({url}/actions)") == 1
+        place = (
+            "colab.research.google.com/github/lab/clear_mlflow/blob/main/examples/notebook.ipynb"
+        )
+        assert done.count(place) == colab
+        assert hosting.with_source(done, url) == done
+        plain = hosting.with_source(done, None)
+        assert "git clone ADDRESS clear_mlflow" in plain
+        assert url not in plain
+
+
 def test_project_urls():
     """They are a table of the project, and the rest stays."""
-    text = (ROOT / "pyproject.toml").read_text()
+    text = hosted(URL)
     done = release.with_project_urls(text, URL, "v1.2.3")
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     before, after = tomllib.loads(text), tomllib.loads(done)
+    assert before["project"].pop("urls") == {"Source": URL}
     urls = after["project"].pop("urls")
     assert before == after
     assert urls["Source"] == URL

@@ -167,8 +167,8 @@ class TrainConfig:
         default=NONE,
         unused=lambda config: config.scenario == DOMAIN,
         python="str | Mapping[str, object]",
-        help="Of class and task: classes_per_bucket=N,order=labels|seed:N|A:B:...,times=own|all; "
-        "see docs/datasets.md.",
+        help="Of class and task: classes_per_bucket=N, order=labels|seed:N|A:B:..., times=own|all, "
+        "with commas alone between; see docs/datasets.md.",
     )
     features: str = _parameter(
         DATA,

@@ -1,0 +1,32 @@
+"""A paper's table and figure by the commands of docs/python.md."""
+
+import re
+from pathlib import Path
+
+import yaml
+from forked import run_shell
+
+ROOT = Path(__file__).parents[2]
+(BLOCK,) = re.findall(
+    r"^```\n(clear-mlflow sweep.*?)^```$", (ROOT / "docs/python.md").read_text(), re.S | re.M
+)
+
+
+def test_the_commands_of_a_paper(store, tmp_path):
+    """One after another in an empty folder; the seeds of the example with an epoch each."""
+    grid = yaml.safe_load((ROOT / "examples" / "sweep.yaml").read_text())
+    grid["fixed"]["epochs"] = 1
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "sweep.yaml").write_text(yaml.safe_dump(grid))
+    *commands, opens = BLOCK.splitlines()
+    assert len(commands) < 6
+    comparison = ""
+    for command in commands:
+        done = run_shell(command.replace("COMPARISON", comparison), cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if found := re.search(r"^open .*clear-mlflow open (\w+)$", done.stdout, re.M):
+            comparison = found[1]
+    assert opens == "clear-mlflow open COMPARISON"  # test_opened_pages.py; it serves for ever
+    table = (tmp_path / "paper" / "leaderboard.tex").read_text()
+    assert all(re.search(rf"^{group} & 3 & .*\\\\$", table, re.M) for group in ("naive", "replay"))
+    assert list((tmp_path / "paper" / "figures").glob("*.svg"))
