@@ -134,13 +134,7 @@ def check_protocol(protocol: str, split: str) -> None:
 
 
 def seeded_split(num_images: int, seed: int) -> Split:
-    """Hold out 30 % of a bucket, as the authors did for the older layout: shuffle, cut off the end.
-
-    Gives indices of training and of the ``int(0.3 * num_images)`` test images, each ascending.
-
-    Source:
-        prepare_training_folder.py of the CLEAR authors (linzhiqiu/continual-learning on GitHub).
-    """
+    """Hold out int(0.3 n) as CLEAR's prepare_training_folder.py does: shuffle, cut off the end."""
     indices = list(range(num_images))
     random.Random(seed).shuffle(indices)  # noqa: S311 (the published procedure, not a secret)
     num_train = num_images - int(TEST_RATIO * num_images)

@@ -201,12 +201,7 @@ def _both(images: Sequence[Image]) -> str:
 
 
 class RememberedHashes:
-    """Hashes of files below *root*; where they cannot be kept in *folder*, all are hashed.
-
-    As in git's index, a file is taken to be as it was where its size, its times and its number on
-    the disk are. One that was changed within the last moments before it was hashed is not
-    remembered: it may change again within the same tick of the file system's clock.
-    """
+    """Hashes of files below *root*, kept in *folder*; a file is known by size, times and inode."""
 
     def __init__(self, folder: Path | None, root: Path) -> None:
         self._file = None if folder is None else folder / FILE_NAME

@@ -64,10 +64,7 @@ class StreamArguments:
 
 @dataclass(frozen=True)
 class OrderedArguments(StreamArguments):
-    """The arguments of every stream, and ``order``: all buckets, with colons between.
-
-    It is for buckets whose names do not show their order; none: the names show it.
-    """
+    """Every stream's arguments, and all buckets with colons between, where names show no order."""
 
     order: str = NONE
 

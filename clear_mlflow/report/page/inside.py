@@ -61,11 +61,7 @@ def inside_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
 
 
 class _Course:
-    """The tests of a run, rows included, along an axis of optimiser steps.
-
-    ``moments``: the bucket's position and the share of its steps (1: its row; before training (-1,
-    1)); ``cells``: (N, T) accuracies at N moments; NaN = not measured.
-    """
+    """A run's tests, rows included, by steps: ``moments`` (bucket, share), ``cells`` (N, T)."""
 
     def __init__(self, tests: AnytimeMatrix) -> None:
         matrix = tests.matrix
