@@ -36,7 +36,7 @@ def licence_badge() -> str:
 
 def main(tests: list[str]) -> None:
     """Run the tests under coverage, and write the badge where all passed."""
-    for words in (["run", "-m", "pytest", *tests], ["combine", "--quiet"]):
+    for words in (["erase"], ["run", "-m", "pytest", *tests], ["combine", "--quiet"]):
         subprocess.run([sys.executable, "-m", "coverage", *words], check=True)  # noqa: S603
     measured = coverage.Coverage(config_file=str(ROOT / "pyproject.toml"))
     measured.load()
