@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from clear_mlflow.comparison.arrangement import MOST_READ, TUNED, Arrangement, methods
-from clear_mlflow.comparison.groups import Group, cut, label_of
+from clear_mlflow.comparison.groups import COST, Group, cut, label_of
 from clear_mlflow.comparison.pairs import ALL_PAIRS, Pair
 from clear_mlflow.comparison.verdicts import Verdict
 from clear_mlflow.core.matrix import TEST, VALIDATION
@@ -27,6 +27,7 @@ def warnings_of(
     yield from arrangement.notes
     yield from _chosen_on(arrangement)
     yield from _tests_inside(arrangement)
+    yield from _costs(arrangement)
     for group in arrangement.groups:
         yield from _about_runs(group)
     for lost in arrangement.lost:
@@ -86,6 +87,17 @@ def _tests_inside(arrangement: Arrangement) -> Iterator[str]:
             f"{', '.join(shown(text) for text in intervals[:5])}), on which minima and windows "
             "depend: their continual_evaluation metrics are shown, and not tested against each "
             "other."
+        )
+
+
+def _costs(arrangement: Arrangement) -> Iterator[str]:
+    """Which runs say nothing of what they cost, where others do."""
+    runs = arrangement.subjects
+    without = sum(COST not in run.summary for run in runs)
+    if 0 < without < len(runs):
+        yield (
+            f"{without} of {len(runs)} runs say nothing of their cost, as those of earlier "
+            "versions and of other programs: their cost metrics are left empty."
         )
 
 

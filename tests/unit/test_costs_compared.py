@@ -144,6 +144,13 @@ def test_the_page_and_its_picture_show_the_front():
     assert not [w for w in without.warnings if "cost" in w]
 
 
+def test_runs_without_costs_beside_others_are_told_of_once():
+    mixed = compared(runs_of("naive", 120, None), runs_of("replay", 180, 2))
+    (told,) = [warning for warning in mixed.warnings if "cost" in warning]
+    assert told.startswith("3 of 6 runs say nothing of their cost")
+    assert mixed.ranked_by == "clear/challenge_score"
+
+
 def test_at_equal_cost_the_most_runs_stay():
     """The others are named with what they cost; where no two are equal, that is an error."""
     naive, replay = runs_of("naive", 120, 1000), runs_of("replay", 180, 1005)
