@@ -194,7 +194,7 @@ def read_comparison(
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
-    for name, usual in ("augment", None), ("budget", OFF):
+    for name, usual in ("augment", None), ("budget", OFF), ("stream_rate", OFF):
         if group_by and len({subject.labels.get(name, usual) for subject in subjects}) > 1:
             # Seeds that were shown other pixels, or more of them, are not the seeds of one method.
             group_by = tuple(dict.fromkeys((*group_by, name)))

@@ -25,6 +25,7 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
 from clear_mlflow.learning.spending.budget import Budget
 from clear_mlflow.learning.spending.meter import CostMeter
+from clear_mlflow.learning.spending.passing import Passing
 
 # Of one bucket. A chart has some hundred pixels for all of them, and a store takes as long for one
 # point as a linear head does for a step.
@@ -57,6 +58,7 @@ class GradientDescent:
         self.curve = LossCurve(progress, self._device, group=group, num_models=len(self._seeds))
         self.costs = CostMeter(self._device, group, len(self._seeds))
         self.budget: Budget | None = None  # of each bucket; None: so many epochs
+        self.passing: Passing | None = None  # None: the stream waits for each step
         self.tests: InsideTests | None = None  # that are due inside a bucket
         self._optimizer: torch.optim.Optimizer | None = None
         self._said_apart = group.rank > 0  # that images do not fit: once, by one process
@@ -81,6 +83,8 @@ class GradientDescent:
         costs = self.costs.state_dict()
         budget = None if self.budget is None else self.budget.state_dict()
         found = {"steps": self.curve.steps, "costs": costs, "budget": budget}
+        if self.passing is not None:
+            found["passing"] = self.passing.state_dict()
         return {**found, "optimizer": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -89,6 +93,8 @@ class GradientDescent:
         self.costs.load_state_dict(state["costs"])
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
+        if self.passing is not None:
+            self.passing.load_state_dict(state["passing"])
         if (kept := state["optimizer"]) is not None:
             known = dict(self._model.named_parameters())
             self._optimizer = _optimizer_of([known[name] for name in kept], self._config)
@@ -104,11 +110,14 @@ class GradientDescent:
         config = replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)
         curve, tests, costs, budget = self.curve, self.tests, self.costs, self.budget
+        passing = self.passing
         curve.begin(config.epochs * len(bounds), None if budget is None else budget.for_steps)
         if is_apart(samples.images.device, self._device):
             self._say_apart(samples, position)
         if tests is not None:
             tests.begin(position, epochs=config.epochs, steps_an_epoch=len(bounds))
+        if passing is not None:
+            passing.begin(samples, position, bounds)
         if self._optimizer is None or config.optimizer_state == "reset":
             self._optimizer = build_optimizer(self._model, config)
         optimizer = self._optimizer
@@ -131,6 +140,8 @@ class GradientDescent:
             chosen, is_over = [], False
             # Both come to their end here: what draws from a buffer keeps its images until then.
             for share, rehearsed in zip(shares, rehearsal, strict=True):
+                if passing is not None and not passing.takes():
+                    continue
                 batch = replace(share, rehearsed=rehearsed) if rehearsed else share
                 replayed = [part.total for part in rehearsed]
                 shape = (position > 0, len(self._learning), batch.total, *replayed)
@@ -151,7 +162,10 @@ class GradientDescent:
                 curve.step_done(loss, batch.total, None if budget is None else budget.spent)
                 if tests is not None:
                     tests.step_done()
-            costs.images += self._num_new(samples, position, chosen if is_over else None)
+            if passing is not None:
+                costs.images += passing.passed()
+            else:
+                costs.images += self._num_new(samples, position, chosen if is_over else None)
             sums.append((epoch, curve.end_epoch()))
             # A GPU's after the next epoch, when they are there: the host is not to wait for it.
             if self._device.type == "cpu" or len(sums) > 1:
@@ -187,8 +201,8 @@ class GradientDescent:
     def _num_new(self, samples: Samples, position: int, chosen: Sequence[Tensor] | None) -> int:
         """How many are of the bucket itself: of all, or of those that this process chose."""
         is_new = torch.ones(len(samples), dtype=torch.bool)
-        if samples.bucket is not None:
-            is_new = torch.from_numpy(samples.bucket == position)
+        if samples.picks is not None:
+            is_new = torch.from_numpy(samples.picks.bucket == position)
         if chosen is None:
             return int(is_new.sum())
         number = sum(int(is_new[part.cpu()].sum()) for part in chosen)

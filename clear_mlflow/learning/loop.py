@@ -35,6 +35,7 @@ from clear_mlflow.learning.samples.decoded import (
     normalised,
 )
 from clear_mlflow.learning.spending.budget import budget_of, check_memory, within_memory
+from clear_mlflow.learning.spending.passing import passing_of
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 # Images in one testing step, if there is room for them. On a CPU the activations of more no longer
@@ -78,7 +79,8 @@ def train(
     config = within_memory(config, stream, kind)
     model = fresh_model(stream, config)
     # Before its layers wait for other processes.
-    twin = None if config.budget == OFF else copy.deepcopy(model).to("meta")
+    of_naive = config.budget != OFF or config.stream_rate != OFF
+    twin = copy.deepcopy(model).to("meta") if of_naive else None
     model = group.synchronize(model)
     arguments = check_strategy(config)
     strategy = kind(config, stream, model, arguments)
@@ -87,6 +89,7 @@ def train(
     descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
     costs = descent.costs
     descent.budget = budget = budget_of(config, strategy, twin, stream, costs)
+    descent.passing = passing = passing_of(config, twin, stream, costs)
 
     def right_now() -> tuple[int, ...] | None:
         held_out, precision = stream.test(), config.precision
@@ -131,6 +134,8 @@ def train(
             strategy.after_bucket(position)
         if budget is not None:
             budget.end(of_steps)
+        if passing is not None:
+            passing.end()
         yield tested(position + 1)
 
 

@@ -84,6 +84,17 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
             f"budget is {config.budget}, but strategy {config.strategy} does not train in each "
             "bucket: leave budget at off"
         )
+    if config.stream_rate != OFF:
+        if not (strategy.descends_in_every_bucket and strategy.learns_in_passing):
+            raise ConfigError(
+                f"stream_rate is {config.stream_rate}, but strategy {config.strategy} does not "
+                "learn from a bucket as that passes: leave stream_rate at off"
+            )
+        if (epochs := strategy.epochs(config, arguments)) > 1:
+            raise ConfigError(
+                f"stream_rate is {config.stream_rate} and a bucket takes {epochs} epochs; a stream "
+                "that does not wait passes once: pass epochs=1"
+            )
     if config.features == NONE:  # a linear head takes whatever width the features have
         check_model(
             config.model,

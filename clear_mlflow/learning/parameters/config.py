@@ -54,6 +54,7 @@ from clear_mlflow.learning.parameters.values import (
     parse_seeds,
     parse_split,
     parse_strategy,
+    parse_stream_rate,
     parse_test_every,
     parse_weights,
     whole,
@@ -221,6 +222,15 @@ class TrainConfig:
         help="What the training of a bucket may cost, in the place of epochs: FLOPs, for example "
         "2e15; naive:1, what naive learning takes with the same epochs, or naive:0.5, half of it; "
         "images:N, in steps. off: so many epochs (docs/cost.md).",
+    )
+    stream_rate: str = _parameter(
+        METHOD,
+        parse_stream_rate,
+        default=OFF,
+        python="float | str",
+        help="A stream that does not wait for a slow method, and passes once: naive:1, as fast as "
+        "naive learning takes its images; naive:2, twice as fast; or images per PFLOP, for example "
+        "5e4. off: it waits (docs/cost.md).",
     )
     model: str = _parameter(
         MODEL,
@@ -440,12 +450,20 @@ class TrainConfig:
                     f"{name} is {given} and features is {config.features}; stored features are "
                     f"used as they are: leave {name} at {parameter_defaults()[name]}"
                 )
-        for name, at in ("test_every", OFF), ("seeds", NONE):
-            if config.budget != OFF and (given := getattr(config, name)) != at:
-                raise ConfigError(
-                    f"budget is {config.budget} and {name} is {given}; where a budget ends a "
-                    f"bucket is found as it is trained: leave {name} at {at}"
-                )
+        plans = (("test_every", OFF), ("seeds", NONE), ("budget", OFF))
+        for option, others in ("budget", plans[:2]), ("stream_rate", plans):
+            for name, at in others:
+                given = getattr(config, name)
+                if (set_to := getattr(config, option)) != OFF and given != at:
+                    raise ConfigError(
+                        f"{option} is {set_to} and {name} is {given}; how many steps a bucket "
+                        f"takes is found as it is trained: leave {name} at {at}"
+                    )
+        if config.stream_rate != OFF and config.dataset_args.get("standardise") == "past":
+            raise ConfigError(
+                f"stream_rate is {config.stream_rate} and standardise is past, which needs what "
+                "passes by, too: pass standardise=first or none"
+            )
         if config.test_interval is not None and config.seeds != NONE:
             raise ConfigError(
                 f"test_every is {config.test_every} and seeds is {config.seeds}; members are "

@@ -24,6 +24,7 @@ class TrainOptions(TypedDict, total=False):
     memory: float | str
     memory_budget: int
     budget: float | str
+    stream_rate: float | str
     model: str
     weights: str | Path
     freeze: Literal["none", "backbone"]

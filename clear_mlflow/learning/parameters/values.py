@@ -91,6 +91,19 @@ def parse_budget(text: str) -> str:
     return text
 
 
+def parse_stream_rate(text: str) -> str:
+    """Images per PFLOP, or a multiple of the pace of naive learning; or ``off``."""
+    try:
+        if text != OFF:
+            number(above=0)(text.removeprefix("naive:"))
+    except ValueError:
+        raise ValueError(
+            "expected off; a multiple of the pace of naive learning, for example naive:1; or "
+            "images per PFLOP, for example 5e4"
+        ) from None
+    return text
+
+
 def parse_dataset(text: str) -> str:
     """A dataset's name, or a function that gives a stream."""
     if text in DATASETS or is_own_function(text):

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.decoding.decode import decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
@@ -56,7 +57,7 @@ class Samples:
 
     images: Photos | Tensor  # to be cropped; or features, (N, width), float32
     labels: Tensor  # (N,), int64
-    bucket: NDArray[np.int64] | None = None  # (N,), each one's position; None: all of one
+    picks: SampleIndices | None = None  # (N,), which of the stream's; None: all of one bucket
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -114,6 +115,8 @@ class TrainingStream(ABC):
         # Of vectors, STANDARDISED, (width,) each on the CPU; empty: vectors are as they are.
         self.standardised: Mapping[str, Tensor] = {}
         self._selected: tuple[SampleIndices, Samples] | None = None
+        # Of buckets that did not wait: which of their images are left, (N,), ascending.
+        self.seen: dict[int, NDArray[np.int64]] = {}
         self._test: HeldOutImages | None = None
 
     def begin(self, position: int) -> None:
@@ -122,7 +125,18 @@ class TrainingStream(ABC):
 
     def labels(self, position: int) -> NDArray[np.int64]:
         """(N,), the classes of one bucket's training images; known before any is fetched."""
-        return self._train_sets[position].labels
+        return self._train_sets[position].labels[self.seen.get(position, slice(None))]
+
+    def keep_seen(self, position: int, seen: NDArray[np.int64]) -> None:
+        """From now on a bucket has no other training images, nor are others counted."""
+        if position in self.seen:
+            raise ConfigError(
+                "the strategy descends more than once in one bucket, of which stream_rate lets "
+                "each image pass once; pass stream_rate=off"
+            )
+        self.seen[position], self._selected = seen, None
+        counts = self.train_counts
+        self.train_counts = (*counts[:position], len(seen), *counts[position + 1 :])
 
     def train(self, position: int) -> Samples:
         """The training images of one bucket."""
@@ -132,13 +146,17 @@ class TrainingStream(ABC):
         """Training images of any buckets; the same again where the same are asked for again."""
         if self._selected is None or not self._selected[0].equals(picks):
             self._selected = None  # let go of the old ones before the new ones need their room
-            images = self._fetch(picks)
+            index = picks.index.copy()  # among all images of each bucket
+            for position, seen in self.seen.items():
+                here = picks.bucket == position
+                index[here] = seen[index[here]]
+            images = self._fetch(SampleIndices(picks.bucket, index))
             labels = np.empty(len(picks), dtype=np.int64)
             for position in np.unique(picks.bucket):
                 here = picks.bucket == position
                 labels[here] = self.labels(position)[picks.index[here]]
             placed = torch.tensor(labels, device=images.device)
-            self._selected = picks, Samples(images, placed, picks.bucket)
+            self._selected = picks, Samples(images, placed, picks)
         return self._selected[1]
 
     def test(self) -> HeldOutImages:
@@ -314,13 +332,18 @@ def training_batches(
     """One epoch: every sample once, drawn from (seed, position, epoch from 0) alone."""
     return batches(
         samples,
-        torch.randperm(len(samples), generator=generator(seed, RngPurpose.ORDER, position, epoch)),
+        order_of(len(samples), seed, position, epoch),
         batch_bounds(len(samples), batch_size),
         device=device,
         draws=generator(seed, RngPurpose.AUGMENTATION, position, epoch),
         group=group,
         dtype=dtype,
     )
+
+
+def order_of(count: int, seed: int, position: int, epoch: int) -> Tensor:
+    """In which an epoch goes through so many samples."""
+    return torch.randperm(count, generator=generator(seed, RngPurpose.ORDER, position, epoch))
 
 
 def batches(

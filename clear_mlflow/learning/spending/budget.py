@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.models import trainable
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import FeatureStream, TrainingStream, batch_bounds
@@ -77,19 +78,19 @@ class Budget:
 def budget_of(
     config: TrainConfig,
     strategy: Any,
-    twin: nn.Module | None,  # of the model, without numbers; None where there is no budget
+    twin: nn.Module | None,  # of the model, without numbers
     stream: TrainingStream,
     costs: CostMeter,
 ) -> Budget | None:
     """The budget that a configuration names, or None; ConfigError where nothing fits into it."""
-    if twin is None:
+    if twin is None or config.budget == OFF:
         return None
     kind, _, number = config.budget.rpartition(":")
     counts = stream.train_counts
     unit = "images" if kind == _IMAGES else "FLOPs"
     steps = [[stop - start for start, stop in batch_bounds(n, config.batch_size)] for n in counts]
     if kind != _IMAGES:
-        of_size = _naive_steps(config, twin, stream, {n for sizes in steps for n in sizes})
+        of_size = naive_steps(config, twin, stream, {n for sizes in steps for n in sizes})
         steps = [[of_size[size] for size in sizes] for sizes in steps]
     of_buckets = [int(Decimal(number))] * len(counts)
     if kind == "naive":
@@ -139,7 +140,7 @@ def check_memory(config: TrainConfig, strategy: Any, model: nn.Module) -> None:
         )
 
 
-def _naive_steps(
+def naive_steps(
     config: TrainConfig, twin: nn.Module, stream: TrainingStream, sizes: set[int]
 ) -> dict[int, int]:
     """FLOPs of a step of plain descent on so many images."""

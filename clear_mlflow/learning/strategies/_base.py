@@ -61,6 +61,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     several_processes: ClassVar[bool] = False
     # Whether every bucket is learned in steps of the descent, between which test_every can test.
     descends_in_every_bucket: ClassVar[bool] = True
+    # Whether its steps are the first to look at a bucket's images, so that stream_rate can have
+    # some pass by: in after_bucket the stream has those alone that were trained on.
+    learns_in_passing: ClassVar[bool] = True
     # Copies of the weights that it keeps once the first bucket is done, beside those of setup.
     later_copies: ClassVar[int] = 0
     # Epochs of naive's cost without which a bucket is of no use to it: a budget has to allow them.

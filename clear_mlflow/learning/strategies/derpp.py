@@ -123,5 +123,6 @@ class Derpp(RehearsalStrategy):
         # Each image was answered in one process alone, and is zero in all others: the sum is exact.
         self.group.add_up(self._answers)
         kept = self._buffer.offer(position, self.stream.labels(position))
-        candidates = torch.cat([self._logits, self._answers])
+        seen = self.stream.seen.get(position, slice(None))
+        candidates = torch.cat([self._logits, self._answers[seen]])
         self._logits = candidates[torch.from_numpy(kept).to(candidates.device)]

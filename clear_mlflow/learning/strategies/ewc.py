@@ -100,6 +100,8 @@ class Ewc(Strategy):
 
     def after_bucket(self, position: int) -> None:
         """Measure what the bucket depends on, and add its parabola."""
+        if self.stream.train_counts[position] == 0:  # all of it passed by
+            return
         fisher = self._fisher(position)
         here = copied(self._weights)
         if not self._curvature:

@@ -60,6 +60,7 @@ class Gdumb(Strategy):
 
     needs_memory = True
     several_processes = True
+    learns_in_passing = False
     keeps = ("_buffer",)
 
     @classmethod

@@ -1,0 +1,330 @@
+"""A stream that does not wait: held against a plain loop that skips by a clock of its own."""
+
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from feature_streams import CLASSES, WIDTH
+from learning_streams import CPU, config
+from strategy_runs import feature_stream, image_stream, on_features, trained
+from torch.nn.functional import cross_entropy, log_softmax, mse_loss
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.buffers import ClassBalanced, Reservoir
+from clear_mlflow.learning.checkpoint import read_state, to_bytes
+from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.learning.samples.decoded import batch_bounds, training_batches
+from clear_mlflow.learning.samples.photos import SampleIndices, whole_bucket
+from clear_mlflow.learning.session import check
+from clear_mlflow.learning.spending.passing import Passing
+from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
+
+COUNTS = (29, 33, 31)
+WAITING = ("gdumb", "joint", "ncm", "slda")
+IN_PASSING = sorted(set(known_strategies()) - set(WAITING))
+
+
+def passing_by(strategy, rate="naive:1", **changes):
+    """One pass of steps of four images; all as text."""
+    return on_features(strategy=strategy, epochs="1", lr="0.1", stream_rate=rate, **changes)
+
+
+def rows_of(stream, settings, saved=None):
+    return list(train(stream, settings, progress=TrainingProgress(), saved=saved))
+
+
+def literal(settings):
+    """What each bucket's steps saw, of its own images, and the counts of all rows.
+
+    The clock counts in images of the stream: naive learning takes 1 / rate of one for each image.
+    """
+    stream, kind = feature_stream(COUNTS), settings.strategy
+    model, rate = fresh_model(stream, settings), Fraction(settings.stream_rate.split(":")[1])
+    buffer = (Reservoir if kind == "derpp" else ClassBalanced)(
+        capacity=settings.memory, num_classes=CLASSES, seed=0
+    )
+    seen, rows, late = [], [counts_of(stream, model)], Fraction(0)
+    remembered, logits = [], {}  # (bucket, image), and what was answered to it
+    parabolas = []
+    for position, count in enumerate(COUNTS):
+        picks = [(position, n) for n in range(count)]
+        if kind == "replay":
+            picks += remembered
+        samples = stream.select(SampleIndices(*np.array(picks).T))
+        steps = batch_bounds(len(picks), 4)
+        rehearsed = [()] * len(steps)
+        if kind == "derpp" and remembered:
+            held = stream.select(SampleIndices(*np.array(remembered).T))
+            answers = torch.stack([logits[one] for one in remembered])
+            where = (held, len(steps), settings, CPU, position, 0)
+            rehearsed = list(
+                zip(*(rehearsal_batches(*where, which) for which in (0, 1)), strict=True)
+            )
+        batches = training_batches(
+            samples, batch_size=4, device=CPU, seed=0, position=position, epoch=0
+        )
+        velocity = [torch.zeros_like(weight) for weight in model.parameters()]
+        free, shown, own = late, 0, []
+        for batch, beside in zip(batches, rehearsed, strict=True):
+            new = [n for n in batch.chosen.tolist() if n < count]
+            begins, shown = shown, shown + len(new)
+            if free >= shown:
+                continue
+            images = len(batch.labels) + sum(len(part.labels) for part in beside)
+            free = max(free, Fraction(begins)) + images * rate
+            own += new
+            answered = model(batch.inputs)
+            loss = cross_entropy(answered, batch.labels)
+            if beside:
+                imitated, repeated = beside
+                loss = (
+                    loss
+                    + mse_loss(model(imitated.inputs), answers[imitated.chosen]) / 2
+                    + cross_entropy(model(repeated.inputs), repeated.labels) / 2
+                )
+            logits |= {
+                (position, n): answered[i].detach() for i, n in enumerate(batch.chosen.tolist())
+            }
+            slopes = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for i, weight in enumerate(model.parameters()):
+                    pulled = slopes[i] + sum(
+                        firm[i] * (weight - there[i]) for firm, there in parabolas[-1:]
+                    )
+                    velocity[i] = 0.8 * velocity[i] + pulled + 0.01 * weight
+                    weight -= 0.1 * velocity[i]
+        seen.append(sorted(own))
+        labels = stream.labels(position)[seen[-1]]
+        if kind in ("replay", "derpp"):
+            kept = buffer.offer(position, labels)
+            candidates = remembered + [(position, n) for n in seen[-1]]
+            remembered = [candidates[n] for n in kept]
+        if kind == "ewc":
+            chosen = min(2, len(own))
+            firm, there = fisher(stream, model, position, seen[-1], parabolas)
+            parabolas.append((firm, there))
+            # Answers to all; of each image's a forward pass, a backward pass a class, and squares.
+            flops = chosen * (2 * 2 + CLASSES * 2) * WIDTH * CLASSES
+            flops += 2 * chosen * CLASSES * (WIDTH + 1) * CLASSES
+            free += Fraction(flops, 4 * WIDTH * CLASSES) * rate
+        late = max(Fraction(0), free - shown)
+        rows.append(counts_of(stream, model))
+    return seen, rows
+
+
+def fisher(stream, model, position, seen, parabolas):
+    """How firmly EWC holds each weight, and where: one image, one label at a time."""
+    samples, weights = stream.train(position), list(model.parameters())
+    order = torch.randperm(len(seen), generator=generator(0, RngPurpose.FISHER, position, 0))[:2]
+    found = [torch.zeros_like(weight) for weight in weights]
+    for n in order.tolist():
+        answers = log_softmax(model(samples.images[seen[n]]), dim=0)
+        for label in range(CLASSES):
+            slopes = torch.autograd.grad(answers[label], weights, retain_graph=True)
+            for total, slope in zip(found, slopes, strict=True):
+                total += answers[label].exp().detach() * slope**2 / len(order)
+    here = [weight.detach().clone() for weight in weights]
+    if parabolas:
+        before, there = parabolas[-1]
+        before = [firm / 3 for firm in before]
+        found = [a + b for a, b in zip(found, before, strict=True)]
+        share = [1 - b / a.clamp_min(1e-38) for a, b in zip(found, before, strict=True)]
+        here = [t + s * (h - t) for t, s, h in zip(there, share, here, strict=True)]
+    return [3 * total for total in found], here
+
+
+def counts_of(stream, model):
+    """Images right, of each bucket."""
+    held_out = stream.test()
+    right = model(held_out.images).argmax(dim=1) == held_out.labels
+    return tuple(int(right[held_out.bucket == n].sum()) for n in range(len(held_out.counts)))
+
+
+@pytest.mark.parametrize("rate", ["naive:0.7", "naive:1", "naive:2.5"])
+@pytest.mark.parametrize("strategy", ["naive", "replay", "ewc", "derpp"])
+def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
+    """The same images of each bucket, the same cells, and each image in the row's costs."""
+    stream = feature_stream(COUNTS)
+    changes = {"strategy_args": "images=2"} if strategy == "ewc" else {"memory": "20"}
+    settings = passing_by(strategy, rate, **changes)
+    rows = rows_of(stream, settings)
+    seen, counts = literal(settings)
+    assert [stream.seen[position].tolist() for position in range(3)] == seen
+    assert [one.row.correct for one in rows] == counts
+    assert [one.row.cost.images for one in rows] == [0, *map(len, seen)]
+    assert (sum(map(len, seen)) == sum(COUNTS)) == (
+        (strategy, rate) in [("naive", "naive:1"), ("naive", "naive:0.7")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cost", "taken"),
+    [
+        (1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (Fraction(4, 3), [0, 1, 2, 4, 5, 6, 8, 9]),
+        (2, [0, 2, 4, 6, 8]),
+        (Fraction(5, 2), [0, 2, 5, 7]),
+        (6, [0, 6]),
+    ],
+)
+def test_which_batches_pass_by_is_what_the_papers_program_has(cost, taken):
+    """Ghunaim et al., arXiv:2302.01047, of ER, LwF, RWalk, MIR and GSS: their delays."""
+    costs, stream = SimpleNamespace(flops=0), feature_stream((40,))
+    passing = Passing(Fraction(15), 0, stream, costs)  # a batch of 4 images in 60 FLOPs
+    passing.begin(stream.train(0), 0, batch_bounds(40, 4))
+    found = []
+    for number in range(10):
+        if passing.takes():
+            costs.flops += int(60 * cost)
+            found.append(number)
+    assert found == taken
+    assert passing.passed() == 4 * len(taken)
+
+
+def test_naive_keeps_up_with_its_own_pace(tmp_path):
+    """And trains, to the bit, as if the stream waited; at twice that pace, on every other batch."""
+    changes = {"epochs": "1", "batch_size": "2"}
+    waiting = trained(image_stream(tmp_path / "0", train=(8, 6, 7)), config(**changes))
+    settings = config(**changes, stream_rate="naive:1")
+    passed = trained(image_stream(tmp_path / "1", train=(8, 6, 7)), settings)
+    assert [one.correct for one in passed[0]] == [one.correct for one in waiting[0]]
+    assert all(torch.equal(passed[2][name], weight) for name, weight in waiting[2].items())
+    fast = replace(settings, stream_rate="naive:2")
+    rows = rows_of(image_stream(tmp_path / "2", train=(8, 6, 8)), fast)
+    assert [one.row.cost.images for one in rows] == [0, 4, 4, 4]
+    # The same by images per PFLOP.
+    of_image = rows[1].row.cost.training_flops // 4
+    fast = replace(settings, stream_rate=repr(2e15 / of_image))
+    again = rows_of(image_stream(tmp_path / "3", train=(8, 6, 8)), fast)
+    assert [one.row.cost.images for one in again] == [0, 4, 4, 4]
+
+
+@pytest.mark.parametrize("strategy", IN_PASSING)
+def test_nothing_that_passed_by_is_ever_used(strategy, monkeypatch):
+    """What the model trained on is what the stream has of a past bucket, for whatever asks it."""
+    stream = feature_stream(COUNTS)
+    images = {
+        tuple(row): (position, n)
+        for position in range(3)
+        for n, row in enumerate(stream.train(position).images.tolist())
+    }
+    used, fetch = set(), stream._fetch
+
+    def fetching(picks):
+        for image in zip(picks.bucket.tolist(), picks.index.tolist(), strict=True):
+            assert image in seen or image[0] == position
+        return fetch(picks)
+
+    def passes(module, inputs):
+        if module.training:
+            used.update(images[tuple(row)] for row in inputs[0].tolist())
+
+    monkeypatch.setattr(stream, "_fetch", fetching)
+    changes = {"strategy_args": "images=1"} if strategy == "ewc" else {"memory": "12"}
+    settings, seen, position = passing_by(strategy, "naive:1.7", **changes), set(), 0
+    keep_seen = stream.keep_seen
+
+    def keeping(bucket, images):
+        nonlocal position
+        seen.update((bucket, n) for n in images.tolist())
+        position = bucket + 1
+        keep_seen(bucket, images)
+
+    monkeypatch.setattr(stream, "keep_seen", keeping)
+    for one in train(stream, settings, progress=TrainingProgress()):
+        if position == 0:
+            one.model.register_forward_pre_hook(passes)
+            continue
+        assert used <= seen
+        own = {image for image in seen if image[0] == position - 1}
+        assert own <= used
+        assert 0 < len(own) == one.row.cost.images < COUNTS[position - 1]
+        used.clear()
+
+
+@pytest.mark.parametrize("strategy", IN_PASSING)
+def test_a_killed_run_goes_on_in_the_same_stream(strategy):
+    """What was seen, and how late it is, is in the state: rows, costs and states are the same."""
+    settings = passing_by(strategy, "naive:1.3", memory="12")
+    whole = [
+        (one.row, to_bytes(one.snapshot(), replace(one.row, cost=None), None), one.row.cost)
+        for one in train(feature_stream(COUNTS), settings, progress=TrainingProgress())
+    ]
+    for k in range(3):
+        again, stream, saved = [], feature_stream(COUNTS), read_state(whole[k][1])
+        for one in train(stream, settings, progress=TrainingProgress(), saved=saved):
+            state = to_bytes(one.snapshot(), replace(one.row, cost=None), None)
+            again.append((one.row, state, one.row.cost))
+        for (row, state, cost), (other, as_before, before) in zip(
+            again, whole[k + 1 :], strict=True
+        ):
+            assert row == other
+            assert state == as_before
+            assert cost.training_flops == before.training_flops
+            assert (cost.images, cost.replayed_images) == (before.images, before.replayed_images)
+
+
+def test_a_bucket_may_pass_by_whole(tmp_path):
+    """EWC is still at the importances of the first bucket's images, and is as it was."""
+    stream = image_stream(tmp_path)
+    settings = config(strategy="ewc", epochs="1", stream_rate="naive:1")
+    rows = rows_of(stream, settings)
+    assert [one.row.cost.images for one in rows] == [0, 7, 0, 0]
+    assert rows[1].row.correct == rows[2].row.correct == rows[3].row.correct
+    assert rows[1].row.cost.training_flops > 0 == rows[2].row.cost.training_flops
+
+
+class Twice(Strategy):
+    """Descends twice in each bucket."""
+
+    def learn(self, position, descent):
+        super().learn(position, descent)
+        super().learn(position, descent)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"epochs": "3"}, "a bucket takes 3 epochs; .*: pass epochs=1"),
+        ({"budget": "naive:1"}, "leave budget at off"),
+        ({"test_every": "1steps"}, "leave test_every at off"),
+        ({"seeds": "0,1"}, "leave seeds at none"),
+        ({"dataset": "weather", "dataset_args": "standardise=past"}, "pass standardise=first"),
+        *(({"strategy": one}, f"strategy {one} does not learn from a bucket") for one in WAITING),
+        (
+            {"stream_rate": "fast"},
+            "stream_rate is 'fast'; expected off; a multiple of the pace of naive",
+        ),
+        ({"stream_rate": "naive:0"}, "expected off; a multiple of the pace of naive"),
+        ({"stream_rate": "images:3"}, "expected off; a multiple of the pace of naive"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(changes, told):
+    """In one line, before any training."""
+    with pytest.raises(ConfigError, match=told) as error:
+        check(on_features(**{"epochs": "1", "stream_rate": "naive:1", **changes}))
+    assert "\n" not in str(error.value)
+
+
+def test_a_bucket_that_would_pass_twice_is_refused():
+    with pytest.raises(ConfigError, match="descends more than once in one bucket"):
+        rows_of(feature_stream(), passing_by(f"{__name__}:Twice"))
+
+
+def test_whole_buckets_are_counted_as_before():
+    """Indices of a bucket that passed are of what was seen of it."""
+    stream = feature_stream((6,))
+    everything = stream.train(0)
+    stream.keep_seen(0, np.array([1, 4]))
+    assert torch.equal(stream.train(0).images, everything.images[[1, 4]])
+    assert stream.labels(0).tolist() == everything.labels[[1, 4]].tolist()
+    assert torch.equal(
+        stream.select(whole_bucket(0, 2).take(np.array([1]))).images, everything.images[[4]]
+    )
