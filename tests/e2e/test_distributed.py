@@ -91,6 +91,13 @@ CASES = {
         "predictions": "probs",
     },
     "a frozen backbone": {"freeze": "backbone", "epochs": "1"},
+    "a stream that does not wait": {
+        "strategy": "er_ace",
+        "batch_size": "3",
+        "epochs": "1",
+        "stream_rate": "naive:1",
+        **GENTLY,
+    },
     "tests inside the buckets": {"batch_size": "3", "epochs": "1", "test_every": "1steps"},
 }
 # Enough to see that nothing depends on there being two.
