@@ -55,6 +55,8 @@ class GradientDescent:
         self._seeds: Sequence[int | None] = seeds or (None,)
         self._device = next(model.parameters()).device
         self._dtype = input_dtype(model, config.precision)
+        # Gradients below 6e-8 are zero in float16: the loss is scaled, and they are scaled back.
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=config.precision == "fp16")
         self.curve = LossCurve(progress, self._device, group=group, num_models=len(self._seeds))
         self.costs = CostMeter(self._device, group, len(self._seeds))
         self.budget: Budget | None = None  # of each bucket; None: so many epochs
@@ -85,6 +87,8 @@ class GradientDescent:
         found = {"steps": self.curve.steps, "costs": costs, "budget": budget}
         if self.passing is not None:
             found["passing"] = self.passing.state_dict()
+        if self._scaler.is_enabled():
+            found["scaler"] = self._scaler.state_dict()
         return {**found, "optimizer": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -95,6 +99,8 @@ class GradientDescent:
             self.budget.load_state_dict(state["budget"])
         if self.passing is not None:
             self.passing.load_state_dict(state["passing"])
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict(state["scaler"])
         if (kept := state["optimizer"]) is not None:
             known = dict(self._model.named_parameters())
             self._optimizer = _optimizer_of([known[name] for name in kept], self._config)
@@ -219,13 +225,27 @@ class GradientDescent:
         with autocast(self._device, self._config.precision):
             loss: Tensor = hooks.share_of_loss(forward, batch)
         optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss, torch.ones_like(loss))
+        torch.autograd.backward(self._scaler.scale(loss), torch.ones_like(loss))
+        if self._scaler.is_enabled():
+            self._scale_back(optimizer)
         hooks.before_step()
         if self._config.clip_norm:
             self._clip(optimizer, self._config.clip_norm)
-        optimizer.step()
+        # Where a gradient has overflowed, weights and optimiser stay as they are and the next scale
+        # is half of this one. To all else it was a step: the schedule, counts, hooks and the curve.
+        self._scaler.step(optimizer)
+        self._scaler.update()
         hooks.after_step()
         return loss.detach()
+
+    def _scale_back(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients those of the loss itself; the scaler notes whether all are finite."""
+        self._scaler.unscale_(optimizer)
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    # Of a step that is not taken: what a strategy adds up has to stay finite.
+                    weight.grad.nan_to_num_(0.0, 0.0, 0.0)
 
     def _batches(self, samples: Samples, position: int, epoch: int) -> Iterator[Batch]:
         """An epoch's, of this process."""

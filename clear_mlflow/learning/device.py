@@ -61,7 +61,7 @@ def resolve_device(asked: str) -> str:
 
 
 def resolve_precision(asked: str, device: str) -> str:
-    """``off`` (float32), ``tf32`` or ``bf16``; ``auto`` is bf16 where there are instructions."""
+    """``off`` (float32), or what was asked for; ``auto`` is bf16 where there are instructions."""
     if asked == "tf32" and (device == "cpu" or torch.cuda.get_device_capability() < _AMPERE):
         raise ConfigError(
             "precision is tf32, which GPUs from Ampere on compute in and this device does not; "
@@ -71,7 +71,7 @@ def resolve_precision(asked: str, device: str) -> str:
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         if asked == "bf16" and not native:
             raise ConfigError(
-                "precision is bf16, which this GPU does not compute in; pass precision=off"
+                "precision is bf16, which this GPU does not compute in; pass precision=fp16 or off"
             )
     else:
         # AVX-512 alone emulates it, more slowly than float32.
@@ -83,7 +83,8 @@ def resolve_precision(asked: str, device: str) -> str:
 
 def compute_dtype(precision: str) -> torch.dtype:
     """What a convolution computes in, as :func:`resolve_precision` named it."""
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+    halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return halves.get(precision, torch.float32)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
@@ -129,6 +130,20 @@ def tf32(allowed: bool) -> Iterator[None]:
             torch.set_float32_matmul_precision(multiplications)
         for setting, precision in [*zip(settings, own, strict=True)][::-1]:
             setting.fp32_precision = precision  # in 2.15 that of mkldnn sets the first one, too
+
+
+@contextlib.contextmanager
+def fixed_sizes() -> Iterator[None]:
+    """Have cuDNN try its algorithms for each size once and keep the fastest; afterwards as before.
+
+    For trainings, whose batches are of few sizes; which one is kept may change from run to run, and
+    so the last digits, which on a GPU no two runs have in common anyway.
+    """
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def storage_device(num_bytes: int, device: torch.device) -> torch.device:

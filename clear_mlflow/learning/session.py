@@ -28,7 +28,13 @@ from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS, OFF
 from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
-from clear_mlflow.learning.device import resolve_device, resolve_precision, tf32, translate_oom
+from clear_mlflow.learning.device import (
+    fixed_sizes,
+    resolve_device,
+    resolve_precision,
+    tf32,
+    translate_oom,
+)
 from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
 from clear_mlflow.learning.inference.description import OF_A_STRATEGY, ModelDescription
 from clear_mlflow.learning.loop import Trained, train
@@ -226,7 +232,7 @@ class StreamTraining:
     ) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured."""
         arithmetic = tf32(self.config.precision == "tf32")
-        with translate_oom(_LESS_MEMORY), arithmetic, self.progress as shown:
+        with translate_oom(_LESS_MEMORY), arithmetic, fixed_sizes(), self.progress as shown:
             if self.group.rank > 0:
                 on_curve = on_test = ignore
             progress = CollectingProgress(shown, on_curve, on_test)

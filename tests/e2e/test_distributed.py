@@ -63,6 +63,8 @@ CASES = {
         "precision": "bf16",
         "lr": "0.000001",
     },
+    # With one scale of the loss in all processes.
+    "float16": {"batch_size": "3", "epochs": "1", "precision": "fp16", "lr": "0.000001"},
     "er_ace in batches of one": {"strategy": "er_ace", "batch_size": "1", "epochs": "1"},
     "agem in batches of one": {"strategy": "agem", "batch_size": "1", "epochs": "1"},
     "replay in balanced batches": {

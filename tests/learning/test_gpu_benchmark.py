@@ -3,9 +3,13 @@
 import importlib
 import math
 import re
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 
-SMALL = "--device cpu --size 32 --precision off fp16 --buckets 2 --train 12 --test 6 --epochs 1"
+SMALL = (
+    "--device cpu --size 32 --precision off fp16 tf32 --buckets 2 --train 12 --test 6 --epochs 1"
+)
 
 
 def test_each_strategy_is_measured_beside_a_bare_loop(monkeypatch, capsys):
@@ -14,9 +18,10 @@ def test_each_strategy_is_measured_beside_a_bare_loop(monkeypatch, capsys):
     gpu = importlib.import_module("gpu")
     gpu.main([*SMALL.split(), "--batch", "8", "--memory", "6", "--fisher", "2"])
     said = capsys.readouterr().out
-    lines = re.findall(r"\| 32 \| off \| (\w+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|", said)
-    assert [line[0] for line in lines] == gpu.STRATEGIES
-    for _, bare, ours, ratio, speed in lines:
+    line = r"\| 32 \| (off|fp16) \| (\w+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|"
+    lines = re.findall(line, said)
+    assert [*map(itemgetter(0, 1), lines)] == [*product(["off", "fp16"], gpu.STRATEGIES)]
+    for _, _, bare, ours, ratio, speed in lines:
         assert math.isclose(float(ours) / float(bare), float(ratio), rel_tol=0.5)
         assert float(speed.replace(",", "")) > 0
-    assert said.count("| fp16 |") == said.count("not computed in here") == 4
+    assert said.count("| tf32 |") == said.count("not computed in here") == 4

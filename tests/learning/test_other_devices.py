@@ -103,23 +103,29 @@ def test_a_snapshot_on_a_cpu_leaves_the_gpu_alone(monkeypatch):
 
 
 def watched_arithmetic(monkeypatch, run):
-    """What GPUs are allowed to round at each forward pass of *run*, and after it."""
+    """What GPUs are allowed to round at each forward pass of *run*, and to try; and after it."""
     seen = set()
     forward = torch.nn.Linear.forward
 
     def watched(self, inputs):
-        seen.add((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+        cudnn = torch.backends.cudnn
+        seen.add((cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, cudnn.benchmark))
         return forward(self, inputs)
 
     monkeypatch.setattr(torch.nn.Linear, "forward", watched)
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    watched(torch.nn.Linear(1, 1), torch.zeros(1))
+    before = seen.copy()
+    seen.clear()
     run()
-    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
-    return seen
+    during = seen.copy()
+    seen.clear()
+    watched(torch.nn.Linear(1, 1), torch.zeros(1))
+    assert seen == before
+    return during
 
 
 @pytest.mark.parametrize(
-    ("precision", "allowed"), [("off", False), ("tf32", True), ("bf16", False)]
+    ("precision", "allowed"), [("off", False), ("tf32", True), ("bf16", False), ("fp16", False)]
 )
 def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
     """In testing as in training; what a caller allows in its own process is as before."""
@@ -127,7 +133,7 @@ def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
     settings = replace(check(config(epochs=1)), precision=precision)
     training = StreamTraining(settings, stream, "made up", TrainingProgress())
     found = watched_arithmetic(monkeypatch, lambda: list(training.rows()))
-    assert found == {(allowed, allowed)}
+    assert found == {(allowed, allowed, True)}
 
 
 BACKENDS: Any = torch.backends  # what of it has a precision, its types do not say
@@ -186,7 +192,7 @@ EIGHT = OwnTransform(lambda image: np.zeros((3, 8, 8), np.float32), side=8, text
 
 
 def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
-    """Whatever the device, so that one name and key stand for the same numbers."""
+    """Whatever the device, so that one name and key stand for the same numbers; nothing is tried."""
     stream, _ = random_stream(tmp_path, train=(2,), test=(1,), side=8)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
     found = watched_arithmetic(
@@ -195,7 +201,7 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
             model, stream.buckets[0].train, geometry=EIGHT, device=torch.device("cpu")
         ),
     )
-    assert found == {(False, False)}
+    assert found == {(False, False, False)}
 
 
 def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
@@ -317,3 +323,5 @@ def test_steps_on_a_gpu_are_those_of_fused_optimisers(optimizer):
         with FakeTensorMode():
             made = build_optimizer(torch.nn.Linear(3, 2, device=device), parameters)
         assert [group["fused"] for group in made.param_groups] == [fused]
+        # Who leaves out a step of a scaled loss itself, so that the host does not ask whether to.
+        assert getattr(made, "_step_supports_amp_scaling", None) is fused

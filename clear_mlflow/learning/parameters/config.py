@@ -332,10 +332,11 @@ class TrainConfig:
     )
     precision: str = _parameter(
         HARDWARE,
-        (AUTO, "off", "tf32", "bf16"),
+        (AUTO, "off", "tf32", "bf16", "fp16"),
         of_machine=True,
-        help="Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where the device has "
-        "instructions for it, else off; off on the embedded datasets and on features.",
+        help="Arithmetic of passes: off (float32), tf32, bf16, or fp16 with a scaled loss, for "
+        "GPUs without bf16 (T4, V100). auto: bf16 where the device has instructions for it, else "
+        "off; off on the embedded datasets and on features.",
     )
     compile: str = _parameter(
         HARDWARE, ("off", "on"), default="off", help="Compile the model with torch.compile."

@@ -43,7 +43,7 @@ class TrainOptions(TypedDict, total=False):
     warmup_epochs: int
     label_smoothing: float
     clip_norm: float
-    precision: Literal["auto", "off", "tf32", "bf16"]
+    precision: Literal["auto", "off", "tf32", "bf16", "fp16"]
     compile: bool | Literal["on", "off"]
     predictions: Literal["labels", "none", "probs"]
     test_every: int | str

@@ -239,7 +239,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
             batch: this process's share of it, which may be empty.
         """
         if len(batch.labels) == 0:
-            return forward(batch.inputs).sum() * 0  # what the mean of nothing adds
+            return forward(batch.inputs).float().sum() * 0  # what the mean of nothing adds
         loss = self.loss(forward, batch)
         return loss if self.group.size == 1 else loss * batch.weight
 
@@ -276,7 +276,7 @@ def share_of_mean(
 ) -> Tensor:
     """What a share, maybe empty, adds to a mean of (logits, target) over the whole batch."""
     if len(batch.labels) == 0:
-        return logits.sum() * 0  # the other processes wait for this one's gradients
+        return logits.float().sum() * 0  # the other processes wait for this one's gradients
     return mean(logits, target) * batch.weight
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.device import autocast
+from clear_mlflow.learning.models import input_dtype
 from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, rehearsal_batches
@@ -51,6 +52,16 @@ class Agem(RehearsalStrategy):
         self._weights = trained_weights(self.model)
         self._reference: Batch | None = None  # of the step
 
+    @property
+    def _precision(self) -> str:
+        """That of steps, but float32 for float16, in which a loss that is not scaled vanishes."""
+        return "off" if self.config.precision == "fp16" else self.config.precision
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Of the batch that limits a step."""
+        return input_dtype(self.model, self._precision)
+
     def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
         """The epoch's batches from the buffer, of a size of their own."""
         if self._held is None:
@@ -69,7 +80,7 @@ class Agem(RehearsalStrategy):
         batch, self._reference = self._reference, None
         if batch is None:
             return
-        with autocast(self.stream.device, self.config.precision):
+        with autocast(self.stream.device, self._precision):
             loss = share_of_mean(batch, self.model(batch.inputs), self.criterion, batch.labels)
         share = torch.autograd.grad(loss, self._weights, materialize_grads=True)
         # Both gradients are those of whole batches before one limits the other.

@@ -1,0 +1,171 @@
+"""Training in float16, computed here as on a GPU: the loss is scaled and gradients are scaled back.
+
+On a CPU torch computes float16 and scales as it does on a GPU, only slowly.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from learning_streams import config
+from strategy_runs import image_stream, rows_of, strategy_on, trained
+
+from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.learning.checkpoint import read_state
+from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.parallel.group import ProcessGroup
+from clear_mlflow.learning.samples.decoded import Batch
+from clear_mlflow.learning.strategies import agem
+from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.strategies.agem import Agem
+
+IN_STEPS = ("naive", "agem", "derpp", "er_ace", "ewc", "lwf", "si")
+
+
+def fp16(**changes):
+    return config(**{"precision": "fp16", "lr": "0.01", "optimizer_state": "keep", **changes})
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_a_resumed_training_is_the_undisturbed_one(tmp_path, name):
+    """Whatever strategy and row, to the bit: the scale and when it grows are in each state."""
+    settings = fp16(strategy=name, clip_norm=1)
+    rows, states, weights = trained(image_stream(tmp_path / "whole"), settings)
+    assert all(weight.isfinite().all() for weight in weights.values())
+    since = [scaler_of(state)["_growth_tracker"] for state in states]
+    assert since[:2] == [0, 4], "steps since a gradient was not finite"
+    for row, state in enumerate(states[:-1]):
+        saved = read_state(state)
+        again = trained(image_stream(tmp_path / f"after{row}"), settings, saved)
+        assert again[0] == rows[row + 1 :]
+        assert again[1] == states[row + 1 :]
+
+
+def scaler_of(state):
+    """What a training state says of the scale."""
+    described = read_state(state).snapshot.description["descent"]["dict"]
+    return dict(dict(described)["scaler"]["dict"])
+
+
+class Seen(Strategy):
+    """Keeps the gradients that strategies see; its loss is so small that float16 has none of it."""
+
+    scratch = ("gradients",)
+
+    def loss(self, forward, batch):
+        return super().loss(forward, batch) * 1e-6
+
+    def before_step(self):
+        self.gradients = [weight.grad.clone() for weight in self.model.parameters()]
+
+
+class Small(Agem):
+    """A-GEM, whose losses are as small."""
+
+    def criterion(self, logits, labels):
+        return super().criterion(logits, labels) * 1e-6
+
+
+def assert_close_for_float16(found, exact):
+    """Gradients of a small loss, by float16 and by float32."""
+    found, exact = (torch.cat([part.flatten() for part in parts]) for parts in (found, exact))
+    assert 0 < exact.abs().max() < 1e-5
+    assert (found - exact).norm() < 0.02 * exact.norm()
+
+
+def test_strategies_see_the_gradients_of_the_loss_itself(tmp_path):
+    """Those of float32 to float16's digits, however small."""
+    stream = image_stream(tmp_path)
+
+    def gradients(precision):
+        settings = fp16(precision=precision, strategy=f"{__name__}:Seen", epochs=1)
+        strategy, descent = strategy_on(stream, settings, fresh_model(stream, settings))
+        strategy.learn(0, descent)
+        return strategy.gradients
+
+    assert_close_for_float16(gradients("fp16"), gradients("off"))
+
+
+def test_what_limits_agems_steps_is_a_gradient_of_float32(tmp_path, monkeypatch):
+    """No scale is that of its loss."""
+    stream = image_stream(tmp_path)
+
+    def references(precision):
+        found = []
+        monkeypatch.setattr(agem, "project", lambda gradient, reference: found.append(reference))
+        settings = fp16(precision=precision, strategy=f"{__name__}:Small", epochs=1)
+        strategy, descent = strategy_on(stream, settings, fresh_model(stream, settings))
+        strategy.learn(0, descent)
+        strategy.after_bucket(0)
+        strategy.learn(1, descent)
+        return found[0]
+
+    assert_close_for_float16(references("fp16"), references("off"))
+
+
+@pytest.mark.parametrize("name", ["naive", "agem", "ewc", "si"])
+def test_a_step_whose_gradients_overflow_is_not_taken(tmp_path, name):
+    """Weights stay, each halves the scale, and all that strategies add up is finite."""
+    stream = image_stream(tmp_path)
+    settings = fp16(strategy=name, epochs=3, batch_size=4)
+    model = fresh_model(stream, settings)
+    strategy, descent = strategy_on(stream, settings, model)
+    strategy.learn(0, descent)
+    strategy.after_bucket(0)
+    steps, before = descent.curve.steps, [weight.clone() for weight in model.parameters()]
+    state = descent.state_dict()
+    descent.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 2.0**100}})
+    strategy.learn(1, descent)
+    for weight, held in zip(model.parameters(), before, strict=True):
+        assert torch.equal(weight, held)
+    assert descent.curve.steps == steps + 6
+    assert descent.state_dict()["scaler"]["scale"] == 2.0**94
+    strategy.after_bucket(1)
+    kept = [value for value in strategy.state_dict().values() if isinstance(value, list)]
+    assert all(tensor.isfinite().all() for tensors in kept for tensor in tensors)
+    # From where it fits, training goes on.
+    descent.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 2.0**10}})
+    strategy.learn(2, descent)
+    assert not torch.equal(next(model.parameters()), before[0])
+    assert all(weight.isfinite().all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["naive", "derpp"])
+def test_a_share_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name):
+    """Not even what is no number: the scale itself has no place in float16."""
+    stream = image_stream(tmp_path)
+    settings = fp16(strategy=name)
+    model = fresh_model(stream, settings)
+    strategy, _ = strategy_on(stream, settings, model)
+    strategy.group = ProcessGroup(1, 2)
+    nothing = Batch(torch.empty(0, 3, 8, 8), *torch.empty(2, 0, dtype=torch.int64))
+    with torch.autocast("cpu", torch.float16):
+        loss = strategy.share_of_loss(model.eval(), nothing)
+    (loss * 2.0**16).backward()
+    assert all(weight.grad.eq(0).all() for weight in model.parameters())
+
+
+def test_a_loss_that_is_no_number_still_ends_the_training(tmp_path):
+    """Its steps are not taken, and it is said."""
+    with pytest.raises(DivergedError, match="no longer a finite number in epoch"):
+        rows_of(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
+
+
+def test_derpp_keeps_its_answers_in_float32(tmp_path):
+    """Of whatever precision they are: so bytes are counted."""
+    stream = image_stream(tmp_path)
+    for precision in ("bf16", "fp16"):
+        _, states, _ = trained(stream, fp16(strategy="derpp", precision=precision))
+        assert read_state(states[-1]).snapshot.tensors["strategy/_logits"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["agem", "derpp", "ewc"])
+def test_flops_are_those_of_float32(tmp_path, name):
+    """Scaling is none that counts."""
+    stream = image_stream(tmp_path)
+    of_rows = [
+        [row.cost.training_flops for row in rows_of(stream, fp16(strategy=name, precision=p))[0]]
+        for p in ("off", "fp16")
+    ]
+    assert of_rows[0] == of_rows[1]
+    assert of_rows[0][-1] > 0
