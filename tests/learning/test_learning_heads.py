@@ -102,7 +102,7 @@ def test_members_share_what_is_the_same_for_all():
     ],
 )
 def test_what_cannot_step_together_is_refused(changes):
-    """Own hooks, batches from a buffer, half precision: before any data is read, with the way to go."""
+    """Own hooks, batches from a buffer, half precision: before data is read, with the way to go."""
     with pytest.raises(ConfigError, match=r"seeds is 1,2, .*one seed at a time, as a sweep does"):
         check(config(seeds="1,2", **changes))
 

@@ -192,7 +192,7 @@ EIGHT = OwnTransform(lambda image: np.zeros((3, 8, 8), np.float32), side=8, text
 
 
 def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
-    """Whatever the device, so that one name and key stand for the same numbers; nothing is tried."""
+    """Whatever the device, so that one name and key stand for the same numbers."""
     stream, _ = random_stream(tmp_path, train=(2,), test=(1,), side=8)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
     found = watched_arithmetic(
