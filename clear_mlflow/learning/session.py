@@ -30,6 +30,7 @@ from clear_mlflow.learning.arguments import dataset_arguments, scenario_argument
 from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
 from clear_mlflow.learning.device import (
     fixed_sizes,
+    resolve_compile,
     resolve_device,
     resolve_precision,
     tf32,
@@ -112,6 +113,9 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
         config,
         device=device,
         precision=precision,
+        compile=resolve_compile(
+            config.compile, device, config.epochs, on_images=config.features == NONE
+        ),
         strategy_args=dataclasses.asdict(arguments),
         dataset_args=of_dataset,
         scenario_args=scenario_arguments(config.scenario, config.scenario_args),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
 from clear_mlflow.learning.descent import GradientDescent, build_optimizer
-from clear_mlflow.learning.device import resolve_precision, tf32
+from clear_mlflow.learning.device import resolve_compile, resolve_precision, tf32
 from clear_mlflow.learning.inference.extract import features_of
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
@@ -218,6 +219,23 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(ConfigError, match="pass precision=off"):
         resolve_precision("tf32", "cuda")
+
+
+def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkeypatch):
+    """On a GPU, if what compiles is there; on a CPU, whose digits it would change, never."""
+    found = {"triton": True, "gcc": "/usr/bin/gcc"}
+    monkeypatch.setattr("clear_mlflow.learning.device.find_spec", found.get)
+    monkeypatch.setattr(shutil, "which", found.get)
+    assert resolve_compile("auto", "cuda", 50, on_images=True) == "on"
+    assert resolve_compile("auto", "cuda", 49, on_images=True) == "off"
+    assert resolve_compile("auto", "cuda", 50, on_images=False) == "off"
+    assert resolve_compile("auto", "cpu", 50, on_images=True) == "off"
+    assert resolve_compile("on", "cpu", 1, on_images=False) == "on"
+    assert check(config(compile="auto", epochs=50)).compile == "off"
+    for lacks in tuple(found):
+        kept = found.pop(lacks)
+        assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
+        found[lacks] = kept
 
 
 def images_on_the_device(monkeypatch, folder):

@@ -339,7 +339,13 @@ class TrainConfig:
         "off; off on the embedded datasets and on features.",
     )
     compile: str = _parameter(
-        HARDWARE, ("off", "on"), default="off", help="Compile the model with torch.compile."
+        HARDWARE,
+        ("off", "on", AUTO),
+        default="off",
+        python='bool | Literal["on", "off", "auto"]',
+        of_machine=True,
+        help="Compile the model with torch.compile. auto: on for 50 epochs and more of images on a "
+        "GPU, where Triton and a C compiler are there.",
     )
     predictions: str = _parameter(
         RECORD,
@@ -526,8 +532,8 @@ def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[st
 
 
 def switches() -> frozenset[str]:
-    """Names of the parameters that are on or off."""
-    return frozenset(n for n, about in PARAMETERS.items() if set(about["choices"]) == {"on", "off"})
+    """Names of the parameters that may be on or off."""
+    return frozenset(n for n, about in PARAMETERS.items() if {"on", "off"} <= {*about["choices"]})
 
 
 def auto_values(name: str) -> dict[str, str]:
