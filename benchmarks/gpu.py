@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.device import resolve_precision, tf32
+from clear_mlflow.learning.device import fixed_sizes, resolve_precision, tf32
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import StreamTraining, check
@@ -96,7 +96,7 @@ def measured(data: Photos, asked: argparse.Namespace) -> str:
     ):
         if asked.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        with tf32(asked.precision == "tf32"):  # as ours does for itself
+        with tf32(asked.precision == "tf32"), fixed_sizes():  # as ours does for itself
             times = [time.perf_counter() for _ in side()]
         seconds.append(times[-1] - times[1])
     if asked.device == "cuda":
