@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
-from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.errors import ClearError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
-from clear_mlflow.core.text import shortened
-from clear_mlflow.core.untrusted import JSON
+from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES
 from clear_mlflow.core.version import __version__
-from clear_mlflow.importers import Imported, as_rows
+from clear_mlflow.data.files import is_folder
+from clear_mlflow.importers import (
+    FORMATS,
+    Format,
+    Imported,
+    Reading,
+    as_rows,
+    load,
+    passed_over,
+    read_runs,
+    recognise,
+)
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import score
@@ -28,7 +41,10 @@ from clear_mlflow.store.search import experiment_for, search
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.run_writer import now
 
+FAILED = "failed"
 _LONGEST_NAME = 150
+# In a folder, a file that ends so is one of results; any other may be anything.
+_ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +60,14 @@ class ImportMetadata:
 
 
 @dataclass(frozen=True)
-class ImportedRun:
-    """What became of one run of a file."""
+class ImportedFile:
+    """What became of one run of a file, or of a file that gives none."""
 
-    run_id: str
-    run_name: str
-    num_metrics: int | None  # None: the experiment held a run of the same content already
+    file: str  # below the folder that was searched
+    run_id: str | None = None
+    run_name: str | None = None
+    outcome: str = FAILED  # or "imported", "there already", "passed over"
+    detail: str = ""
 
 
 class Importer:
@@ -64,10 +82,32 @@ class Importer:
         self._there = {} if again else _imported_before(client, self.experiment_id)
         self._again = again
 
-    def take(self, imported: Imported, *, file: str, kind: str, run_name: str) -> ImportedRun:
-        """Store one run of a *file* of a *kind*, score it from what was stored, and close it."""
+    def files(
+        self, paths: Iterable[Path], reading: Reading, *, kind: str, name: str | None
+    ) -> Iterator[ImportedFile]:
+        """Import files, and those of folders; one that cannot be read stops no other."""
+        for path, label, reason in _files(paths):
+            if reason is not None:
+                yield ImportedFile(label, outcome="passed over", detail=reason)
+                continue
+            try:
+                source = load(path)
+                found = recognise(source) if kind == AUTO else FORMATS[kind]
+                runs = read_runs(source, kind=found.name if found else AUTO, reading=reading)
+                for run in runs:
+                    title = (name or str(Path(label).with_suffix("")), run.label)
+                    yield self._take(run, path.name, label, found, " ".join(filter(None, title)))
+            except ClearError as error:
+                yield ImportedFile(label, detail=str(error))
+
+    def _take(
+        self, imported: Imported, file: str, label: str, found: Format | None, run_name: str
+    ) -> ImportedFile:
+        """Store one run of a file, score it from what was stored, and close it."""
+        kind = found.name if found else ""
         if (there := self._there.get(imported.digest)) is not None:
-            return ImportedRun(*there, None)
+            detail = "its content was imported before (--again imports it once more)"
+            return ImportedFile(label, *there, "there already", detail)
         of_score(ALL_METRICS, imported.matrix.score)  # before a run is opened: is its name free
         facts = self._facts_of(imported)
         # Each row says where it is from.
@@ -107,7 +147,9 @@ class Importer:
                 end(self.client, run_id, status)
         if not self._again:
             self._there[imported.digest] = run_id, name
-        return ImportedRun(run_id, name, len(scores.summary))
+        rows = f"{imported.matrix.num_rows} of {imported.matrix.num_buckets} rows"
+        detail = f"{rows}, {len(scores.summary)} metrics"
+        return ImportedFile(label, run_id, name, "imported", detail)
 
     def _facts_of(self, imported: Imported) -> dict[str, str]:
         """Tags and parameters by which runs are grouped; what is not known is not there."""
@@ -162,3 +204,33 @@ def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tupl
         )
         for run in search(client, [experiment_id], f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''")
     }
+
+
+def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
+    """Files to import, labels, and why one is passed over; neither hidden ones nor links."""
+    for root in paths:
+        if not is_folder(root):
+            yield root, root.name, None
+            continue
+        for seen, path in enumerate(sorted(root.rglob("*"))):
+            if seen > MAX_IMPORTED_FILES:
+                raise DataError(
+                    f"{shown(root.name)} holds more than {MAX_IMPORTED_FILES} files; import its "
+                    "folders one by one"
+                )
+            label = path.relative_to(root)
+            hidden = any(part.startswith(".") for part in label.parts)
+            if not hidden and path.is_file() and not path.is_symlink():
+                yield path, str(label), _reason(path)
+
+
+def _reason(path: Path) -> str | None:
+    """Why a file of a folder is no file of results; None where it is to be imported."""
+    if reason := passed_over(path.name, [f.name for f in path.parent.iterdir()]):
+        return reason
+    if path.suffix.lower() in _ENDINGS:
+        return None  # whoever reads it says what is wrong with it
+    try:
+        return None if recognise(load(path)) else "of no format that is read"
+    except DataError as error:
+        return str(error)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,27 +15,19 @@ from clear_mlflow.cli.help import Command, Option
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import METRICS, json_option, option
 from clear_mlflow.cli.output import console, plain_table, print_json, print_places
-from clear_mlflow.core.errors import ClearError, DataError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import one_line, shown
-from clear_mlflow.core.untrusted import MAX_IMPORTED_FILES
-from clear_mlflow.data.files import is_folder
-from clear_mlflow.importers import FORMATS, Reading, load, passed_over, read_runs, recognise
+from clear_mlflow.importers import FORMATS, Reading
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 if TYPE_CHECKING:
-    from clear_mlflow.api.import_ import Importer
+    from clear_mlflow.api.import_ import ImportedFile
 
 _WHERE, _READ = "Where the runs go", "How the file is read"
 _SAID = "What the file may not say of its runs"
-_FAILED = "failed"
-# File, run id, run name, what became of it, and a detail.
-_Line: TypeAlias = tuple[str, str, str, str, str]
-# In a folder, a file that ends so is one of results; any other may be anything.
-_ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -172,99 +164,44 @@ def import_runs(
     score_of_all = Score(score, higher_is_better=not lower_is_better)
     reading = Reading(score=score_of_all, buckets=said.pop("buckets"), **how)
 
-    from clear_mlflow.api.import_ import Importer, ImportMetadata
+    from clear_mlflow.api.import_ import FAILED, Importer, ImportMetadata
     from clear_mlflow.store.client import preflight, set_up_mlflow
 
     set_up_mlflow()
-    lines: list[_Line] = []
+    found: list[ImportedFile] = []
     with stoppable() as received, suppress(KeyboardInterrupt):
         client = preflight(experiment=experiment)
         importer = Importer(client, experiment, ImportMetadata(**said), again=again)
-        for path, label, reason in _files(paths):
-            if reason:
-                lines.append((label, "", "", "passed over", reason))
-                continue
-            try:
-                for line in _import(importer, path, label, kind, reading, name):
-                    lines.append(line)
-            except ClearError as error:  # the others are imported all the same
-                lines.append((label, "", "", _FAILED, str(error)))
-    _show(lines, as_json=as_json, stopped=bool(received))
-    if not as_json and (made := [run_id for _, run_id, *_ in lines if run_id]):
+        for one in importer.files(map(Path, paths), reading, kind=kind, name=name):
+            found.append(one)
+    _show(found, as_json=as_json, stopped=bool(received))
+    if not as_json and (made := [one.run_id for one in found if one.run_id]):
         print_places(client, made)
     if received:
         sys.exit(128 + received[0])
-    if not lines or any(verdict == _FAILED for *_, verdict, _ in lines):
+    if not found or any(one.outcome == FAILED for one in found):
         sys.exit(2)
 
 
-def _import(
-    importer: Importer, path: Path, label: str, kind: str, reading: Reading, name: str | None
-) -> Iterator[_Line]:
-    """Import the runs of one file, one after the other."""
-    source = load(path)
-    found = recognise(source) if kind == AUTO else FORMATS[kind]
-    runs = read_runs(source, kind=found.name if found else AUTO, reading=reading)
-    for run in runs:
-        title = " ".join(filter(None, (name or str(Path(label).with_suffix("")), run.label)))
-        done = importer.take(run, file=path.name, kind=found.name if found else "", run_name=title)
-        rows = f"{run.matrix.num_rows} of {run.matrix.num_buckets} rows"
-        verdict, detail = (
-            ("there already", "its content was imported before (--again imports it once more)")
-            if done.num_metrics is None
-            else ("imported", f"{rows}, {done.num_metrics} metrics")
-        )
-        yield label, done.run_id, done.run_name, verdict, detail
+def _show(found: list[ImportedFile], *, as_json: bool, stopped: bool) -> None:
+    from clear_mlflow.api.import_ import FAILED
 
-
-def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
-    """The files to import: path, label, why one is passed over; no hidden ones, no links."""
-    for root in map(Path, paths):
-        if not is_folder(root):
-            yield root, root.name, None
-            continue
-        for seen, path in enumerate(sorted(root.rglob("*"))):
-            if seen > MAX_IMPORTED_FILES:
-                raise DataError(
-                    f"{shown(root.name)} holds more than {MAX_IMPORTED_FILES} files; import its "
-                    "folders one by one"
-                )
-            label = path.relative_to(root)
-            hidden = any(part.startswith(".") for part in label.parts)
-            if not hidden and path.is_file() and not path.is_symlink():
-                yield path, str(label), _reason(path)
-
-
-def _reason(path: Path) -> str | None:
-    """Why a file of a folder is no file of results; None where it is to be imported."""
-    if reason := passed_over(path.name, [f.name for f in path.parent.iterdir()]):
-        return reason
-    if path.suffix.lower() in _ENDINGS:
-        return None  # whoever reads it says what is wrong with it
-    try:
-        return None if recognise(load(path)) else "of no format that is read"
-    except DataError as error:
-        return str(error)
-
-
-def _show(lines: list[_Line], *, as_json: bool, stopped: bool) -> None:
-    counts = Counter(verdict for *_, verdict, _ in lines)
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    counts = Counter(one.outcome for one in found)
+    summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
         if as_json:
-            fields = ("file", "run_id", "run_name", "outcome", "detail")
-            named = ((*(text or None for text in line[:3]), *line[3:]) for line in lines)
-            print_json({"files": [dict(zip(fields, line, strict=True)) for line in named]})
-        elif lines:
+            print_json({"files": [asdict(one) for one in found]})
+        elif found:
+            lines = ([text or "" for text in astuple(one)] for one in found)
             console().print(plain_table(("file", "run", "name", "verdict", "detail"), lines))
         rest = "; stopped: the same command does the rest" if stopped else ""
         if not as_json:
             click.echo(f"\n{summary or 'no files'}{rest}")
-    for file, _, _, verdict, detail in lines:
-        if verdict == _FAILED:
-            name = shown(Path(file).name, 120)
-            detail = " ".join(detail.split())
+    for one in found:
+        if one.outcome == FAILED:
+            name = shown(Path(one.file).name, 120)
+            detail = " ".join(one.detail.split())
             text = detail.removeprefix(name) if detail.startswith(name) else f": {detail}"
-            click.echo(f"error: {one_line(file + text)}", err=True)
-    if not lines and not stopped:
+            click.echo(f"error: {one_line(one.file + text)}", err=True)
+    if not found and not stopped:
         click.echo("error: no file was found; name files, or a folder that holds some", err=True)
