@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES
 from clear_mlflow.core.version import __version__
-from clear_mlflow.data.files import is_folder
 from clear_mlflow.importers import (
     FORMATS,
     Format,
@@ -209,7 +209,7 @@ def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tupl
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
     """Files to import, labels, and why one is passed over; neither hidden ones nor links."""
     for root in paths:
-        if not is_folder(root):
+        if not os.path.isdir(root):  # noqa: PTH112  (False, too, where one may not look)
             yield root, root.name, None
             continue
         for seen, path in enumerate(sorted(root.rglob("*"))):
