@@ -54,13 +54,13 @@ def stored_rows_of(client: MlflowClient, run: Run, *, read_files: bool | None = 
     run_id = run.info.run_id
     tag = run.data.tags.get(names.MATRIX_TAG)
     if not (is_local(run.info.artifact_uri) if read_files is None else read_files):
-        cached = read_matrix_tag(run_id, tag)
-        if cached is not None and assemble(cached.records).is_complete:
-            return cached
+        packed = read_matrix_tag(run_id, tag)
+        records = parse_rows(packed)
+        if packed and assemble(records).is_complete:
+            return StoredRows(records, rows_digest(run_id, packed), tag, True)
     files = read_row_files(client, run)
-    records = parse_rows(files)
     return StoredRows(
-        records, rows_digest(run_id, files), matrix_tag(run_id, files, records), False
+        parse_rows(files), rows_digest(run_id, files), matrix_tag(run_id, files), False
     )
 
 

@@ -15,7 +15,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, read_bytes
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.matrix_tag import tagged_rows
+from clear_mlflow.store.matrix_tag import read_matrix_tag
 from clear_mlflow.store.names import (
     KIND_TAG,
     KIND_TRAIN,
@@ -119,8 +119,8 @@ def lost_rows_error(run: Run, what: str) -> RecordError:
 def _refuse_lost_rows(run: Run, found: Collection[str]) -> None:
     """Refuse an artifact folder that lacks rows of which the tracking store knows."""
     tags = run.data.tags
-    tagged = tagged_rows(run.info.run_id, tags.get(MATRIX_TAG))
-    if lost := sorted(tagged - set(found)):
+    tagged = read_matrix_tag(run.info.run_id, tags.get(MATRIX_TAG))
+    if lost := sorted(set(tagged) - set(found)):
         raise lost_rows_error(run, lost[0] if len(lost) == 1 else f"{lost[0]} to {lost[-1]}")
     was_scored = SCORED_TAG in tags or tags.get(ROWS_TAG) in ("complete", "partial")
     is_training = tags.get(KIND_TAG) == KIND_TRAIN
