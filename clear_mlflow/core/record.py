@@ -64,8 +64,8 @@ class _Schema(msgspec.Struct):
     version: str
 
 
-class _Fields(msgspec.Struct, kw_only=True):
-    """A row's file; later versions add optional fields."""
+class _Fields(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A row's file, in its order; later versions add optional fields."""
 
     schema: _Schema
     row: int
@@ -129,34 +129,30 @@ class RowRecord:
     def to_json(self) -> str:
         """The row as the text of its file; equal records give equal text."""
         row, score = self.row, self.row.score
-        fields: dict[str, Any] = {
-            "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
-            "row": row.row,
-            "trained_through": row.trained_through,
-            "buckets": row.buckets,
-        }
-        cells = [None if math.isnan(value) else value for value in row.cells]
-        if row.correct is not None:
-            fields["correct"] = row.correct
-        elif score.is_accuracy:
-            fields["accuracy"] = cells
-        else:
-            lower = not score.higher_is_better
-            fields |= {"score": {"name": score.name, "lower_is_better": lower}, "values": cells}
-        if row.num_instances is not None:
-            fields["num_instances"] = row.num_instances
-        fields["protocol"] = self.protocol
-        if self.split != TEST:
-            fields["split"] = self.split
-        fields |= {
-            "dataset": {"name": self.dataset.name, "digest": self.dataset.digest},
-            "seed": self.seed,
-            "package_version": self.package_version,
-            "written_at": self.written_at,
-        }
-        if row.cost is not None:
-            fields["cost"] = row.cost.as_json()
-        return document_text({**fields, **self.extra})
+        cells = None
+        if row.correct is None:
+            cells = tuple(None if math.isnan(value) else value for value in row.cells)
+        fields = _Fields(
+            schema=_Schema(SCHEMA_NAME, SCHEMA_VERSION),
+            row=row.row,
+            trained_through=row.trained_through,
+            buckets=row.buckets,
+            correct=row.correct,
+            accuracy=cells if score.is_accuracy else None,
+            score=None
+            if score.is_accuracy
+            else StoredScore(score.name, not score.higher_is_better),
+            values=None if score.is_accuracy else cells,
+            num_instances=row.num_instances,
+            protocol=self.protocol,
+            split=self.split,
+            dataset=self.dataset,
+            seed=self.seed,
+            package_version=self.package_version,
+            written_at=self.written_at,
+            cost=row.cost,
+        )
+        return document_text({**msgspec.to_builtins(fields), **self.extra})
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> RowRecord:
