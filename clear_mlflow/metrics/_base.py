@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +63,13 @@ class Metric(MetricOf[AccuracyMatrix]):
 
     @property
     def meaning(self) -> str:
-        """What it says, in one line: the first of its function's documentation."""
-        return _meaning(self.function)
+        """What it says, in one line, of its score."""
+        of = self.function
+        if not isinstance(of, _OfScore) or of.takes == ACCURACY_ALONE:
+            return super().meaning
+        sign = " with its sign turned" if of.takes == CHANGE else ""
+        what = of.score.name + ("" if of.score.higher_is_better else sign)
+        return f"{super().meaning.removesuffix('.')}; of {what} in place of accuracy."
 
 
 def level(name: str, function: Callable[[AccuracyMatrix], float], score_name: str = "") -> Metric:
@@ -79,14 +82,6 @@ def change(
 ) -> Metric:
     """A metric that is a difference of scores."""
     return Metric(name=name, function=function, takes=CHANGE, higher_is_better=higher_is_better)
-
-
-def _meaning(function: Callable[..., Any]) -> str:
-    if isinstance(function, partial):
-        return _meaning(function.func)
-    if isinstance(function, _OfScore):
-        return function.meaning
-    return (function.__doc__ or "").strip().partition("\n")[0]
 
 
 @dataclass(frozen=True)
@@ -102,15 +97,6 @@ class _OfScore:
             raise UndefinedMetricError(f"needs an accuracy (the score is {self.score.name})")
         value = self.function(matrix.oriented)
         return 0.0 - value if self.takes == LEVEL and not self.score.higher_is_better else value
-
-    @property
-    def meaning(self) -> str:
-        text = _meaning(self.function)
-        if self.takes == ACCURACY_ALONE:
-            return text
-        sign = " with its sign turned" if self.takes == CHANGE else ""
-        what = self.score.name + ("" if self.score.higher_is_better else sign)
-        return f"{text.removesuffix('.')}; of {what} in place of accuracy."
 
 
 def need_trained(matrix: AccuracyMatrix, least: int, what: str) -> None:

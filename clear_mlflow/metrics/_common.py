@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import posixpath
 import re
@@ -24,6 +25,25 @@ class MetricOf(Generic[Measured]):
     function: Callable[[Measured], float]  # raises UndefinedMetricError where it has no value
     higher_is_better: bool = True
     version: int = 1  # raised when the definition changes, so that stored values are known as old
+
+    @property
+    def meaning(self) -> str:
+        """What it says, in one line: the first of its function's documentation."""
+        return self.documentation.partition("\n")[0]
+
+    @property
+    def formula(self) -> str:
+        """What its function says after "Formula:"; empty where that names none."""
+        found = re.search(r"Formula: (.+?)\. Defined when ", " ".join(self.documentation.split()))
+        return found[1] if found else ""
+
+    @property
+    def documentation(self) -> str:
+        """What its function says of itself, whatever is wrapped around that."""
+        function: Any = self.function
+        while (inner := getattr(function, "func", getattr(function, "function", None))) is not None:
+            function = inner
+        return inspect.getdoc(function) or ""
 
 
 AnyMetric = TypeVar("AnyMetric", bound=MetricOf[Any])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,30 +148,10 @@ def results(
             higher_is_better=known[name].higher_is_better
             if name in known
             else name not in lower_is_better,
-            formula=_formula(known[name]) if name in known else "",
-            meaning=_meaning(known[name]) if name in known else "",
+            formula=known[name].formula if name in known else "",
+            meaning=one_line(known[name].meaning, 200) if name in known else "",
             score=score,
         )
         for name in dict.fromkeys([*known, *summary, *reasons])
         if name in summary or name in reasons
     ]
-
-
-def _documented(metric: MetricOf[Any]) -> str:
-    function: Any = metric.function
-    while (inner := getattr(function, "func", getattr(function, "function", None))) is not None:
-        function = inner
-    return inspect.getdoc(function) or ""
-
-
-def _meaning(metric: MetricOf[Any]) -> str:
-    """The first line of what a metric's function says of itself."""
-    text = metric.meaning if isinstance(metric, Metric) else _documented(metric)
-    return one_line(text.strip().partition("\n")[0], 200)
-
-
-def _formula(metric: MetricOf[Any]) -> str:
-    """What its function says after "Formula:"; empty where that names none."""
-    text = " ".join(_documented(metric).split())
-    found = re.search(r"Formula: (.+?)\. Defined when ", text)
-    return found[1] if found else ""
