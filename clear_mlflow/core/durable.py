@@ -22,16 +22,14 @@ def write_durably(file: Path, content: bytes) -> None:
 
 
 def create_durably(file: Path, content: bytes) -> bool:
-    """Write a file as :func:`write_durably` does, but only where none is.
-
-    However long this process is stopped between looking and writing, a file that another one wrote
-    meanwhile stays; except on the few file systems that know no hard links.
-    """
+    """Write a file as :func:`write_durably` does, but only where none is; whether none was."""
     if file.exists():
         return False
     with _draft(file, content) as draft:
         try:
-            os.link(draft, file)  # refused where the name is taken, which a rename is not
+            # Refused where the name is taken, which a rename is not: what another process wrote
+            # while this one was stopped stays.
+            os.link(draft, file)
         except FileExistsError:
             return False
         except OSError as error:

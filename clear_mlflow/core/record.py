@@ -283,10 +283,7 @@ def _identity(record: RowRecord) -> dict[str, object]:
 
 
 def check_schema(document: dict[str, Any], name: str) -> None:
-    """Refuse a file of another format, or of a newer major version of it.
-
-    First of all: a newer version may well lack what this one looks for.
-    """
+    """Refuse a file of another format, or of a newer major version, before all else of it."""
     if "schema" not in document:
         raise RecordError("lacks the field 'schema', which says what the file is")
     schema: _Schema = converted(document["schema"], _Schema, "schema")

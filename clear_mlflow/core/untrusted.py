@@ -117,10 +117,7 @@ def decoded(content: bytes) -> str:
 
 
 def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
-    """The JSON document in a text or UTF-8: it can be walked, shown, and written again.
-
-    ``nan``: whether ``NaN``, as Python writes it, is read; it is no JSON.
-    """
+    """The JSON document in a text or UTF-8; *nan*: also ``NaN``, which Python writes in it."""
     if isinstance(content, bytes):
         content = decoded(bounded(content, largest))
     # A character is a byte or more, so the first test spares encoding what is far too long.
@@ -165,10 +162,7 @@ def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
 
 
 def converted(document: object, form: Any, what: str = "") -> Any:
-    """A document of :func:`json_value` as a type that msgspec knows; unknown fields are ignored.
-
-    ``what``: what messages call the document, where it is part of a file.
-    """
+    """A document as a type that msgspec knows, unknown fields ignored; messages call it *what*."""
     try:
         with _CONVERTING:
             return msgspec.convert(document, form)

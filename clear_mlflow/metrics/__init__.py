@@ -58,11 +58,7 @@ ALL_METRICS: tuple[Metric, ...] = gather(m for family in FAMILIES.values() for m
 
 
 def of_families(names: Iterable[str]) -> tuple[Metric, ...]:
-    """The metrics of some families.
-
-    >>> [metric.name for metric in of_families(["icarl"])]
-    ['icarl/average_incremental_accuracy']
-    """
+    """The metrics of some families."""
     return tuple(metric for name in names for metric in FAMILIES[name])
 
 
@@ -126,44 +122,20 @@ def family_names(text: str) -> tuple[str, ...]:
 def summarize(
     matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
 ) -> dict[str, float]:
-    """Every chosen metric that is defined on a matrix.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        metrics: to compute; those of CLEAR and Renate when not given.
-
-    Returns:
-        Metric name to value. A metric that is not defined is not there; :func:`undefined` says why.
-        Of another score than accuracy, names and values are those of :meth:`Metric.of`.
-
-    Raises:
-        ConfigError: the protocol is unknown.
-
-    >>> summarize(AccuracyMatrix([[0.9, 0.6]]))["clear/next_domain_accuracy"]
-    0.6
-    """
+    """Name to value of every chosen metric that a matrix defines, as :meth:`Metric.of` has it."""
     return evaluated(matrix.masked(protocol), of_score(metrics, matrix.score))[0]
 
 
 def undefined(
     matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
 ) -> dict[str, UndefinedMetricError]:
-    """Why each metric that :func:`summarize` leaves out has no value, by its name.
-
-    Cells are named as in the formulas: R[i, j] is bucket j after bucket i, counted from 0. A
-    FailedMetricError is a mistake of the metric itself. Arguments as of :func:`summarize`.
-    """
+    """Why each metric that :func:`summarize` leaves out has no value, by its name."""
     evidence, metrics = matrix.masked(protocol), of_score(metrics, matrix.score)
     return _by_protocol(evaluated(evidence, metrics)[1], protocol)
 
 
 def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = METRICS) -> Course:
-    """:func:`summarize` and :func:`undefined` at once, and every metric over the course of a run.
-
-    Its series are metric name to {buckets trained: value of the run cut off there}, where defined.
-    ``evidence``: (k, T), a matrix as ``masked`` gives it under the protocol.
-    """
+    """Both, and every metric over the course of a run, of a matrix that ``masked`` gave."""
     metrics = of_score(metrics, evidence.score)
     found = over_course(evidence, evidence.num_rows, metrics)
     return replace(found, undefined=_by_protocol(found.undefined, protocol))

@@ -131,10 +131,7 @@ def results(
     series: Mapping[str, Mapping[int, float]] | None = None,
     intervals: Mapping[str, tuple[float, float]] | None = None,
 ) -> list[MetricResult]:
-    """Every metric that has a value or a reason, in the order of the registry, a user's own last.
-
-    *lower_is_better* are names of a user's own metrics of which less is better.
-    """
+    """Every metric with a value or a reason, a user's own last, *lower_is_better* of theirs."""
     built_in: Iterable[MetricOf[Any]]
     built_in = (*of_score(ALL_METRICS, score), *predicted.METRICS, *anytime.METRICS)
     known = {metric.name: metric for metric in built_in}

@@ -41,11 +41,7 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class UserMetrics:
-    """What a user brought, ready to be computed beside the built-in metrics.
-
-    Their functions raise nothing but UndefinedMetricError, of which FailedMetricError is one, and
-    give finite numbers.
-    """
+    """What a user brought; it gives finite numbers and raises UndefinedMetricError alone."""
 
     matrix: tuple[Metric, ...] = ()
     predictions: tuple[PredictionMetric, ...] = ()
@@ -66,14 +62,7 @@ def asked_metrics(metrics: str | Sequence[Any]) -> UserMetrics:
 
 
 def load_own_metrics(references: Sequence[Any]) -> UserMetrics:
-    """The metrics that a user named, or brought as they are.
-
-    A reference is ``package.module:function``; the working folder is looked in first. The function
-    takes one argument, called ``matrix`` (an AccuracyMatrix) or ``predictions`` (a Predictions),
-    and returns a number. It is logged as ``package/function``. In place of a function there may be
-    a ``Metric`` or a ``PredictionMetric``, which says its own name, direction and version, or a
-    sequence of them: the ``METRICS`` of a family.
-    """
+    """The metrics that a user named as ``package.module:function``, or brought as they are."""
     found: dict[str, tuple[str, Metric | PredictionMetric]] = {}
     for one in references:
         reference, thing = (one, _imported(one)) if isinstance(one, str) else (_address(one), one)

@@ -161,10 +161,7 @@ def await_silence(
     stay: bool = True,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return when a process elsewhere has ended, gives a sign of life, or has been silent enough.
-
-    StillHeldError: *stay* is False, and it may live.
-    """
+    """Wait until a process elsewhere has ended, gives a sign of life, or was silent; if *stay*."""
     told: str | None = None
     while True:
         with mlflow_errors(f"read run {run_id}"):
