@@ -155,18 +155,12 @@ def read_resume_point(
             f"it holds {rows} and {why}; start a new run (config.json of this one repeats it: "
             "clear-mlflow train --config FILE)",
         )
-    if state is not None:
-        if (trained_with := state.manifest.torch_version) != (here := version("torch")):
-            warn(
-                f"the run was trained with torch {trained_with} and this is {here}: rows to come "
-                "may differ in their last digits from what they would have been"
-            )
-        if differing := _differences(_decisive(state.manifest.config), config.as_text()):
-            raise _refused(
-                run_id,
-                "its training state was taken with other parameters than its config.json has "
-                f"({differing})",
-            )
+    trained_with, here = state.manifest.torch_version if state else None, version("torch")
+    if trained_with not in (None, here):
+        warn(
+            f"the run was trained with torch {trained_with} and this is {here}: rows to come "
+            "may differ in their last digits from what they would have been"
+        )
     return point
 
 
@@ -215,7 +209,8 @@ def parameters_to_resume(
 
 def check_parameters(point: ResumePoint, config: TrainConfig, but: Sequence[str] = ()) -> None:
     """Refuse parameters that are not the run's."""
-    ours = {name: text for name, text in _decisive(config.as_text()).items() if name not in but}
+    movable = (*parameters_with("may_move"), *but)  # the digest shows other data
+    ours = {name: text for name, text in config.as_text().items() if name not in movable}
     if differing := _differences(ours, point.config.as_text()):
         raise ConfigError(
             f"run {point.run.info.run_id} cannot be resumed with other parameters: {differing}; "
@@ -377,12 +372,6 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
             done = True
         finally:
             journal.close(remove=done)
-
-
-def _decisive(texts: Mapping[str, str]) -> dict[str, str]:
-    """Parameters but for those that a resume may change; the digest shows other data."""
-    movable = parameters_with("may_move")
-    return {name: text for name, text in texts.items() if name not in movable}
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

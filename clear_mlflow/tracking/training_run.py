@@ -259,7 +259,6 @@ class TrainingRun:
                 written_at=written_at,
                 size=len(content),
                 sha256=hashlib.sha256(content).hexdigest(),
-                config=self.config.as_text(),
                 data=data_of(facts),
                 package_version=__version__,
                 torch_version=version("torch"),

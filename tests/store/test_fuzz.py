@@ -414,7 +414,6 @@ def test_manifests_of_states(data):
         written_at="2026-01-31T12:00:00.123Z",
         size=10,
         sha256="ab" * 32,
-        config={"seed": "1"},
         data={"digest": "x"},
         package_version="1",
         torch_version="2",

@@ -143,7 +143,6 @@ def manifest(row, content, **changes):
         "written_at": "2026-01-31T12:00:00.000Z",
         "size": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
-        "config": {},
         "data": {},
         "package_version": "1",
         "torch_version": "2",
@@ -203,9 +202,7 @@ def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, m
     assert read_newest_state(store, run, tmp_path) == (None, [])
 
 
-@pytest.mark.parametrize(
-    "change", [{"format": 2}, {"row": "1"}, {"config": {"a": 1}}, {"row": None}]
-)
+@pytest.mark.parametrize("change", [{"format": 2}, {"row": "1"}, {"data": [1]}, {"row": None}])
 def test_what_is_no_manifest_is_refused(change):
     """A field of another type, or another format."""
     told = {**json.loads(manifest(1, b"s").to_json()), **change}
