@@ -34,10 +34,7 @@ ALONE_HERE = DistributedEnv()
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on: of a cluster's node often a few.
-
-    Those that its cores seem to be to programs: two each where they have two threads.
-    """
+    """The cores that this process may run on, of a node often a few; two for two threads of one."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -113,10 +113,8 @@ def need_future(matrix: AccuracyMatrix) -> None:
 
 
 def measured(cells: NDArray[np.float64], name: Callable[[int], str]) -> NDArray[np.float64]:
-    """The same (n,) cells; the first that is NaN is refused by the name of its position.
-
-    A mean over what happens to be there would be a different quantity under the same name.
-    """
+    """The same (n,) cells; the first that is NaN is refused by the name of its position."""
+    # A mean over what happens to be there would be a different quantity under the same name.
     gaps = np.isnan(cells)
     if gaps.any():
         raise UndefinedMetricError(f"{name(int(gaps.argmax()))} was not measured")

@@ -48,10 +48,7 @@ def train_supervised(
     name: str | None = None,
     stay: bool = True,
 ) -> RunResult:
-    """Have a child process train, and close the record however that ends; *signals* are entered.
-
-    *stay* False: a run that another machine may train into is not waited for.
-    """
+    """Have a child train, and close the record however that ends; *stay*: wait for elsewhere."""
     with process:
         signals.hand_to(process.stop)
         try:

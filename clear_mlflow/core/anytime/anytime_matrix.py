@@ -17,10 +17,7 @@ from clear_mlflow.core.text import shown
 
 @dataclass(frozen=True, eq=False)
 class AnytimeMatrix:
-    """Test accuracies inside the buckets of a run: T x H x T, with the rows between them.
-
-    H may differ from bucket to bucket: larger buckets take more steps.
-    """
+    """Test accuracies inside a run's buckets: T x H x T, H of each bucket; and the rows between."""
 
     matrix: AccuracyMatrix
     tests: Mapping[int, tuple[AnytimeRow, ...]]

@@ -95,10 +95,7 @@ class EvaluationSet:
 
     @cached_property
     def digest(self) -> str:
-        """What settles whether two runs were tested on the same images in the same order.
-
-        It follows from bucket keys, classes, labels and contents; not from names.
-        """
+        """Which images in which order: of bucket keys, classes, labels and contents, not names."""
         hasher = hashlib.sha256(json.dumps([list(self.buckets), list(self.class_names)]).encode())
         for array in (self.bucket.astype("<u2"), self.label.astype("<u2"), self.content):
             hasher.update(np.ascontiguousarray(array).tobytes())
