@@ -93,14 +93,12 @@ class Adapter:
             self._loop = track(buckets=tuple(buckets), num_instances=known, **self._options)
             self._loop.__enter__()
             self._is_open = True
-            self._of_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
-            self._has_counts = self._of_accuracy and known is not None
+            of_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
+            self._has_counts = of_accuracy and known is not None
             self._expect()
         counts = whole_counts(cells, num_instances) if self._has_counts else None
         if counts:
             self._loop.log_counts(row, counts)
-        elif self._of_accuracy:
-            self._loop.log_accuracies(row, cells)
         else:
             self._loop.log_values(row, cells)
         self._rows[row] = cells

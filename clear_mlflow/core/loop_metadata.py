@@ -185,23 +185,14 @@ def row_of_counts(facts: LoopMetadata, after: object, correct: object) -> Accura
     if facts.num_instances is None:
         raise ConfigError(
             "counts arrived, but num_instances is not known; pass it to track, or fractions to "
-            "log_accuracies"
+            "log_values"
         )
     counts = _counts(facts.buckets, correct, "correct")
     return AccuracyRow(row_after(facts, after), facts.buckets, counts, facts.num_instances)
 
 
-def row_of_values(
-    facts: LoopMetadata, after: object, values: object, *, accuracies: bool
-) -> AccuracyRow:
+def row_of_values(facts: LoopMetadata, after: object, values: object) -> AccuracyRow:
     """A row of the score on each bucket; NaN, None or an absent key = not measured."""
-    if accuracies:
-        _check_accuracy(facts, "accuracies")
-    elif facts.score.is_accuracy:
-        raise ConfigError(
-            "values arrived, but the score is accuracy; pass fractions to log_accuracies, or name "
-            "the score to track: score=..."
-        )
     cells, counts = _values(facts.buckets, values, facts.score.name), facts.num_instances
     row = row_after(facts, after)
     return AccuracyRow.from_values(row, facts.buckets, cells, counts, facts.score)
@@ -210,7 +201,7 @@ def row_of_values(
 def row_of_predictions(
     facts: LoopMetadata, after: object, predictions: object
 ) -> tuple[AccuracyRow, RowPredictions]:
-    """A row of (N,) classes or (N, classes) probabilities, softmaxed: one array, or per bucket."""
+    """A row of (n,) classes or (n, classes) probabilities, softmaxed, of each bucket."""
     _check_accuracy(facts, "predictions")
     if (images := facts.evaluation_set) is None:
         raise ConfigError(
@@ -259,8 +250,15 @@ def measured_test(
 
 def _predictions(images: EvaluationSet, row: int, predictions: object) -> RowPredictions:
     classes = len(images.class_names)
-    found = _joined("predictions", predictions, images)
-    answered = found
+    parts = list(map(_array, _per_bucket("predictions", images.buckets, predictions)))
+    shapes = [part.shape for part in parts]
+    wanted = [(count, *shapes[0][1:]) for count in images.num_instances]
+    if shapes != wanted:
+        raise ConfigError(
+            f"predictions of row {row} have shapes {shown(shapes, 200)}, one for each bucket; "
+            f"expected {shown(wanted, 200)}, an answer for each of its test images"
+        )
+    answered = found = np.concatenate(parts)
     if found.ndim == 2:
         found = found.astype(np.float64)
         if found.shape[1] != classes:
@@ -287,26 +285,6 @@ def _predictions(images: EvaluationSet, row: int, predictions: object) -> RowPre
         evaluation_set=images.digest,
         probabilities=np.clip(found, 0, 1).astype(np.float16) if found.ndim == 2 else None,
     )
-
-
-def _joined(name: str, values: object, images: EvaluationSet) -> NDArray[Any]:
-    """One array over all images, out of one, or of one for each bucket."""
-    if isinstance(values, (list, tuple)) and len(values) == len(images.buckets):
-        parts = [_array(part) for part in values]
-        if all(part.ndim > 0 for part in parts):
-            if tuple(map(len, parts)) != images.num_instances:
-                raise ConfigError(
-                    f"{name} holds {list(map(len, parts))} answers per bucket; the evaluation set "
-                    f"has {list(images.num_instances)} images"
-                )
-            return np.concatenate(parts)
-    found = _array(values)
-    if found.ndim == 0 or len(found) != len(images):
-        raise ConfigError(
-            f"{name} has shape {found.shape}; expected one answer for each of the {len(images)} "
-            "images, in the evaluation set's order"
-        )
-    return found
 
 
 def _labels(what: str, values: object) -> NDArray[np.uint16]:
@@ -365,7 +343,7 @@ def _per_bucket(name: str, keys: tuple[str, ...], values: object) -> Sequence[An
             raise ConfigError(f"{name} lacks bucket {missing[0]!r}; expected a number for each")
         return [values[key] for key in keys]
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"{name} is {shown(values)}; expected one number per bucket")
+        raise ConfigError(f"{name} is {shown(values)}; expected one entry per bucket")
     if len(values) != len(keys):
         raise ConfigError(
             f"{name} has {len(values)} entries for {len(keys)} buckets; expected one per bucket"
@@ -397,7 +375,7 @@ def _whole(name: str, value: object) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]  # anything but an integer is refused here
     except TypeError as error:
-        hint = " (fractions go to log_accuracies)" if name == "correct" else ""
+        hint = " (fractions go to log_values)" if name == "correct" else ""
         raise ConfigError(f"{name} is {shown(value)}; expected integers{hint}") from error
 
 

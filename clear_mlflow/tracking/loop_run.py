@@ -170,42 +170,24 @@ class LoopRun:
         """
         self._log(after, cost, lambda: (row_of_counts(self._facts, after, correct), None))
 
-    def log_accuracies(self, after: int | str, accuracies: object, *, cost: Cost = None) -> None:
-        """As :meth:`log_counts`, where only accuracies are known.
-
-        Args:
-            after: as of :meth:`log_counts`.
-            accuracies: per bucket, fractions from 0 to 1, or bucket key to fraction; NaN, None or
-                an absent key = not measured.
-            cost: as of :meth:`log_counts`.
-        """
-        self._log(
-            after,
-            cost,
-            lambda: (row_of_values(self._facts, after, accuracies, accuracies=True), None),
-        )
-
     def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
-        """As :meth:`log_accuracies`, of another score: ``track(score="rmse", ...)``.
+        """As :meth:`log_counts`, where only accuracies are known, or of another score.
 
         Args:
             after: as of :meth:`log_counts`.
-            values: the score on each bucket, any finite numbers; NaN, None or an absent key = not
-                measured.
+            values: the score on each bucket, or bucket key to score: accuracies are fractions from
+                0 to 1, another score any finite numbers; NaN, None or an absent key = not measured.
             cost: as of :meth:`log_counts`.
         """
-        self._log(
-            after, cost, lambda: (row_of_values(self._facts, after, values, accuracies=False), None)
-        )
+        self._log(after, cost, lambda: (row_of_values(self._facts, after, values), None))
 
     def log_predictions(self, after: int | str, predictions: object, *, cost: Cost = None) -> None:
         """As :meth:`log_counts`, by the answer for each test image; the counts follow.
 
         Args:
             after: as of :meth:`log_counts`.
-            predictions: (N,) predicted classes, or (N, classes) probabilities after the softmax,
-                in the order of the ``test_labels`` of :func:`track`: one array, or one for each
-                bucket.
+            predictions: for each bucket, (n,) predicted classes, or (n, classes) probabilities
+                after the softmax, in the order of the ``test_labels`` of :func:`track`.
             cost: as of :meth:`log_counts`.
         """
         self._log(after, cost, lambda: row_of_predictions(self._facts, after, predictions))

@@ -144,7 +144,7 @@ def test_what_is_not_there_is_told(store):
 def test_import_and_a_loop_of_ones_own_end_with_the_links(store, experiment_id, tmp_path, capfd):
     """A run's own where there is one; of several runs, their experiment's."""
     with clear_mlflow.track(buckets=2) as loop:
-        loop.log_accuracies(1, [0.5, 0.25])
+        loop.log_values(1, [0.5, 0.25])
     told = capfd.readouterr().err
     assert f"clear-mlflow open {loop.run_id}" in told
     for name in ("a.csv", "b.csv"):

@@ -157,7 +157,7 @@ def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
         better = [[0.5 * value + shift for value in row] for row in ERRORS]
         track_whole(better, seed=seed, strategy="replay")
     with clear_mlflow.track(buckets=KEYS, strategy="naive", seed=0) as other:
-        other.log_accuracies(1, [0.5, 0.4, 0.3])
+        other.log_values(1, [0.5, 0.4, 0.3])
     done = invoke("compare", "--experiment", "test", "--margin", "0.2")
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import mlflow
@@ -29,7 +28,6 @@ from clear_mlflow.core.loop_metadata import (
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 
-accuracies = partial(row_of_values, accuracies=True)
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
 
 
@@ -184,13 +182,13 @@ def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
 def test_accuracies_instead_of_counts(store):
     """What was not tested is not 0, and what needs counts says so."""
     with clear_mlflow.track(buckets=["x", "y"]) as run:
-        run.log_accuracies(1, {"x": 0.5})
-        run.log_accuracies(2, np.array([0.25, 0.75], dtype=np.float32))
+        run.log_values(1, {"x": 0.5})
+        run.log_values(2, np.array([0.25, 0.75], dtype=np.float32))
     np.testing.assert_equal(run.matrix.values, [[0.5, np.nan], [0.25, 0.75]])
     assert run.metrics["renate/backward_transfer"].value == -0.25
     assert run.metrics["renate/micro_average_accuracy"].reason
     with clear_mlflow.track(buckets=2, num_instances=[3, 4]) as both:
-        both.log_accuracies(1, [0.5, None])
+        both.log_values(1, [0.5, None])
         both.log_counts(2, [1, 2])
     assert both.metrics["renate/micro_average_accuracy"].value == 3 / 7
 
@@ -198,21 +196,17 @@ def test_accuracies_instead_of_counts(store):
 LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
 
 
-@pytest.mark.parametrize("per_bucket", [True, False])
-def test_predictions_are_counted_kept_and_scored(store, per_bucket):
+def test_predictions_are_counted_kept_and_scored(store):
     """Labels alone give the row; probabilities give it, too, and calibration."""
     answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
-    joined = np.concatenate(answers)
-    probabilities = np.eye(3)[joined] * 0.7 + 0.1
-    if per_bucket:
-        probabilities = np.split(probabilities, [3, 5])
+    probabilities = [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in answers]
     with clear_mlflow.track(
         buckets=3,
         test_labels=LABELS,
         test_ids=[["a", "b", "c"], ["a", "e"], ["f", "g", "h", "i"]],
         class_names=["cat", "dog", "eel"],
     ) as run:
-        run.log_predictions(1, answers if per_bucket else joined)
+        run.log_predictions(1, answers)
         run.log_predictions(2, probabilities)
     found = store.get_run(run.run_id)
     assert run.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 2
@@ -229,9 +223,9 @@ def test_the_images_of_a_continued_run_are_the_same(store):
     told = {"buckets": 3, "dataset_digest": "same"}
     with mlflow.start_run():
         with clear_mlflow.track(**told, test_labels=LABELS) as run:
-            run.log_predictions(1, [0] * 9)
+            run.log_predictions(1, [[0] * 3, [0] * 2, [0] * 4])
         with clear_mlflow.track(**told, test_labels=LABELS) as run:
-            run.log_predictions(2, [1] * 9)
+            run.log_predictions(2, [[1] * 3, [1] * 2, [1] * 4])
         with (
             pytest.raises(TrackingError, match="are of other test images"),
             clear_mlflow.track(**told, test_labels=[[1, 1, 2], [2, 1], [0, 0, 0, 1]]),
@@ -244,7 +238,7 @@ def test_buckets_may_be_years(store):
     """As numbers, wherever counts are by bucket; a row is after one by its name, as a text."""
     with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
         run.log_counts("2004", {2004: 25, 2005: 5})
-        run.log_accuracies(2, {2005: 0.5})
+        run.log_values(2, {2005: 0.5})
     np.testing.assert_equal(run.matrix.values, [[0.5, 0.25], [np.nan, 0.5]])
 
 
@@ -254,8 +248,8 @@ def test_buckets_may_be_years(store):
         ((row_of_counts, 1, [1, 2, 3]), "correct has 3 entries for 4 buckets"),
         ((row_of_counts, 1, [1.5, 2, 3, 4]), r"correct is 1.5; expected integers \(fractions go"),
         ((row_of_counts, 1, [101, 2, 3, 4]), "expected 0 to its num_instances, 100"),
-        ((row_of_counts, 1, "1234"), "expected one number per bucket"),
-        ((row_of_counts, 1, None), "expected one number per bucket"),
+        ((row_of_counts, 1, "1234"), "expected one entry per bucket"),
+        ((row_of_counts, 1, None), "expected one entry per bucket"),
         ((row_of_counts, 1, {"1": 1, "9": 1}), "names bucket '9'"),
         ((row_of_counts, 1, {"1": 1}), "lacks bucket '2'"),
         (
@@ -264,8 +258,7 @@ def test_buckets_may_be_years(store):
         ),
         ((row_of_counts, "5", [1, 2, 3, 4]), "or the name of the last one as a text: '1', '2'"),
         ((row_of_counts, 1.0, [1, 2, 3, 4]), "after is 1.0"),
-        ((accuracies, 1, [55, 60, 70, 80]), "not percent"),
-        ((partial(row_of_values, accuracies=False), 1, [1]), "fractions to log_accuracies"),
+        ((row_of_values, 1, [55, 60, 70, 80]), "not percent"),
         ((row_of_predictions, 1, [1, 2]), "the images are not known"),
     ],
 )
@@ -277,12 +270,12 @@ def test_what_is_no_row_is_refused_in_one_line(row, message):
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("answers", [[[256, 257, 258], [2, 1], [0] * 4], [3] * 9])
+@pytest.mark.parametrize("answers", [[256, 257, 258], [3] * 3])
 def test_a_class_that_there_is_not_is_refused(answers):
     """Before it is kept in eight bits, where 256 would be class 0."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
     with pytest.raises(ConfigError, match=r"row 1 hold class \d+; expected 0 to 2: pass"):
-        row_of_predictions(loop, 1, answers)
+        row_of_predictions(loop, 1, [answers, [2, 1], [0] * 4])
 
 
 @pytest.mark.parametrize(

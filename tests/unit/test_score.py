@@ -192,15 +192,12 @@ def test_a_score_that_is_called_as_a_metric_is_refused():
         of_score(ALL_METRICS, Score("challenge_score"))
 
 
-values = partial(row_of_values, accuracies=False)
-
-
 def loop(**changes):
     return describe_loop(**{"buckets": 3, "score": "rmse", "lower_is_better": True, **changes})
 
 
 def test_a_loops_rows_hold_its_score():
-    row = values(loop(num_instances=9), 1, {"1": 2.5, "3": 1e4})
+    row = row_of_values(loop(num_instances=9), 1, {"1": 2.5, "3": 1e4})
     assert (row.score, row.num_instances) == (RMSE, (9, 9, 9))
     assert row.cells[::2] == (2.5, 1e4)
     assert math.isnan(row.cells[1])
@@ -213,12 +210,15 @@ def test_a_loops_rows_hold_its_score():
     [
         ({}, (row_of_counts, [1, 2, 3]), "counts arrived, but the score is rmse; pass it to log_v"),
         ({}, (row_of_predictions, [1]), "predictions arrived, but the score is rmse"),
-        ({}, (partial(row_of_values, accuracies=True), [1, 2, 3]), "accuracies arrived, but the"),
-        ({}, (values, [1, 2]), "rmse has 2 entries for 3 buckets"),
-        ({}, (values, [1, 2, math.inf]), "rmse of bucket '3' is inf"),
-        ({"test_labels": [[0], [0], [0]]}, (values, []), "test labels arrived"),
-        ({"lower_is_better": "yes"}, (values, []), "lower_is_better is 'yes'; expected True or"),
-        ({"score": "accuracy"}, (values, []), "accuracy', lower is better"),
+        ({}, (row_of_values, [1, 2]), "rmse has 2 entries for 3 buckets"),
+        ({}, (row_of_values, [1, 2, math.inf]), "rmse of bucket '3' is inf"),
+        ({"test_labels": [[0], [0], [0]]}, (row_of_values, []), "test labels arrived"),
+        (
+            {"lower_is_better": "yes"},
+            (row_of_values, []),
+            "lower_is_better is 'yes'; expected True or",
+        ),
+        ({"score": "accuracy"}, (row_of_values, []), "accuracy', lower is better"),
     ],
 )
 def test_a_loop_is_refused_numbers_of_another_kind(changes, given, part):
