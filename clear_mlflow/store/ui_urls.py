@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -32,8 +31,6 @@ from clear_mlflow.store.search import experiment_ids
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
 _VIEW = "clear_mlflow_leaderboard"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
-# Digest of what was written there: what a person changed since is theirs.
-VIEW_DIGEST_TAG = "mlflow.clear_mlflow.view"
 
 # The metric that ranks, and the columns behind it, which are charts over the buckets, too. Only of
 # accuracies is there a challenge score.
@@ -246,18 +243,10 @@ def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:
 
 
 def _keep_prepared_view(client: MlflowClient, experiment: Experiment) -> None:
-    """Keep the view in a tag of its own, up to date; one that a person changed stays."""
+    """Keep the view in a tag of its own, up to date; what a page shares has other names."""
     state = prepared_view(_score_of_runs(client, experiment.experiment_id))
-    held, ours = (experiment.tags.get(tag) for tag in (VIEW_TAG, VIEW_DIGEST_TAG))
-    if held not in (None, state) and ours not in (None, _digest(held or "")):
-        return
-    for tag, text in ((VIEW_TAG, state), (VIEW_DIGEST_TAG, _digest(state))):
-        if experiment.tags.get(tag) != text:
-            client.set_experiment_tag(experiment.experiment_id, tag, text)
-
-
-def _digest(state: str) -> str:
-    return hashlib.sha256(state.encode()).hexdigest()[:32]
+    if experiment.tags.get(VIEW_TAG) != state:
+        client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, state)
 
 
 def _score_of_runs(client: MlflowClient, experiment_id: str) -> Score:

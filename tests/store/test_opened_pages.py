@@ -18,7 +18,6 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.ui_urls import (
-    VIEW_DIGEST_TAG,
     VIEW_TAG,
     page_of_target,
     run_links,
@@ -118,16 +117,6 @@ def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, 
     assert first == (min(values) if lower_is_better else max(values))
     titles = {section["name"] for section in state["compareRunSections"]}
     assert titles == {"rmse and forgetting", "rmse matrices"}
-
-
-def test_a_leaderboard_that_a_person_changed_stays(store, experiment_id):
-    """One of a release that kept no digest of it is renewed."""
-    view_of(store)
-    changed = json.dumps({"orderByKey": "theirs"})
-    store.set_experiment_tag(experiment_id, VIEW_TAG, changed)
-    assert view_of(store) == json.loads(changed)
-    store.delete_experiment_tag(experiment_id, VIEW_DIGEST_TAG)
-    assert view_of(store)["orderByKey"] == "metrics.`clear/challenge_score`"
 
 
 def test_what_is_not_there_is_told(store):
