@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import queue
@@ -61,11 +62,15 @@ def run(down_end: int, up_end: int) -> None:
 
 
 def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..., None]) -> None:
+    # Nothing of torch is garbage while it is loaded or later: a sixth of the README's first command.
+    gc.disable()
     from clear_mlflow.learning.parallel.group import process_group
     from clear_mlflow.learning.prepare import fetch, prepare
     from clear_mlflow.learning.progress import TrainingProgress, progress_for
     from clear_mlflow.learning.session import check
 
+    gc.freeze()
+    gc.enable()
     place = place_of_environment()
     config = check(config, place)
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
