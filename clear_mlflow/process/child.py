@@ -62,7 +62,7 @@ def run(down_end: int, up_end: int) -> None:
 
 
 def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..., None]) -> None:
-    # Nothing of torch is garbage while it is loaded or later: a sixth of the README's first command.
+    # Nothing of torch is garbage while it loads or later: a sixth of the README's first command.
     gc.disable()
     from clear_mlflow.learning.parallel.group import process_group
     from clear_mlflow.learning.prepare import fetch, prepare
