@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import gc
 import json
@@ -71,6 +72,7 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
 
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)  # Triton's bindings complain of what is there at the very end
     place = place_of_environment()
     config = check(config, place)
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
