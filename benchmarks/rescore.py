@@ -173,6 +173,7 @@ def build_runs(client, experiment: str, count: int) -> None:
     experiment_id = client.create_experiment(experiment)
     for seed in range(count):
         run = client.create_run(experiment_id, run_name=f"{experiment} {seed}")
+        client.set_tag(run.info.run_id, "clear_mlflow.kind", "train")
         client.set_terminated(run.info.run_id)
         root = run.info.artifact_uri.removeprefix("file://")
         if root.startswith("mlflow-artifacts:/"):

@@ -23,15 +23,20 @@ _HERE = "clear_mlflow.report.page"
 
 def rendered(page: str, *, over: str | None = None, **content: object) -> str:
     """A page in the frame that all share; *over* extends it; all content is escaped."""
+    pages = (page,) if over is None else (page, over)
+    css, js = _style_and_script(pages)
+    template = _environment().get_template(f"{pages[-1]}.html")
+    text = template.render(below=f"{page}.html", css=css, js=js, **content)
+    return text.strip() + "\n"
+
+
+@lru_cache(maxsize=8)
+def _style_and_script(pages: tuple[str, ...]) -> tuple[Own, Own]:
     # Group colours first, for the style sheet has others for dark ground.
     of_groups = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
-    pages = [page] if over is None else [page, over]
     styles = [own_text(f"{_HERE}/frame.css"), *(_optional_text(f"{name}.css") for name in pages)]
     css = "".join([":root{", of_groups, "}", *styles, SCALE.css()])
-    js = "".join(_optional_text(f"{name}.js") for name in pages)
-    template = _environment().get_template(f"{pages[-1]}.html")
-    text = template.render(below=f"{page}.html", css=Own(css), js=Own(js), **content)
-    return text.strip() + "\n"
+    return Own(css), Own("".join(_optional_text(f"{name}.js") for name in pages))
 
 
 def rendered_part(name: str, **content: object) -> str:
