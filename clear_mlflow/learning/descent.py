@@ -32,6 +32,8 @@ from clear_mlflow.learning.spending.passing import Passing
 MOST_POINTS = 100
 _FEWEST_POINTS = 10
 _STEPS_A_POINT = 10
+# Of a loss in float16: with a lesser one gradients would have to be above 2e9 not to fit.
+_LEAST_SCALE = 2.0**-15
 
 
 class GradientDescent:
@@ -180,6 +182,11 @@ class GradientDescent:
                 break
         for last in sums:
             self._check_finite(position, config, *last)
+        if self._scaler.is_enabled() and self._scaler.get_scale() < _LEAST_SCALE:
+            raise DivergedError(
+                f"gradients on bucket {self._keys[position]} are no finite numbers in float16, "
+                f"however the loss is scaled; pass a lr below {config.lr}, or precision=bf16"
+            )
         curve.end()
 
     def _say_apart(self, samples: Samples, position: int) -> None:

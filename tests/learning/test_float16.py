@@ -151,6 +151,21 @@ def test_a_loss_that_is_no_number_still_ends_the_training(tmp_path):
         rows_of(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
 
 
+class Steep(Strategy):
+    """Its loss is that of naive, and its gradients fit float16 at no scale."""
+
+    def loss(self, forward, batch):
+        loss = super().loss(forward, batch)
+        return loss + (loss - loss.detach()) * 1e36
+
+
+def test_gradients_that_are_never_finite_are_said(tmp_path):
+    """Else the training would end with the model that it began with, and a finite loss."""
+    steep = fp16(strategy=f"{__name__}:Steep", epochs=20, batch_size=4)
+    with pytest.raises(DivergedError, match="gradients on bucket key0 are no finite numbers"):
+        rows_of(image_stream(tmp_path), steep)
+
+
 def test_derpp_keeps_its_answers_in_float32(tmp_path):
     """Of whatever precision they are: so bytes are counted."""
     stream = image_stream(tmp_path)
