@@ -62,7 +62,9 @@ def _commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Co
 def _section(name: str, command: click.Command, shared: set[str]) -> Iterator[str]:
     arguments = [part for part in command.params if isinstance(part, click.Argument)]
     words = [name, *(part.make_metavar(click.Context(command)) for part in arguments)]
-    yield f"\n## {name}\n\n```text\n{' '.join(words)} [OPTIONS]\n```\n"
+    yield f"\n## `{name}`\n"
+    if arguments:
+        yield f"```text\n{' '.join(words)} [OPTIONS]\n```\n"
     yield " ".join((command.help or "").partition("\n\n")[0].split()) + "\n"
     if _trains(command):
         yield "Every [parameter of a training](parameters.md) is an option.\n"
