@@ -52,15 +52,13 @@ STREAMS = {
 HEAD = """# Results
 
 What the strategies make of the streams in the package, beside what others published for CLEAR.
-The runs are in [benchmarks/results](../benchmarks/results) as [bundles](compare.md#bundles), a zip
-each, which `compare`, `show` and `clear_mlflow.load` read like a store:
+The runs are in [benchmarks/results](../benchmarks/results) as [bundles](compare.md#bundles):
 
 ```
 clear-mlflow compare benchmarks/results/digits
 ```
 
-`python benchmarks/results.py` writes this page from them. A test does so again and expects the same
-bytes; a bundle of which a byte was changed is refused. Values are means over seeds, with the 95 %
+`python benchmarks/results.py` writes this page from them. Values are means over seeds, with the 95 %
 interval of the mean (Student's t); the score is the mean of the four columns behind it. Costs are
 means, too ([what is counted](cost.md)); seconds are of one core of a loaded machine without a GPU.
 """
