@@ -58,9 +58,10 @@ The runs are in [benchmarks/results](../benchmarks/results) as [bundles](compare
 clear-mlflow compare benchmarks/results/digits
 ```
 
-`python benchmarks/results.py` writes this page from them. Values are means over seeds, with the 95 %
-interval of the mean (Student's t); the score is the mean of the four columns behind it. Costs are
-means, too ([what is counted](cost.md)); seconds are of one core of a loaded machine without a GPU.
+`python benchmarks/results.py` writes this page from them. Values are means over seeds, with the
+95 % interval of the mean (Student's t); the score is the mean of the four columns behind it. Costs
+are means, too ([what is counted](cost.md)); seconds are of one core of a loaded machine without a
+GPU.
 """
 PUBLISHED = """
 ## CLEAR, as published
