@@ -192,7 +192,11 @@ class Evaluation(Scoring):
         except ClearError as error:
             detail = str(error)
             if abandoned and not self.dry_run:
-                detail += f"; {_try_to_close(client, run)}"
+                try:
+                    close_abandoned(client, run)
+                    detail += "; its process is gone: run closed as KILLED"
+                except ClearError as refusal:
+                    detail += f"; {refusal}"
             # A row that is damaged is a row: it is looked for in no other program's run.
             if self.named or ours or isinstance(error, RecordError):
                 return _failed(run_id, name, detail)
@@ -293,12 +297,3 @@ def _describe(scores: Scores, gaps: Sequence[int], dry_run: bool) -> Iterator[st
 
 def _own_without_value(scores: Scores) -> list[str]:
     return [name for name in scores.reasons if name.split("/")[0] not in _OURS]
-
-
-def _try_to_close(client: MlflowClient, run: Run) -> str:
-    """Close an abandoned run whose rows cannot be scored; gives what to say of it."""
-    try:
-        close_abandoned(client, run)
-    except ClearError as error:
-        return str(error)
-    return "its process is gone: run closed as KILLED"

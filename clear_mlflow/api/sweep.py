@@ -410,6 +410,7 @@ class Sweep:
         run = replace(self.runs[place], seconds=time.monotonic() - since)
         with mlflow_errors(f"read run {ended.run_id}"):
             stored = self.client.get_run(ended.run_id)
+        resumed = self.resumed.pop(ended.run_id, None)
         error = (
             stored.data.tags.get(names.ERROR_TAG)
             or ended.error
@@ -425,7 +426,8 @@ class Sweep:
         elif self.stopping():
             self._close_run(stored, "the sweep was stopped", "KILLED")
             self.runs[place] = replace(run, state=NOT_DONE, error="stopped")
-        elif self._was_refused(stored) and not ended.lost:
+        elif resumed == stored.data.tags.get(names.RESUMES_TAG, "0") and not ended.lost:
+            # It was to be resumed, and is as it was before.
             self.refused[ended.run_id] = ended.error or error
             self.runs[place] = replace(run, error=ended.error, tries=run.tries - 1)
             self.waiting.append(place)
@@ -436,11 +438,6 @@ class Sweep:
             self.runs[place] = replace(run, state=FAILED, error=" ".join(error.split()))
         del self.under_way[ended.run_id]
         self.on_run(self.runs[place])
-
-    def _was_refused(self, stored: Run) -> bool:
-        """Whether a run that was to be resumed is as it was before."""
-        before = self.resumed.pop(str(stored.info.run_id), None)
-        return before is not None and before == stored.data.tags.get(names.RESUMES_TAG, "0")
 
     def _close_run(self, run: Run, error: str, status: str) -> None:
         """Close a run whose own supervisor could not: it was killed, or had not begun."""

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 REPOSITORY = "someone/a-dataset"
-TRICKLE_BYTES = 10
 
 
 @dataclass
@@ -21,7 +20,7 @@ class Hub:
     files: dict[str, bytes] = field(default_factory=dict)
     repository: str = f"datasets/{REPOSITORY}"
     # One mood for each answer that carries a file; the last one stays. Moods: good, truncate (half
-    # of what was asked for, then the end), corrupt, stall (half, then silence), trickle, ignore
+    # of what was asked for, then the end), corrupt, stall (half, then silence), ignore
     # (a range), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
     moods: list[str] = field(default_factory=lambda: ["good"])
     # What it says that a file holds, where that is not so.
@@ -122,12 +121,6 @@ class _Handler(BaseHTTPRequestHandler):
         if mood == "corrupt":
             body = body[:half] + bytes([body[half] ^ 0xFF]) + body[half + 1 :]
         try:
-            if mood == "trickle":
-                for place in range(0, len(body), TRICKLE_BYTES):
-                    self.wfile.write(body[place : place + TRICKLE_BYTES])
-                    if self.served.ended.wait(0.02):
-                        break
-                return
             self.wfile.write(body[:half] if mood in ("truncate", "stall") else body)
             self.wfile.flush()
             if mood == "stall":

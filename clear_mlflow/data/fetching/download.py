@@ -7,19 +7,16 @@ sessions are ``huggingface_hub``'s; its ``hf_hub_download`` throws away what it 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clear_mlflow.core.cache_dir import default_data_dir
 from clear_mlflow.core.errors import DataError, RecordError
@@ -40,7 +37,6 @@ WORK_FOLDER = ".clear-mlflow-download"
 
 _BLOCK_BYTES = 2**20
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
-_LOCAL_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
@@ -63,14 +59,11 @@ class Release:
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds that a download may stall, and attempts below *min_bytes* that may fail in a row."""
+    """Seconds that a download may stall, and attempts that may bring nothing in a row."""
 
     stall: float = 20.0
-    window: float = 60.0
-    min_bytes: int = 2**20
     attempts: int = 5
-    wait: float = 1.0
-    max_wait: float = 30.0
+    wait: float = 2.0  # before the next attempt; twice as long before each that follows
 
 
 _REPOSITORY = "elvishelvis6/CLEAR-Continual_Learning_Benchmark"
@@ -227,10 +220,9 @@ class _Hub:
         """The archive's bytes, as the hub says; None where it does not: fetching it says why."""
         from huggingface_hub import get_hf_file_metadata
 
-        errors = _network_errors()
         try:
             return get_hf_file_metadata(self._url(archive), timeout=self.patience.stall).size
-        except errors:
+        except _network_errors():
             return None
 
     def _url(self, archive: Archive) -> str:
@@ -247,74 +239,70 @@ class _Hub:
 
     def _fetch_part(self, archive: Archive, part: Path) -> None:
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        network_errors = _network_errors()
-        url = self._url(archive)
-        headers = build_hf_headers(library_name="clear_mlflow", library_version=__version__)
-        headers["Accept-Encoding"] = "identity"  # a range of a compressed body is none of the file
         patience, failed = self.patience, 0
         while True:
             start = _size(part)
-            asked_to_wait = 0
             try:
-                self._receive(url, headers, archive, part)
-                return
+                return self._receive(archive, part)
             except HfHubHTTPError as error:
                 status = error.response.status_code
                 if status == 416:  # the part is longer than the file: it is of something else
                     part.unlink(missing_ok=True)
                 elif status not in _TRANSIENT:
                     raise self._unreachable(self._refused(status, archive)) from None
-                asked_to_wait = _number(error.response, "Retry-After") or 0
                 why = f"the server answers {status}"
             except OfflineModeIsEnabled:
                 raise self._unreachable(
                     f"{archive.file} cannot be downloaded: HF_HUB_OFFLINE forbids it"
                 ) from None
-            except network_errors as error:
+            except OSError as error:  # the network's are none of the system's
+                raise DataError(
+                    f"{path_text(part)} cannot be written: {reason(error)}; make room or choose "
+                    "another folder, then run the command again, which goes on from there"
+                ) from None
+            except _network_errors() as error:
                 why = one_line(str(error) or type(error).__name__, 200)
-            failed = 1 if _size(part) - start >= patience.min_bytes else failed + 1
+            failed = 1 if _size(part) > start else failed + 1
             if failed >= patience.attempts:
                 raise self._unreachable(
                     f"{archive.file} cannot be downloaded: {why} ({failed} attempts in a row)"
                 )
-            wait = min(max(patience.wait * 2 ** (failed - 1), asked_to_wait), patience.max_wait)
+            wait = patience.wait * 2 ** (failed - 1)
             self.on_progress(f"{archive.file}: {why}; trying again in {wait:g} s", 0, 0)
             time.sleep(wait)
 
-    def _receive(self, url: str, headers: dict[str, str], archive: Archive, part: Path) -> None:
+    def _receive(self, archive: Archive, part: Path) -> None:
         """One attempt: append to *part* from where it ends."""
         from huggingface_hub import get_session
-        from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            hf_raise_for_status,
+        )
 
-        with _writing(part), part.open("ab") as file:
-            start = file.tell()
-            ask = {**headers, "Range": f"bytes={start}-"} if start else headers
+        headers = build_hf_headers(library_name="clear_mlflow", library_version=__version__)
+        headers["Accept-Encoding"] = "identity"  # a range of a compressed body is none of the file
+        with part.open("ab") as file:
+            if done := file.tell():
+                headers["Range"] = f"bytes={done}-"
             with get_session().stream(
-                "GET", url, headers=ask, timeout=self.patience.stall, follow_redirects=True
+                "GET",
+                self._url(archive),
+                headers=headers,
+                timeout=self.patience.stall,
+                follow_redirects=True,
             ) as response:
                 hf_raise_for_status(response)
-                if start and not _continues(response, start):
-                    file.truncate(start := 0)
-                length = _number(response, "Content-Length")
-                total = None if length is None else start + length
-                done, what = start, f"downloading {archive.file}"
-                window_start, window_done = time.monotonic(), start
-                self.on_progress(what, done, total)
+                if response.status_code != 206:  # some servers send all of it, always
+                    file.truncate(done := 0)
+                length = response.headers.get("Content-Length")
+                total = None if length is None else done + int(length)
+                self.on_progress(f"downloading {archive.file}", done, total)
                 for block in response.iter_raw():
-                    file.write(block)
-                    done += len(block)
-                    if done > MAX_ARCHIVE_BYTES or (total is not None and done > total):
+                    done += file.write(block)
+                    self.on_progress(f"downloading {archive.file}", done, total)
+                    if done > MAX_ARCHIVE_BYTES:
                         break  # the checksum will show that it is wrong
-                    self.on_progress(what, done, total)
-                    now = time.monotonic()
-                    if now - window_start > self.patience.window:
-                        if done - window_done < self.patience.min_bytes:
-                            raise TimeoutError(f"{done - window_done} bytes arrived in a minute")
-                        window_start, window_done = now, done
-                if total is not None and done < total:
-                    raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
     def _refused(self, status: int, archive: Archive) -> str:
         where = f"dataset {self.release.repository} at revision {self.revision!r}"
@@ -333,20 +321,6 @@ def _network_errors() -> tuple[type[Exception], ...]:
 
 def _size(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
-
-
-@contextmanager
-def _writing(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        # What the network raises has no number of the file system's.
-        if error.errno in _LOCAL_TROUBLE or isinstance(error, IsADirectoryError):
-            raise DataError(
-                f"{path_text(part)} cannot be written: {reason(error)}; make room or choose "
-                "another folder, then run the command again, which goes on from there"
-            ) from None
-        raise
 
 
 def _expect_room(hub: _Hub, missing: list[Archive]) -> None:
@@ -375,17 +349,6 @@ def _expect_room(hub: _Hub, missing: list[Archive]) -> None:
 
 def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
-
-
-def _continues(response: Any, start: int) -> bool:
-    """Whether the answer is the rest of the file; some servers send all of it, always."""
-    found = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return response.status_code == 206 and found is not None and int(found[1]) == start
-
-
-def _number(response: Any, header: str) -> int | None:
-    text = response.headers.get(header, "")
-    return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def _md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
