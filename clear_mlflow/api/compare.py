@@ -52,11 +52,11 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
 from clear_mlflow.metrics._user import asked_metrics
 from clear_mlflow.metrics.from_predictions import Predictions
-from clear_mlflow.scoring.beside import read_anytime_scores, read_predictions
+from clear_mlflow.scoring.beside import Beside, read_anytime_scores, read_predictions
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
-from clear_mlflow.store.matrices import NO_ROWS, StoredMatrix, read_matrices
+from clear_mlflow.store.matrices import NO_ROWS, read_matrices
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import MissingRun, experiment_for, mark_run_of_project
 from clear_mlflow.store.ui_urls import artifact_link, comparison_links, run_addresses
@@ -146,7 +146,6 @@ def compare(
             "rank_by": primary or AUTO,
             **{name: text for name, text in given.items() if text},
         },
-        grids=next_grids(comparison),
     )
     links = tuple(comparison_links(client, run))
     return ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
@@ -175,12 +174,7 @@ def read_comparison(
     refused: list[str] = []
     there = those_there(runs, "compare")
     bundled = {run.info.run_id: run for run in there if is_bundle(run)}
-    matrices = _read_matrices(client, there, metrics=metrics, read_files=read_files)
-    for stored, inside, problem in matrices:
-        if problem is not None:
-            refused.append(
-                f"Tests inside buckets of {cut(_name(stored.run))} are not used: {problem}."
-            )
+    for stored in read_matrices(client, there, metrics=metrics, read_files=read_files):
         if stored.record is None:
             reason = str(stored.problem)
             if reason == NO_ROWS and _has_diverged(stored.run):
@@ -190,7 +184,14 @@ def read_comparison(
             continue
         if not is_bundle(stored.run):
             experiment_id = experiment_id or stored.run.info.experiment_id
-        subjects.append(_subject(stored.run, stored.record, {**stored.summary, **inside}))
+        try:
+            inside = read_anytime_scores(client, stored.run, stored.record)
+        except ClearError as error:
+            inside = Beside(problem=str(error))
+        if inside.problem is not None:
+            whose = cut(_name(stored.run))
+            refused.append(f"Tests inside buckets of {whose} are not used: {inside.problem}.")
+        subjects.append(_subject(stored.run, stored.record, {**stored.summary, **inside.summary}))
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
@@ -275,26 +276,6 @@ def _failures(subjects: Sequence[Subject], metrics: Sequence[Metric]) -> Iterato
         yield f"{name} is left out of {runs[name]} of {len(subjects)} runs: {reason}."
 
 
-def _read_matrices(
-    client: MlflowClient,
-    runs: Iterable[Run],
-    *,
-    metrics: Sequence[Metric],
-    read_files: bool | None,
-) -> Iterator[tuple[StoredMatrix, Mapping[str, float], str | None]]:
-    """The matrix of each run, the metrics of its tests inside buckets, and why there are none."""
-    for stored in read_matrices(client, runs, metrics=metrics, read_files=read_files):
-        summary: Mapping[str, float] = {}
-        problem = None
-        if stored.record is not None:
-            try:
-                scores = read_anytime_scores(client, stored.run, stored.record)
-                summary, problem = scores.summary, scores.problem
-            except ClearError as error:
-                problem = str(error)
-        yield stored, summary, problem
-
-
 def _correctness(
     client: MlflowClient, bundled: Mapping[str, Run], subject: Subject
 ) -> tuple[Subject, Predictions | None, str | None]:
@@ -377,17 +358,16 @@ def write_comparison(
     *,
     experiment_id: str,
     run_id: str | None = None,
-    params: Mapping[str, str] | None = None,
-    grids: Mapping[str, str] | None = None,
+    params: Mapping[str, str],
 ) -> Run:
     """Store a comparison in a run of its own, or in one that is there, which is left open."""
     name, opened = comparison_name(comparison), run_id
-    now, asked = get_current_time_millis(), params or {}
+    now = get_current_time_millis()
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="clear_mlflow_"))
         # Before any run is opened: what cannot be drawn leaves nothing half done.
         addresses = run_addresses(client.tracking_uri)
-        _write_files(comparison, left_out, Path(scratch), name, grids or {}, addresses)
+        _write_files(comparison, left_out, Path(scratch), name, addresses)
         stack.enter_context(mlflow_errors("store the comparison"))
         if opened is None:
             kind = {names.KIND_TAG: names.KIND_COMPARE}
@@ -398,7 +378,7 @@ def write_comparison(
             tags = _tags(comparison, artifact_link(run, names.COMPARISON_PAGE))
             if run_id is not None and is_generated(run.info.run_name):
                 tags[MLFLOW_RUN_NAME] = name
-            missing = [Param(k, text) for k, text in asked.items() if k not in run.data.params]
+            missing = [Param(k, text) for k, text in params.items() if k not in run.data.params]
             client.log_batch(
                 opened,
                 metrics=[
@@ -422,10 +402,10 @@ def _write_files(
     left_out: Sequence[LeftOut],
     folder: Path,
     title: str,
-    grids: Mapping[str, str],
     run_address: Callable[[str], str] | None,
 ) -> None:
     """Write all artifacts of a comparison run into a folder."""
+    grids = next_grids(comparison)
     now = datetime.now(timezone.utc).isoformat(timespec="minutes").replace("+00:00", " UTC")
     page = comparison_page(
         comparison,

@@ -33,7 +33,6 @@ from clear_mlflow.engines import Ended, Task
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
 from clear_mlflow.grids.grid import Grid, PlannedRun, digest_of, fingerprint, read_grid
-from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, logged_parameters
@@ -308,7 +307,6 @@ class Sweep:
                     left_out,
                     experiment_id=self.experiment_id,
                     params=asked,
-                    grids=next_grids(comparison),
                 )
                 with mlflow_errors(f"tag run {run.info.run_id}"):
                     self.client.set_tag(run.info.run_id, MLFLOW_PARENT_RUN_ID, result.run_id)

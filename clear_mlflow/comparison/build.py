@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from clear_mlflow.comparison.arrangement import Arrangement
 from clear_mlflow.comparison.caveats import intervals_of_tests, warnings_of
 from clear_mlflow.comparison.verdicts import Verdict, judge_pairs
-from clear_mlflow.metrics import anytime
+from clear_mlflow.metrics import Metric, anytime
+from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics import ImageBootstrap, Interval
 
@@ -48,13 +49,12 @@ def compare(
     unlike = frozenset(p for p, (a, b) in both.items() if a.images.digest != b.images.digest)
     answered = {pair: sides for pair, sides in both.items() if pair not in unlike}
     bootstrap = ImageBootstrap(metrics=arrangement.definitions, level=arrangement.level)
-    # Of tests at several intervals the minima are of each its own: not tested.
-    inside = anytime.METRICS if len(intervals_of_tests(arrangement)) < 2 else ()
-    ranked_by = [m for m in (*arrangement.definitions, *inside) if m.name == arrangement.ranked_by]
-    verdicts = [
-        verdict
-        for metric in ranked_by
-        for verdict in judge_pairs(
+    verdicts: list[Verdict] = []
+    tested: list[Metric | AnytimeMetric] = [*arrangement.definitions]
+    if len(intervals_of_tests(arrangement)) < 2:  # else the minima are of each interval its own
+        tested += anytime.METRICS
+    for metric in (metric for metric in tested if metric.name == arrangement.ranked_by):
+        verdicts = judge_pairs(
             groups,
             arrangement.plan,
             metric=metric,
@@ -64,7 +64,6 @@ def compare(
             margin=arrangement.margin,
             in_percent=arrangement.score.is_accuracy and not metric.name.startswith("cost/"),
         )
-    ]
     return Comparison(
         **vars(arrangement),
         verdicts=tuple(verdicts),

@@ -140,11 +140,6 @@ def is_class_name(name: str) -> bool:
     return bool(name) and name == name.strip() and name.isprintable()
 
 
-def is_image_name(name: str) -> bool:
-    """Whether a file is an image by its name."""
-    return name.lower().endswith(IMAGE_ENDINGS)
-
-
 def in_stream_order(keys: Iterable[str], *, named_in: Path) -> list[str]:
     """Bucket keys in the numeric order that is the stream's."""
     listed = list(keys)

@@ -155,11 +155,8 @@ class RayEngine:
         except errors.RayTaskError as bug:
             return Ended(run_id, 1, shown(str(bug.cause), 500))
         except errors.RayError as gone:
-            return Ended(run_id, 137, f"its Ray worker is gone: {_first_line(gone)}", lost=True)
-
-
-def _first_line(error: Exception) -> str:
-    return shown(str(error).strip().split("\n")[0], 200)
+            why = shown(str(gone).strip().split("\n")[0], 200)
+            return Ended(run_id, 137, f"its Ray worker is gone: {why}", lost=True)
 
 
 def _knock(address: str) -> None:

@@ -34,10 +34,6 @@ _METRIC = re.compile(
 _SIGN = "Top1_Acc_Exp/eval_phase/"
 
 
-def _recognises_csv(source: Source) -> bool:
-    return source.head.startswith((_EVAL, _TRAINING))
-
-
 def _parse_csv(source: Source) -> list[Parsed]:
     source.bounded(MAX_RESULTS_BYTES)
     lines = source.lines(MAX_LINES)
@@ -84,10 +80,6 @@ def _passes_over(name: str, siblings: Sequence[str]) -> str | None:
     if name == "training_results.csv" and "eval_results.csv" in siblings:
         return "holds training epochs; the matrix is in eval_results.csv"
     return None
-
-
-def _recognises_json(source: Source) -> bool:
-    return source.looks_like_json and (_SIGN in source.head or "_phase/" in source.head)
 
 
 def _parse_json(source: Source) -> list[Parsed]:
@@ -141,7 +133,7 @@ FORMATS = [
     Format(
         name="avalanche-csv",
         title="Avalanche's CSVLogger",
-        recognises=_recognises_csv,
+        recognises=lambda source: source.head.startswith((_EVAL, _TRAINING)),
         parse=_parse_csv,
         scale="fraction",
         has_initial=True,
@@ -150,7 +142,7 @@ FORMATS = [
     Format(
         name="avalanche-results",
         title="Avalanche's evaluation results",
-        recognises=_recognises_json,
+        recognises=lambda source: source.looks_like_json and "_phase/" in source.head,
         parse=_parse_json,
         scale="fraction",
     ),

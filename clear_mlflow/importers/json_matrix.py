@@ -15,10 +15,6 @@ _MATRIX_NAMES = ("matrix", "values", "accuracy", "accuracies")
 _FACTS = ("strategy", "dataset", "model", "seed")
 
 
-def _recognises(source: Source) -> bool:
-    return source.looks_like_json
-
-
 def _parse(source: Source) -> list[Parsed]:
     document = source.json
     if isinstance(document, list):
@@ -66,7 +62,7 @@ FORMATS = [
     Format(
         name="json",
         title="a JSON matrix",
-        recognises=_recognises,
+        recognises=lambda source: source.looks_like_json,
         parse=_parse,
         is_general=True,
     )

@@ -27,10 +27,6 @@ _NO_MATRIX = (
 )
 
 
-def _recognises_csv(source: Source) -> bool:
-    return source.head.startswith("Task ID,")
-
-
 def _parse_csv(source: Source) -> list[Parsed]:
     """Two header lines (metric, task), then a line per update."""
     source.bounded(MAX_RESULTS_BYTES)
@@ -89,7 +85,7 @@ FORMATS = [
     Format(
         name="renate-csv",
         title="Renate's metrics_summary",
-        recognises=_recognises_csv,
+        recognises=lambda source: source.head.startswith("Task ID,"),
         parse=_parse_csv,
         scale="fraction",
         has_initial=True,

@@ -46,14 +46,14 @@ __all__ = [
 DEFAULT_FAMILIES = ("clear", "renate")
 
 
-def _found_families() -> dict[str, tuple[Metric, ...]]:
-    found = modules_of(sys.modules[__name__])
-    names = sorted(found, key=lambda name: (name not in DEFAULT_FAMILIES, name))
-    return {name: found[name].METRICS for name in names}
-
-
+_FOUND = modules_of(sys.modules[__name__])
 # Every family that there is, those that are computed by default first.
-FAMILIES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(_found_families())
+FAMILIES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
+    {
+        name: _FOUND[name].METRICS
+        for name in sorted(_FOUND, key=lambda n: (n not in DEFAULT_FAMILIES, n))
+    }
+)
 ALL_METRICS: tuple[Metric, ...] = gather(m for family in FAMILIES.values() for m in family)
 
 

@@ -59,14 +59,13 @@ def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = Fal
         names.PREDICTIONS_SCORED_TAG: scores.predicted.stamp,
         names.ANYTIME_SCORED_TAG: scores.anytime.stamp,
     }
+    known_versions = versions | {n: v for n, v in scores.versions.items() if n in scores.points}
     new = {tag: stamp for tag, stamp in stamps.items() if stamp and tags.get(tag) != stamp}
     wanted = {
         names.ROWS_TAG: scores.rows_state,
         names.SCORED_TAG: scores.digest,
         names.REPORT_TAG: page.stamp(scores.digest),
-        names.VERSIONS_TAG: _compact(
-            versions | {n: v for n, v in scores.versions.items() if n in scores.points}
-        ),
+        names.VERSIONS_TAG: json.dumps(known_versions, sort_keys=True, separators=(",", ":")),
         **families_tag(scores.families, tags),
         **new,
     }
@@ -174,10 +173,6 @@ def _note_tags(run: Run, record: Record, scores: Scores) -> dict[str, str]:
     if note == current:
         return {}
     return {names.MLFLOW_NOTE: note, names.NOTE_TAG: _short_hash(note)}
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _short_hash(text: str) -> str:

@@ -60,7 +60,10 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
         if run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
     ]
     ticked = [run for run in runs if question.includes(run.info.run_id)]
-    group_by = _usual_groups(ticked) if question.group_by is None else question.group_by
+    # As clear-mlflow compare; runs that other programs stored may name no strategy.
+    named = any("strategy" in {**run.data.params, **run.data.tags} for run in ticked)
+    usual = ("strategy", "dataset") if named else ("dataset",)
+    group_by = usual if question.group_by is None else question.group_by
     comparison, _, _ = read_comparison(
         store,
         ticked,
@@ -87,12 +90,6 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
             "choices": [_choice(question, run) for run in runs],
         },
     )
-
-
-def _usual_groups(runs: Sequence[Run]) -> tuple[str, ...]:
-    """As clear-mlflow compare groups; runs that other programs stored may name no strategy."""
-    has_strategies = any("strategy" in {**run.data.params, **run.data.tags} for run in runs)
-    return ("strategy", "dataset") if has_strategies else ("dataset",)
 
 
 def _notes(

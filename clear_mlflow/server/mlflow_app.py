@@ -36,14 +36,10 @@ def create_app() -> Any:
     return app() if isinstance(app, FunctionType) else app
 
 
-def _prepare() -> None:
-    """What is done once, in the command that starts the workers."""
-    wrapped = os.environ.get(WRAPPED_APP)
-    if wrapped:
-        find_app(wrapped)
-    if wrapped == _ACCOUNTS:
-        make_admin()
-
-
+# Done once, in the command that starts the workers.
 if not is_worker():
-    _prepare()
+    _wrapped = os.environ.get(WRAPPED_APP)
+    if _wrapped:
+        find_app(_wrapped)
+    if _wrapped == _ACCOUNTS:
+        make_admin()

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, Run, ViewType
+from mlflow.entities import Experiment, Run
 from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.exceptions import MlflowException
 
@@ -237,16 +237,12 @@ def comparison_of_sweep(tags: Mapping[str, str]) -> Mapping[str, Any]:
 def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:
     experiment_id = experiment.experiment_id
     with mlflow_errors(f"keep the leaderboard of experiment {experiment_id}"):
-        _keep_prepared_view(client, experiment)
+        # In a tag of its own, up to date; what a page shares has other names.
+        state = prepared_view(_score_of_runs(client, experiment_id))
+        if experiment.tags.get(VIEW_TAG) != state:
+            client.set_experiment_tag(experiment_id, VIEW_TAG, state)
     address = f"#/experiments/{quote(experiment_id, safe='')}/runs"
     return f"{address}?{_runs_view()}&viewStateShareKey={_VIEW}"
-
-
-def _keep_prepared_view(client: MlflowClient, experiment: Experiment) -> None:
-    """Keep the view in a tag of its own, up to date; what a page shares has other names."""
-    state = prepared_view(_score_of_runs(client, experiment.experiment_id))
-    if experiment.tags.get(VIEW_TAG) != state:
-        client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, state)
 
 
 def _score_of_runs(client: MlflowClient, experiment_id: str) -> Score:
@@ -261,13 +257,7 @@ def _score_of_runs(client: MlflowClient, experiment_id: str) -> Score:
 def _newest(client: MlflowClient) -> Experiment:
     ids = experiment_ids(client)
     with mlflow_errors("look for the newest run"):
-        found = client.search_runs(
-            ids,
-            f"tags.`{names.KIND_TAG}` != ''",
-            ViewType.ACTIVE_ONLY,
-            max_results=1,
-            order_by=["attributes.start_time DESC"],
-        )
+        found = client.search_runs(ids, f"tags.`{names.KIND_TAG}` != ''", max_results=1)
         if not found:
             raise TrackingError(
                 "the store holds no run of clear_mlflow yet; train one first: clear-mlflow train"

@@ -230,7 +230,8 @@ def end(
         if diverged:
             client.set_tag(run_id, names.DIVERGED_TAG, "true")
         # The status before the process: while a run is RUNNING, its process has to be known.
-        if status is not None and _is_active(run_id):
+        active = mlflow.active_run()
+        if status is not None and active is not None and active.info.run_id == run_id:
             mlflow.end_run(status)
         elif status is not None:
             client.set_terminated(run_id, status)
@@ -420,8 +421,3 @@ def _forget(run_id: str) -> None:
     if monitor := forget_system_metrics(run_id):
         # It may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
-
-
-def _is_active(run_id: str) -> bool:
-    active = mlflow.active_run()
-    return active is not None and active.info.run_id == run_id

@@ -83,7 +83,8 @@ def _log_model(
             # A model that a process began and did not finish is completed.
             model = known or client.create_logged_model(
                 run.info.experiment_id,
-                name=_name(run, row),
+                # Without what MLflow takes in no model's name.
+                name=re.sub(r"[/:.%\"']", "_", f"{run.info.run_name}, after {row}"),
                 source_run_id=run_id,
                 params={
                     "strategy": about.strategy,
@@ -105,11 +106,6 @@ def _log_model(
             client.log_batch(run_id, metrics=_accuracies(scores, record, row, model))
             client.finalize_logged_model(model.model_id, _READY)
     return True
-
-
-def _name(run: Run, row: int) -> str:
-    """``replay digits seed 0, after 3``, without what MLflow takes in no model's name."""
-    return re.sub(r"[/:.%\"']", "_", f"{run.info.run_name}, after {row}")
 
 
 def _save(folder: Path, weights: Path, about: ModelDescription, model: Model) -> None:

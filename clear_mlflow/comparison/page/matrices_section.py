@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +24,8 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
     about = "Means over seeds." if several else ""
     if any(bool((group.seeds_per_cell % len(group.members)).any()) for group in several):
         about += " Dotted underline: not all seeds measured this cell; the mean is over the others."
-    shown = comparison.groups[: _fitting([g.grid for g in comparison.groups], _MOST_CELLS)]
+    cells = accumulate(group.grid.size for group in comparison.groups)
+    shown = comparison.groups[: max(1, sum(total <= _MOST_CELLS for total in cells))]
     maps = [
         {
             "title": group_name(comparison, group),
@@ -62,8 +62,3 @@ def matrix_scales(comparison: Comparison) -> list[CellScale]:
     for group in comparison.groups:
         grids[group.setting] += [run.grid for run in group.members]
     return [scale_over(comparison.score, found) for found in grids]
-
-
-def _fitting(grids: Sequence[NDArray[np.float64]], most: int) -> int:
-    """How many of the first grids have so many cells together; one at least."""
-    return max(1, sum(total <= most for total in accumulate(grid.size for grid in grids)))

@@ -87,10 +87,6 @@ RELEASES = {
 OnProgress = Callable[[str, int, "int | None"], None]
 
 
-def tell_nobody(what: str, done: int, total: int | None) -> None:
-    """Show no progress."""
-
-
 def download(
     release: Release,
     root: Path,
@@ -98,7 +94,7 @@ def download(
     revision: str = "main",
     endpoint: str | None = None,
     patience: Patience = Patience(),
-    on_progress: OnProgress = tell_nobody,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> tuple[str, ...]:
     """Make *root* hold the dataset; continue where an earlier call stopped."""
     if not _missing(release, root):
@@ -117,7 +113,7 @@ def download(
     return tuple(archive.folder for archive in missing)
 
 
-def clear_folder(name: str, on_progress: OnProgress = tell_nobody) -> Path:
+def clear_folder(name: str, on_progress: OnProgress = lambda what, done, total: None) -> Path:
     """The folder of CLEAR-10 or CLEAR-100 below the data folder, downloaded where it is missing."""
     root = default_data_dir() / name
     try:

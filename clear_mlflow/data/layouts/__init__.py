@@ -34,7 +34,8 @@ def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
     """Find the one dataset at *root*, and say which layout it has; nothing in it is read."""
     found = _names_in(root)
     modules = _modules()
-    below = [root / n for n in found if any(_is_release(n, name) for name in names)]
+    releases = tuple(f"{name}{mark}" for name in names for mark in "_-")
+    below = [root / n for n in found if n in names or n.lower().startswith(releases)]
     for folders in ([root], below):
         fitting = [(f, layout) for f in folders for layout, m in modules.items() if m.is_below(f)]
         if len({folder for folder, _ in fitting}) > 1:
@@ -62,10 +63,6 @@ def _modules() -> dict[str, Any]:
         module.name: import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
     }
-
-
-def _is_release(folder_name: str, name: str) -> bool:
-    return folder_name == name or folder_name.lower().startswith((f"{name}_", f"{name}-"))
 
 
 def _names_in(root: Path) -> list[str]:

@@ -12,9 +12,9 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
+    IMAGE_ENDINGS,
     images_in,
     is_folder,
-    is_image_name,
     names_in,
     path_text,
     resolve_folder,
@@ -60,7 +60,7 @@ def _folders(base: Path, *, root: Path) -> list[Path]:
     folders = [path for path in found if is_folder(path)]
     layout = f"{path_text(root)}/BUCKET/CLASS"
     for path in found:
-        if is_image_name(path.name) and not is_folder(path):
+        if path.name.lower().endswith(IMAGE_ENDINGS) and not is_folder(path):
             raise DataError(f"{path_text(path)} is in no class; expected {layout}/{path.name}")
     if not folders:
         raise DataError(f"{path_text(base)} has no folders; expected {layout}/*")

@@ -49,12 +49,9 @@ def parameters_to_log(
                 found[f"asked/{name}"] = asked_for
     found["used/arithmetic"] = config.arithmetic
     # One name per argument: a column of its own to sort and compare runs by.
-    for name, value in config.strategy_args.items():
-        found[f"strategy/{name}"] = argument_text(value)
-    for name, value in config.dataset_args.items():
-        found[f"dataset/{name}"] = argument_text(value)
-    for name, value in config.scenario_args.items():
-        found[f"scenario/{name}"] = argument_text(value)
+    for of in ("strategy", "dataset", "scenario"):
+        for name, value in getattr(config, f"{of}_args").items():
+            found[f"{of}/{name}"] = argument_text(value)
     # MLflow's page lists them in this order: what was asked for comes last.
     ordered = sorted(found.items(), key=lambda item: item[0].startswith("asked/"))
     return {name: text for name, text in ordered if name not in there}
