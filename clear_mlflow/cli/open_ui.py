@@ -47,11 +47,11 @@ def open_ui(target: str | None, port: int | None, browser: str) -> None:
     server is opened there; for any other, a server is started on this machine and runs until
     Ctrl-C.
     """
-    from clear_mlflow.store.client import is_server, preflight, set_up_mlflow
+    from clear_mlflow.api.load import open_store
+    from clear_mlflow.store.client import is_server
     from clear_mlflow.store.ui_urls import page_of_target, server_address
 
-    set_up_mlflow()
-    client = preflight(opens_run=False)
+    client = open_store()
     page = page_of_target(client, target)
     store = client.tracking_uri
     if is_server(store):

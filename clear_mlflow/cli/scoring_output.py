@@ -55,10 +55,7 @@ class Summary:
         return counts or "no runs"
 
     def show(self, *, dry_run: bool, stopped: bool, printed: bool = True) -> None:
-        """Print a line for each run or each problem, the scores where there is but one run.
-
-        Only problems, on standard error, unless it is all *printed*.
-        """
+        """A line for each run or problem, one run's scores; unless *printed*, problems alone."""
         are_few = self.counts.total() <= _ALL_SHOWN
         shown = [run for run in self._kept if are_few or _is_notable(run)]
         if printed:

@@ -35,10 +35,7 @@ class Comparison(Arrangement):
 def compare(
     arrangement: Arrangement, predictions: Mapping[str, Predictions] | None = None
 ) -> Comparison:
-    """Test groups against each other: over seeds, and single runs over their test images.
-
-    *predictions* are run id to what it answered.
-    """
+    """Test groups against each other: over seeds, single runs over images (answers by run id)."""
     groups = arrangement.groups
     known = {
         position: predictions[group.counted[0].run_id]

@@ -300,10 +300,7 @@ def _optimizer_of(weights: list[nn.Parameter], config: TrainConfig) -> torch.opt
 
 
 def learning_rate(config: TrainConfig, epoch: float) -> float:
-    """The rate of an epoch, from 0: warm-up rises to ``lr``, cosine falls from it towards 0.
-
-    Under a budget an epoch may begin anywhere in the schedule.
-    """
+    """The rate of an epoch, from 0: warm-up rises to ``lr``, cosine falls from it towards 0."""
     warm = config.warmup_epochs
     if epoch < warm:
         return config.lr * (epoch + 1) / warm
@@ -376,10 +373,7 @@ class LossCurve:
         self._epoch.zero_()
 
     def step_done(self, loss: Tensor, images: int, spent: int | None = None) -> None:
-        """A step was issued; of its whole batch, images without those from a strategy's buffer.
-
-        *spent*: of the bucket's budget.
-        """
+        """A step was issued, of so many of the bucket's images; *spent*: of its budget."""
         self._window += loss
         self._epoch += loss
         self._images += images

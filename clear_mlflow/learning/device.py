@@ -87,10 +87,7 @@ def resolve_precision(asked: str, device: str) -> str:
 
 
 def resolve_compile(asked: str, device: str, epochs: int, *, on_images: bool) -> str:
-    """``on`` or ``off``; ``auto`` is on where many epochs of images pay for it on a GPU.
-
-    It is decided before any data is read, and a resumed run has what was decided.
-    """
+    """``on`` or ``off``; ``auto`` is on where many epochs of images pay for it on a GPU."""
     if asked != AUTO:
         return asked
     compilers = map(shutil.which, ("cc", "gcc", "clang"))
@@ -151,11 +148,7 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fixed_sizes() -> Iterator[None]:
-    """Have cuDNN try its algorithms for each size once and keep the fastest; afterwards as before.
-
-    For trainings, whose batches are of few sizes; which one is kept may change from run to run, and
-    so the last digits, which on a GPU no two runs have in common anyway.
-    """
+    """Have cuDNN find and keep its fastest algorithm for each size; afterwards as before."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
         yield
@@ -233,15 +226,9 @@ def translate_oom(advice: str) -> Iterator[None]:
 
 
 def derive_seed(seed: int, purpose: RngPurpose, *where: int) -> int:
-    """A seed for one purpose at one place of the stream, in [0, 2**63).
-
-    It follows from its arguments alone: what is drawn for epoch 2 of bucket 3 does not depend on
-    what was drawn before, so neither testing more often nor stopping and resuming changes it.
-    *where* is the bucket's position, then the epoch, as far as they apply.
-
-    Source:
-        numpy's SeedSequence: spawn keys give streams that are independent for all that is known.
-    """
+    """A seed in [0, 2**63) for one purpose, at a bucket's position and epoch if they apply."""
+    # Of these alone: neither testing more often nor stopping and resuming changes what is drawn.
+    # Streams of different spawn keys are independent for all that is known.
     sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), *where))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 

@@ -97,7 +97,8 @@ class ImageBootstrap:
         for name, drawn in side.drawn.items():
             defined = drawn[~np.isnan(drawn)]
             if len(defined):
-                found[name] = _percentiles(defined, self._level)
+                low, high = np.quantile(defined, [0.5 - self._level / 2, 0.5 + self._level / 2])
+                found[name] = Interval(float(low), float(high))
         return found
 
     def _side(self, run: Predictions, last: int) -> _Side:
@@ -147,11 +148,6 @@ def _resampled_cells(run: Predictions, resamples: int, seed: int) -> NDArray[np.
             correct = weights.reshape(count, n).astype(np.float32) @ hits
             found[start : start + count, rows, j] = correct.astype(np.float64) / n
     return found
-
-
-def _percentiles(drawn: NDArray[np.float64], level: float) -> Interval:
-    low, high = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2])
-    return Interval(float(low), float(high))
 
 
 def _check_same_images(a: Predictions, b: Predictions) -> None:

@@ -45,20 +45,16 @@ def bound_retries() -> None:
     os.environ.setdefault(MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER.name, "false")
 
 
-def quiet_mlflow() -> None:
-    """Keep MLflow's remarks off the terminal; its link to a run quotes the server's credentials."""
+def set_up_mlflow() -> None:
+    """What every command wants of MLflow: calls that end within seconds, and no remarks."""
+    bound_retries()
+    # Its link to a run quotes the server's credentials.
     os.environ.setdefault(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name, "true")
     os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # A database that cannot be written: a traceback of 100 lines before our own line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-
-
-def set_up_mlflow() -> None:
-    """What every command wants of MLflow: calls that end within seconds, and no remarks."""
-    bound_retries()
-    quiet_mlflow()
 
 
 @contextmanager

@@ -46,13 +46,10 @@ def read_matrices(
 
 
 def stored_rows_of(client: MlflowClient, run: Run, *, read_files: bool | None = None) -> StoredRows:
-    """The rows of a run, from its artifacts or, where all rows are in it, from its tag.
-
-    *read_files*: True, from the artifacts; False, only where there is no such tag; None, also
-    where they are on this machine's disk.
-    """
+    """The rows of a run, from its artifacts or, where all rows are in it, from its tag."""
     run_id = run.info.run_id
     tag = run.data.tags.get(names.MATRIX_TAG)
+    # Files of this machine's disk are read, unless somebody asks for the tag.
     if not (is_local(run.info.artifact_uri) if read_files is None else read_files):
         packed = read_matrix_tag(run_id, tag)
         records = parse_rows(packed)

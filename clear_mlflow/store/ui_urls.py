@@ -20,7 +20,7 @@ from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
-from clear_mlflow.metrics import METRICS, of_score
+from clear_mlflow.metrics import name_of
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
@@ -121,7 +121,8 @@ def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
 
 def prepared_view(score: Score) -> str:
     """Our runs with rows, as MLflow's page gives a view that a user shares: sections and all."""
-    ranked_by, *beside = _columns(score)
+    columns = _COLUMNS if score.is_accuracy else _COLUMNS_OF_OTHERS
+    ranked_by, *beside = (name_of(name, score) for name in columns)
     ranked = {"type": "BAR", "metricKey": ranked_by}
     curves = [{"type": "LINE", "metricKey": metric} for metric in beside]
     matrices = {
@@ -169,13 +170,6 @@ def prepared_view(score: Score) -> str:
         },
         sort_keys=True,
     )
-
-
-def _columns(score: Score) -> list[str]:
-    """Names of metrics, the one that ranks first."""
-    wanted = _COLUMNS if score.is_accuracy else _COLUMNS_OF_OTHERS
-    of_name = {metric.name: metric for metric in METRICS}
-    return [metric.name for metric in of_score([of_name[name] for name in wanted], score)]
 
 
 def _chart(number: int, section: str, shown: Mapping[str, object]) -> dict[str, object]:

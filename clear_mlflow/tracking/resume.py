@@ -272,7 +272,9 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
 def claim(client: MlflowClient, run: Run) -> int:
     """Say that this process continues a run, for which time; of several at once, one can."""
     run_id = run.info.run_id
-    claims = _claims(run)
+    claims: list[str] = []  # one that was made up of a later number is none
+    while (made := run.data.params.get(f"{_CLAIM}{len(claims) + 1}")) is not None:
+        claims.append(made)
     if len(claims) > _resumes(run) and begins_now(claims[-1]):
         raise _taken(run_id)  # it has not said yet that it trains
     number = len(claims) + 1
@@ -294,14 +296,6 @@ def _resumes(run: Run) -> int:
     """How often the run was resumed, by its own tag; anyone may write tags."""
     told = run.data.tags.get(names.RESUMES_TAG, "0")
     return int(told) if re.fullmatch("[0-9]{1,9}", told) else 0
-
-
-def _claims(run: Run) -> list[str]:
-    """What the claims say, the first one first; one that was made up of a later number is none."""
-    claims: list[str] = []
-    while (claim := run.data.params.get(f"{_CLAIM}{len(claims) + 1}")) is not None:
-        claims.append(claim)
-    return claims
 
 
 def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from mlflow.store.tracking import sqlalchemy_store  # noqa: F401
 from sqlalchemy import event
 
-from clear_mlflow.store.client import preflight, quiet_mlflow
+from clear_mlflow.store.client import preflight, set_up_mlflow
 
 
 def together(count: int) -> int:
@@ -70,7 +70,7 @@ def fork(function) -> int:
 
 
 if __name__ == "__main__":
-    quiet_mlflow()
+    set_up_mlflow()
     what, folder, *numbers = sys.argv[1:]
     for number in map(int, numbers):
         place = Path(folder, str(number))

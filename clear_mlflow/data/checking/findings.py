@@ -27,13 +27,12 @@ from clear_mlflow.data.decoding.decode import Resize, decode
 from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.layouts import find_layout, list_layout
 from clear_mlflow.data.problems import KINDS, Problem, reported
-from clear_mlflow.data.sources import stream_name
+from clear_mlflow.data.sources import CLEAR, stream_name
 from clear_mlflow.data.splits import Listing
 from clear_mlflow.data.stream import ImageSet
 
 SCHEMA = 1
 
-_NAMES = ("clear10", "clear100")  # what archives unpack to
 _FILES_IN_A_TASK = 16
 
 OnImages = Callable[[str, int, "int | None"], None]
@@ -215,7 +214,7 @@ def _looked(image: Image, root: Path) -> tuple[str, str]:
 
 def check(root: Path, *, on_progress: OnImages = lambda what, done, total: None) -> Findings:
     """Look over the dataset of CLEAR at *root*; every problem is in the findings, once."""
-    layout, folder = find_layout(root, names=_NAMES)
+    layout, folder = find_layout(root, names=CLEAR)
     survey = _Survey(folder.resolve(), layout)
     with reported(survey.report, "structure", survey.root):
         survey.take(list_layout(layout, survey.root, survey.report))

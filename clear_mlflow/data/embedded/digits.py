@@ -112,15 +112,11 @@ def _colour(
 def _warped(
     scans: NDArray[np.int64],
     *,
-    degrees: NDArray[np.float64],
-    scale: NDArray[np.float64],
-    shift: NDArray[np.int64],
+    degrees: NDArray[np.float64],  # (N,), clockwise
+    scale: NDArray[np.float64],  # (N,), pixels of the image for one of the scan
+    shift: NDArray[np.int64],  # (N, 2), to the left and up, in half pixels
 ) -> NDArray[np.int64]:
-    """Scans turned, enlarged and moved: (N, 8, 8), 0 to 16, to (N, 32, 32), 0 to 16 * 256.
-
-    *degrees* (N,) are clockwise, *scale* (N,) is pixels of the image for one of the scan, and
-    *shift* (N, 2) is to the left and up, in half pixels.
-    """
+    """Scans turned, enlarged and moved: (N, 8, 8), 0 to 16, to (N, 32, 32), 0 to 16 * 256."""
     angle = np.radians(degrees)
     # The source's step, in fixed point, for half a pixel of the image.
     along = np.rint(_ONE * np.cos(angle) / scale / 2).astype(np.int64)[:, np.newaxis, np.newaxis]

@@ -17,10 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SynchronizedBatchNorm(_BatchNorm):
-    """Batch normalisation with the mean and variance of all processes' images together.
-
-    The same layer in all else: its parameters, buffers and their names; and in evaluation mode, in
-    which processes do not talk to each other.
+    """Batch normalisation with the mean and variance of all processes' images, in training alone.
 
     Source:
         Chan et al., Updating Formulae and a Pairwise Algorithm for Computing Sample Variances,

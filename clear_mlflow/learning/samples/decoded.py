@@ -229,10 +229,7 @@ class DecodedStream(TrainingStream):
 
 
 class FeatureStream(TrainingStream):
-    """A stream whose ``images`` are features, (N, width), float32; nothing of them is random.
-
-    Vectors are standardised by the training part of the first bucket, or of all buckets so far.
-    """
+    """A stream whose ``images`` are features, (N, width), float32; nothing of them is random."""
 
     def __init__(
         self, stream: BucketStream, features: StoredFeatures, *, device: torch.device
@@ -354,12 +351,9 @@ def batches(
     device: torch.device,
     draws: torch.Generator,
     group: ProcessGroup = ALONE,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,  # of images; features are float32
 ) -> Iterator[Batch]:
-    """Samples in an order, which may repeat, as inputs step by step; draws are made at once.
-
-    *dtype*: of images; features are float32.
-    """
+    """Samples in an order, which may repeat, as inputs step by step; draws are made at once."""
     images = samples.images
     cut: Callable[[int, int], Tensor]
     if isinstance(images, Photos):

@@ -63,16 +63,9 @@ class Augmentation:
 
 
 def augmentation(name: str, image_size: int) -> Augmentation:
-    """The augmentation of a name, for a model's input of *image_size* pixels a side.
-
-    ``random_crop`` is torchvision's ``Resize(image_size)`` and ``RandomCrop(image_size)`` to train
-    on, ``Resize(image_size)`` and ``CenterCrop(image_size)`` to test on; ``random_crop_flip`` adds
-    ``RandomHorizontalFlip()``; ``none`` trains on what is tested.
-
-    Source:
-        The CLEAR authors' example in Avalanche (examples/clear.py), the starter kit of their
-        challenge and Renate's CLEAR benchmark agree on ``random_crop``.
-    """
+    """The augmentation of a name, for a model's input of *image_size* pixels a side."""
+    # torchvision's Resize and RandomCrop to train on, Resize and CenterCrop to test on: so do the
+    # CLEAR authors' example in Avalanche, the starter kit of their challenge, and Renate.
     if name not in (RANDOM_CROP, RANDOM_CROP_FLIP, NONE):
         raise ValueError(f"no augmentation is called {name!r}")
     return Augmentation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -137,10 +138,6 @@ class _Course:
         for point in points:
             bins.setdefault(int(self._places[point.k] * _BINS), []).append(point)
         for found in bins.values():
-            for point in (min(found, key=_value), max(found, key=_value)):
+            for point in (min(found, key=attrgetter("value")), max(found, key=attrgetter("value"))):
                 kept[point.k] = point
         return [kept[k] for k in sorted(kept)]
-
-
-def _value(point: LinePoint) -> float:
-    return point.value
