@@ -366,11 +366,8 @@ def _unpack_split(
 ) -> None:
     unpacking = work / f"{archive.file}.unpacking"
     try:
-        unpack(
-            source,
-            unpacking,
-            on_bytes=lambda done, total: on_progress(f"unpacking {archive.file}", done, total),
-        )
+        what = f"unpacking {archive.file}"
+        unpack(source, unpacking, lambda done, total: on_progress(what, done, total))
         split = _split_in(unpacking, source)
         marker = {"archive": archive.file, "md5": archive.md5}
         (split / MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
