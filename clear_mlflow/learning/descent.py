@@ -237,8 +237,7 @@ class GradientDescent:
             self._scale_back(optimizer)
         hooks.before_step()
         if self._config.clip_norm:
-            weights = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(weights, self._config.clip_norm)
+            self._clip(optimizer, self._config.clip_norm)
         # Where a gradient has overflowed, weights and optimiser stay as they are and the next scale
         # is half of this one. To all else it was a step: the schedule, counts, hooks and the curve.
         self._scaler.step(optimizer)
@@ -268,6 +267,10 @@ class GradientDescent:
             group=self._group,
             dtype=self._dtype,
         )
+
+    def _clip(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(weights, norm)
 
     def _spread(self) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """The model for any batch, and for full ones, which alone are compiled: one size."""

@@ -17,12 +17,18 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.device import RngPurpose, generator, uploaded
+from clear_mlflow.learning.device import uploaded
 from clear_mlflow.learning.loop import Trained, fresh_model, measure_row
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import LINEAR, NONE
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream, batch_bounds
+from clear_mlflow.learning.samples.decoded import (
+    Batch,
+    Samples,
+    TrainingStream,
+    batch_bounds,
+    order_of,
+)
 from clear_mlflow.learning.spending.budget import within_memory
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
@@ -132,13 +138,8 @@ class HeadsDescent(GradientDescent):
         self.run(samples[0], position=position, hooks=self._steps)
 
     def _batches(self, samples: Samples, position: int, epoch: int) -> Iterator[Batch]:
-        orders = [
-            torch.randperm(
-                len(samples),
-                generator=generator(cast("int", seed), RngPurpose.ORDER, position, epoch),
-            )
-            for seed in self._seeds
-        ]
+        seeds = [cast("int", seed) for seed in self._seeds]
+        orders = [order_of(len(samples), seed, position, epoch) for seed in seeds]
         orders = [uploaded(order, samples.labels.device) for order in orders]
         for start, stop in batch_bounds(len(samples), self._config.batch_size):
             chosen = torch.stack([order[start:stop] for order in orders])
