@@ -57,8 +57,12 @@ class Grid:
 
 def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     """Read a sweep's YAML, or its content; every run is checked here, and every value is text."""
-    text = _written(grid) if isinstance(grid, Mapping) else _read(grid)
     path = "grid" if isinstance(grid, Mapping) else grid
+    try:
+        file = None if isinstance(grid, Mapping) else read_bytes(grid, MAX_CONFIG_BYTES)
+        text = _written(grid) if file is None else decoded(file)
+    except (OSError, RecordError) as error:
+        raise ConfigError(f"cannot read the sweep {path}: {error}") from None
     try:
         # Nodes are looked at here, and nothing is ever built of what they say.
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -122,13 +126,6 @@ def _written(content: Any) -> str:
 
     text: str = yaml.safe_dump(plain(content), sort_keys=False, allow_unicode=True)
     return text
-
-
-def _read(path: Path) -> str:
-    try:
-        return decoded(read_bytes(path, MAX_CONFIG_BYTES))
-    except (OSError, RecordError) as error:
-        raise ConfigError(f"cannot read the sweep {path}: {error}") from None
 
 
 def _asked(node: Any) -> Iterator[dict[str, str]]:

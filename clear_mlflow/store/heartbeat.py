@@ -143,7 +143,7 @@ def refuse_if_lost(run: Run) -> None:
 def trains_now(client: MlflowClient, run: Run) -> bool:
     """Whether a process of ours trains into the run, and has not been found dead."""
     says_so = names.PROCESS_TAG in run.data.tags
-    return _is_running(run) and says_so and not is_abandoned(client, run)
+    return run.info.status == "RUNNING" and says_so and not is_abandoned(client, run)
 
 
 def is_abandoned(client: MlflowClient, run: Run) -> bool:
@@ -167,7 +167,7 @@ def await_silence(
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
         found, says = _trainer(run), run.data.tags.get(names.PROCESS_TAG)
-        if found is None or found.is_here or not _is_running(run) or seems_abandoned(run):
+        if found is None or found.is_here or run.info.status != "RUNNING" or seems_abandoned(run):
             return
         if told is None:
             if not stay:
@@ -192,7 +192,7 @@ def await_silence(
 def seems_abandoned(run: Run) -> bool:
     """Whether a run is, by the clocks of all machines, what :func:`is_abandoned` says."""
     found = _trainer(run)
-    if found is None or not _is_running(run):
+    if found is None or run.info.status != "RUNNING":
         return False
     if found.is_here:
         return not found.lives
@@ -353,10 +353,6 @@ def _watch(client: MlflowClient, run: Run) -> float:
             if _watched.get(other.info.run_id, (None, 0.0))[0] != said:
                 _watched[other.info.run_id] = said, time.monotonic()
     return _watched[run_id][1]
-
-
-def _is_running(run: Run) -> bool:
-    return str(run.info.status) == "RUNNING"
 
 
 @functools.cache

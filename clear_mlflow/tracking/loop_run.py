@@ -340,7 +340,15 @@ class LoopRun:
             client.delete_tag(run_id, names.ERROR_TAG)
         client.log_batch(run_id, params=missing, tags=[RunTag(k, v) for k, v in tags.items()])
         # The first artifact: a store that takes no artifacts is found before any training.
-        client.log_text(run_id, _as_json(loop), LOOP_JSON)
+        content = {
+            "buckets": loop.buckets,
+            "num_instances": loop.num_instances,
+            "class_names": loop.class_names or None,
+            "dataset": {"name": loop.dataset.name, "digest": loop.dataset.digest},
+            **{key: value for key, value in loop.facts.items() if key != "dataset"},
+            "params": dict(loop.params),
+        }
+        client.log_text(run_id, json.dumps(content, indent=2) + "\n", LOOP_JSON)
 
     def _log_dataset(self, writer: RunWriter) -> None:
         """Log the dataset as an MLflow input, and the images that predictions will be of."""
@@ -412,15 +420,3 @@ def _name_of(facts: LoopMetadata) -> str:
 
 def _numbers(row: AccuracyRow) -> object:
     return row.cells if row.correct is None else row.correct
-
-
-def _as_json(facts: LoopMetadata) -> str:
-    content = {
-        "buckets": facts.buckets,
-        "num_instances": facts.num_instances,
-        "class_names": facts.class_names or None,
-        "dataset": {"name": facts.dataset.name, "digest": facts.dataset.digest},
-        **{key: value for key, value in facts.facts.items() if key != "dataset"},
-        "params": dict(facts.params),
-    }
-    return json.dumps(content, indent=2) + "\n"

@@ -14,7 +14,7 @@ from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
     RehearsalStrategy,
-    joined_inputs,
+    joint_logits,
     rehearsal_batches,
 )
 
@@ -100,10 +100,7 @@ class Derpp(RehearsalStrategy):
             loss = share_of_mean(batch, logits, self.criterion, batch.labels)
         else:
             imitated, repeated = batch.rehearsed
-            logits, imitation, repetition = torch.split(
-                forward(joined_inputs(batch, imitated, repeated)),
-                [len(part.labels) for part in (batch, imitated, repeated)],
-            )
+            logits, imitation, repetition = joint_logits(forward, batch, imitated, repeated)
             stored = self._logits.index_select(0, imitated.chosen.to(self._logits.device))
             loss = (
                 share_of_mean(batch, logits, self.criterion, batch.labels)

@@ -10,7 +10,7 @@ from torch import Tensor
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies._base import share_of_mean
-from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, joined_inputs
+from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, joint_logits
 
 
 class ErAce(RehearsalStrategy):
@@ -42,9 +42,7 @@ class ErAce(RehearsalStrategy):
         if not batch.rehearsed:
             return super().share_of_loss(forward, batch)
         (old,) = batch.rehearsed
-        new_logits, old_logits = torch.split(
-            forward(joined_inputs(batch, old)), [len(batch.labels), len(old.labels)]
-        )
+        new_logits, old_logits = joint_logits(forward, batch, old)
         present = classes_of(batch.labels, new_logits.shape[1], self.group)
 
         def of_present(logits: Tensor, labels: Tensor) -> Tensor:

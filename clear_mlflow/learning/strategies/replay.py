@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
@@ -18,7 +17,7 @@ from clear_mlflow.learning.samples.photos import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import images_in_memory, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
     RehearsalStrategy,
-    joined_inputs,
+    joint_logits,
 )
 
 SHUFFLED, BALANCED = "shuffled", "balanced"
@@ -80,9 +79,7 @@ class Replay(RehearsalStrategy):
         if not batch.rehearsed:
             return super().share_of_loss(forward, batch)
         (old,) = batch.rehearsed
-        new_logits, old_logits = torch.split(
-            forward(joined_inputs(batch, old)), [len(batch.labels), len(old.labels)]
-        )
+        new_logits, old_logits = joint_logits(forward, batch, old)
         new = share_of_mean(batch, new_logits, self.criterion, batch.labels)
         past = share_of_mean(old, old_logits, self.criterion, old.labels)
         return (batch.total * new + old.total * past) / (batch.total + old.total)
