@@ -87,13 +87,7 @@ class AnytimeRow:
             "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
             "bucket": self.bucket,
             "training_on": self.buckets[self.bucket - 1],
-            "test": self.test,
-            "num_tests": self.num_tests,
-            "step": self.step,
-            "num_steps": self.num_steps,
-            "buckets": self.buckets,
-            "correct": self.correct,
-            "num_instances": self.num_instances,
+            **vars(self),
             "written_at": written_at,
         }
         return document_text(fields)

@@ -87,11 +87,7 @@ def _parameter(
     nothing, given the other parameters. *of_machine*: the training process alone knows what
     ``auto`` means. *may_move*: a resume may change it. *path*: a value may be the path of this.
     """
-    of_step = group == OPTIMISATION
-
-    def has_no_role(config: TrainConfig) -> bool:
-        return (of_step and config.strategy in WITHOUT_STEPS) or unused(config)
-
+    without = WITHOUT_STEPS if group == OPTIMISATION else ()
     return field(
         metadata={
             "group": group,
@@ -100,7 +96,7 @@ def _parameter(
             "default": default,
             "choices": parse if isinstance(parse, tuple) else (),
             "python": python,
-            "unused": has_no_role,
+            "unused": lambda config: config.strategy in without or unused(config),
             "of_machine": of_machine,
             "may_move": may_move,
             "path": path,

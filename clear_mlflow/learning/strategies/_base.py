@@ -71,9 +71,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     # It chooses what is trained on and no more, so linear heads of several seeds can take each step
     # together. True is of the very class that says it, since a subclass may change the steps.
     plain_steps: ClassVar[bool] = False
-    group: ProcessGroup = (
-        ALONE  # the processes that train together; the loop says so, once it is built
-    )
+    group: ProcessGroup = ALONE  # that train together; the loop says so, once it is built
     # A strategy's own attributes: those that a resumed run continues with, and those that it has
     # as they are when it begins, since they mean nothing between two buckets. Each is in one.
     keeps: ClassVar[tuple[str, ...]] = ()
@@ -306,12 +304,7 @@ def new_buffer(
 
 
 def load_strategy(name: str) -> type[Strategy]:
-    """Find a strategy's class.
-
-    A strategy of ours is one module of this package, which holds a class of the module's name in
-    CamelCase: ``replay`` has ``Replay``, ``from_scratch`` has ``FromScratch``. One of another
-    package is named as ``package.module:Class``.
-    """
+    """A strategy's class: in a module of ours its name in CamelCase, else package.module:Class."""
     if name in known_strategies():
         module = importlib.import_module(f"{__package__}.{name}")
         found = getattr(module, "".join(word.capitalize() for word in name.split("_")))
