@@ -13,7 +13,7 @@ from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.embedded import EMBEDDED, LICENCE, embedded_digest, embedded_root
 from clear_mlflow.data.fetching.download import clear_folder
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.layouts import find_layout, list_layout
+from clear_mlflow.data.layouts import find_listing
 from clear_mlflow.data.sources import CLEAR, is_own_stream, source_of, stream_name
 from clear_mlflow.data.sources._entries import Entry as Entry
 from clear_mlflow.data.sources._entries import listing_of as listing_of
@@ -41,8 +41,7 @@ def load_stream(
         listing = own_listing(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
         source = listing.source or path_text(listing.root)
     else:
-        listing = list_layout(*find_layout(Path(data_root), names=(dataset,)))
-        source = data_root
+        listing, source = find_listing(Path(data_root), name=dataset), data_root
     given = arguments or {}
     name = stream_name(dataset, data_root, given)
     stream = stream_of(listing, name=name, protocol=protocol, split=split, hashes_in=cache_dir)

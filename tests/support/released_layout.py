@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from clear_mlflow.data.checking.content import stream_of
-from clear_mlflow.data.layouts import find_layout, list_layout
+from clear_mlflow.data.layouts import find_listing
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -102,4 +102,4 @@ def write_json(path: Path, value: object) -> None:
 
 def read_any(root: Path, *, name: str) -> BucketStream:
     """The stream at *root* in whichever layout it has; no hash is remembered."""
-    return stream_of(list_layout(*find_layout(root, names=(name,))), name=name)
+    return stream_of(find_listing(root, name=name), name=name)

@@ -19,6 +19,11 @@ from clear_mlflow.data.problems import Report, stop
 from clear_mlflow.data.splits import Listing
 
 
+def find_listing(root: Path, *, name: str) -> Listing:
+    """List the dataset at *root*, or in its folder of the dataset's name."""
+    return list_layout(*find_layout(root, names=(name,)))
+
+
 def list_layout(layout: str, folder: Path, report: Report = stop) -> Listing:
     """List the dataset in a folder that has a layout; each problem is reported."""
     listing: Listing = _modules()[layout].listing(folder, report)
