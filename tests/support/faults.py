@@ -132,7 +132,7 @@ class MachineClock(datetime):
         return super().now(tz) + timedelta(seconds=float(text or 0))
 
 
-def become(machine: Path, uri: str) -> MlflowClient:
+def become(machine: Path, uri: str) -> None:
     """Be a process of a machine: its host's name, its clock, its disk, its line to the store."""
     machine.mkdir(exist_ok=True)
     os.chdir(machine)
@@ -164,7 +164,6 @@ def become(machine: Path, uri: str) -> MlflowClient:
     mlflow.set_tracking_uri(uri)
     sys.stderr = (machine / f"said_{os.getpid()}").open("w", buffering=1)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
-    return MlflowClient(uri)
 
 
 def _while(flag: Path, error: Exception, call):
@@ -178,7 +177,8 @@ def _while(flag: Path, error: Exception, call):
 
 def train(uri: str, machine: Path, run_id: str) -> None:
     """Train into a run."""
-    client = become(machine, uri)
+    become(machine, uri)
+    client = MlflowClient(uri)
     os.environ["MLFLOW_RUN_ID"] = run_id
     open_training_run(client, KnownTraining.config)
     _train(client, run_id, None)
