@@ -332,6 +332,21 @@ def test_new_seeds_alone_find_what_is_not_there_as_rarely_as_any(seeds: int) -> 
     assert wrong <= stats.binom.ppf(1 - 1e-4, looks, 0.05)
 
 
+def test_a_seed_that_collapsed_and_unlike_spreads_are_named() -> None:
+    """Where the tests err more often than they say; of ordinary seeds nothing is said."""
+    steady = runs("a", 80, range(5))
+    (verdict,) = compared([*steady, *runs("b", 75, range(5))]).verdicts
+    assert "unlike" not in verdict.sentence
+    assert "varies" not in verdict.sentence
+    collapsed = [*runs("b", 75, range(4)), run("b", 20, 4)]
+    (verdict,) = compared([*steady, *collapsed]).verdicts
+    assert "over 5 shared seeds; seed 4 differs unlike all others)" in verdict.sentence
+    (verdict,) = compared([*runs("a", 80, range(5, 10)), *collapsed]).verdicts
+    assert "5 and 5 seeds; seed 4 of b is far from all others; b varies 6 times as much as a" in (
+        verdict.sentence
+    )
+
+
 def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
     """Simulated: a and b are equal, and c is just the margin ahead of both."""
     wrong, times = 0, 100
