@@ -12,7 +12,6 @@ from clear_mlflow.cli.options import (
     families_option,
     json_option,
     metric_option,
-    names,
     option,
     run_selection_options,
 )
@@ -75,8 +74,7 @@ def compare(
     pictures. Runs tested on other data or by another protocol are grouped apart and never tested
     against each other.
     """
-    run_ids = (*(names(",".join(runs)) if runs else ()), *(run_id or ()))
-    selected = chosen_runs(run_ids, experiment, filter_string)
+    selected = chosen_runs(runs, run_id, experiment, filter_string)
 
     from clear_mlflow.api.compare import compare as compare_runs
     from clear_mlflow.cli.output import console, print_comparison, print_json, print_links

@@ -33,12 +33,13 @@ _FOREIGN = "Rows under names of their own"
 @click.command(
     cls=Command,
     examples=(
-        "clear-mlflow evaluate --run-id RUN_ID",
+        "clear-mlflow evaluate RUN_ID",
         "clear-mlflow evaluate --experiment first --metrics gem,tic",
         "clear-mlflow evaluate --only unscored",
         "clear-mlflow evaluate --experiment first --metric lab:my_metric --dry-run",
     ),
 )
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
 @run_selection_options
 @option(
     "--only",
@@ -88,6 +89,7 @@ _FOREIGN = "Rows under names of their own"
 @dry_run_option
 @json_option
 def evaluate(
+    runs: tuple[str, ...],
     run_id: tuple[str, ...] | None,
     experiment: str | None,
     filter_string: str | None,
@@ -109,7 +111,7 @@ def evaluate(
     Scores are written into the scored runs. A second call changes nothing. A call that was stopped
     can be repeated and does the rest. A run that cannot be scored stops no other.
     """
-    selected = chosen_runs(run_id, experiment, filter_string)
+    selected = chosen_runs(runs, run_id, experiment, filter_string)
     if rows and dry_run:
         raise ConfigError(
             "rows are named in a dry run; rows have to be written before they can be scored"
@@ -133,11 +135,12 @@ def evaluate(
         dry_run=dry_run,
         prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,
     )
+    total = len(selected) if isinstance(selected, tuple) else None
     summary, entries = Summary(), []
     with stoppable() as received:
         failure: ClearError | None = None
         try:
-            for result in shown_while(results, summary, len(run_id or ()) or None):
+            for result in shown_while(results, summary, total):
                 summary.add(result)
                 if as_json:
                     entries.append(result.to_dict())

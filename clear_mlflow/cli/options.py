@@ -106,12 +106,16 @@ run_selection_options = together(
 
 
 def chosen_runs(
-    run_ids: Sequence[str] | None, experiment: str | None, filter_string: str | None
+    runs: Sequence[str],
+    run_id: Sequence[str] | None,
+    experiment: str | None,
+    filter_string: str | None,
 ) -> Sequence[str] | str | None:
     """The runs as :mod:`clear_mlflow.api` takes them; ConfigError for names beside a search."""
+    run_ids = tuple(dict.fromkeys([*runs, *(run_id or ())]))
     if run_ids and (experiment or filter_string):
         raise ConfigError(
-            f"{len(run_ids)} runs are named beside experiment {experiment!r} and filter "
+            f"runs named ({len(run_ids)}) beside experiment {experiment!r} and filter "
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
     return run_ids or experiment

@@ -114,7 +114,7 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
         done = invoke("evaluate", "--experiment", "test", *again)
         assert "1 unchanged" in " ".join(done.output.split()), done.output
     # What a run is scored by is its own choice from now on: a metric that is lost comes back.
-    shown = invoke("evaluate", "--run-id", run.info.run_id)
+    shown = invoke("evaluate", run.info.run_id)
     assert "wild_time/stream_worst" in shown.output
 
 

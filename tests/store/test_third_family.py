@@ -65,7 +65,7 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
         note = store.get_run(run_id).data.tags["mlflow.note.content"]
         (line,) = [line for line in note.splitlines() if "evenness&#47;late" in line]
         assert line.endswith("| lower is better |")
-    shown = invoke("evaluate", "--run-id", run_id)
+    shown = invoke("evaluate", run_id)
     assert re.search(r"evenness/late +0\.\d{4} +lower is better", shown.output), shown.output
 
     done = invoke("compare", "--experiment", "test", "--rank-by", "evenness/late")
