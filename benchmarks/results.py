@@ -51,12 +51,16 @@ STREAMS = {
 
 HEAD = """# Results
 
-What the strategies make of the streams in the package, beside what others published for CLEAR.
+What some strategies make of two streams in the package, beside what others published for CLEAR.
 The runs are in [benchmarks/results](../benchmarks/results) as [bundles](compare.md#bundles):
 
 ```
-clear-mlflow compare benchmarks/results/digits
+clear-mlflow compare benchmarks/results/digits --baseline naive
+clear-mlflow compare benchmarks/results/weather --baseline linear
 ```
+
+To keep the repository small, it has no bundles of the other strategies (a run of each is in
+[strategies on digits](strategies-on-digits.md)) and of `digits-writers`.
 
 `python benchmarks/results.py` writes this page from them. Values are means over seeds, with the
 95 % interval of the mean (Student's t); the score is the mean of the four columns behind it. Costs
