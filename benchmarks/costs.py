@@ -8,6 +8,7 @@ without numbers; nothing is trained.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -23,8 +24,8 @@ from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter
 
 CPU = torch.device("cpu")
 TURNS = 15
-# CLEAR-10's recipe: images of a bucket and of the memory, buckets, epochs, pixels, classes.
-IMAGES, BUCKETS, EPOCHS, SIDE, CLASSES = 3300, 10, 100, 224, 11
+# CLEAR-10's recipe: images of a bucket and of the memory, buckets, epochs, pixels, classes, batch.
+IMAGES, BUCKETS, EPOCHS, SIDE, CLASSES, BATCH = 3300, 10, 100, 224, 11, 256
 # Of features of a ResNet-50; images whose gradients EWC squares.
 WIDTH, FISHER = 2048, 100
 
@@ -119,6 +120,8 @@ def strategies() -> list[str]:
         torch.autograd.backward(cross_entropy(model(image), labels))
     forward, step = passed.flops, stepped.flops
     naive, rest = IMAGES * EPOCHS * step * BUCKETS, IMAGES * EPOCHS * (BUCKETS - 1)
+    # Whole batches of the memory beside each batch of the bucket, its last, smaller one, too.
+    drawn = math.ceil(IMAGES / BATCH) * BATCH * EPOCHS * (BUCKETS - 1)
     head = 2 * model.fc.weight.numel()
     parts = sum(range(1, BUCKETS + 1)) / BUCKETS
     pass_over = BUCKETS * (2 * IMAGES * WIDTH + 2 * CLASSES * WIDTH)
@@ -132,8 +135,9 @@ def strategies() -> list[str]:
         "`naive`, `from_scratch`, `si`, `gdumb`, `joint`": naive,
         "`ewc`": naive + BUCKETS * fisher,
         "`lwf`": naive + rest * forward,
-        "`replay`, `er_ace`, `agem`": naive + rest * step,
-        "`derpp`": naive + 2 * rest * step,
+        "`replay`": naive + rest * step,
+        "`er_ace`, `agem`": naive + drawn * step,
+        "`derpp`": naive + 2 * drawn * step,
         "`cumulative`": parts * naive,
     }
     return [

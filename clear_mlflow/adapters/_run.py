@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from clear_mlflow.api.track import track
+from clear_mlflow.core.distributed import processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import DEFAULT_FAMILIES
@@ -38,6 +40,8 @@ class Adapter:
         self._rows: dict[int, tuple[float, ...]] = {}
         self._is_open = False
         self._has_counts = False
+        self._began: float | None = None  # of the training that runs now
+        self._cost: RowCost | None = None  # of training since the last row
 
     @property
     def run_id(self) -> str:
@@ -70,6 +74,24 @@ class Adapter:
         atexit.unregister(self._close_at_exit)
         atexit.register(self._close_at_exit)
 
+    def _start_clock(self) -> None:
+        """Training begins, or resumes after an evaluation within it."""
+        self._began = time.perf_counter()
+
+    def _stop_clock(self, model: Any) -> None:
+        """Training ends, or waits for an evaluation within it; the next row has what it cost."""
+        if self._began is None:
+            return
+        weights = list(model.parameters())
+        device = _waited_for(weights)
+        spent = time.perf_counter() - self._began + ((self._cost and self._cost.seconds) or 0.0)
+        self._began = None
+        self._cost = RowCost(
+            trainable_parameters=sum(w.numel() for w in weights if w.requires_grad),
+            seconds=round(spent, 3),
+            device=device,
+        )
+
     def _log_row(
         self,
         row: int,
@@ -97,10 +119,11 @@ class Adapter:
             self._has_counts = of_accuracy and known is not None
             self._expect()
         counts = whole_counts(cells, num_instances) if self._has_counts else None
+        cost, self._cost = self._cost, None
         if counts:
-            self._loop.log_counts(row, counts)
+            self._loop.log_counts(row, counts, cost=cost)
         else:
-            self._loop.log_values(row, cells)
+            self._loop.log_values(row, cells, cost=cost)
         self._rows[row] = cells
         if set(range(1, len(buckets) + 1)) <= self._rows.keys():
             self._end()
@@ -144,6 +167,16 @@ def whole_counts(accuracy: Sequence[float], num_instances: Sequence[int]) -> tup
             return None
         counts.append(round(correct))
     return tuple(counts)
+
+
+def _waited_for(weights: Sequence[Any]) -> str:
+    """The name of the device that a model is on, once it has done all that it was given."""
+    if not (weights and weights[0].is_cuda):
+        return processor_name()
+    import torch
+
+    torch.cuda.synchronize(weights[0].device)
+    return torch.cuda.get_device_name(weights[0].device)
 
 
 def number(what: str, value: Any) -> float:

@@ -53,9 +53,11 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._num_train = len(strategy.experience.origin_stream)
         self._check()
         self._within = True
+        self._start_clock()
 
     def after_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """The model is trained through one more experience."""
+        self._stop_clock(strategy.model)
         self._within = False
         self._trained = self._begin(strategy) + 1
         if self._pending is not None and self._pending[0] != strategy.clock.train_iterations:
@@ -66,6 +68,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
     def before_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """A new row, perhaps."""
         self._begin(strategy)
+        self._stop_clock(strategy.model)
         self._cells = {}
 
     def after_eval_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
@@ -83,6 +86,8 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
 
     def after_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """The row is whole."""
+        if self._within:
+            self._start_clock()
         cells, self._cells = self._cells, {}
         if not cells:
             return

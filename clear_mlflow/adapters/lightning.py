@@ -34,6 +34,14 @@ class MLflowAccuracyMatrix(Adapter, Callback):
         self._buckets = None if buckets is None else tuple(buckets)
         self.trained = 0  # buckets; set it where a loop continues from a checkpoint
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """What follows is of the next row's cost."""
+        self._start_clock()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The model is still on its device."""
+        self._stop_clock(pl_module)
+
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """One bucket more is trained."""
         self.trained += 1

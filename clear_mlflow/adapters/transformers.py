@@ -39,9 +39,13 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         """What was measured before this bucket is a row, whether whole or not."""
         self._flush()
         self._trains = True
+        self._start_clock()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
         """One bucket more is trained."""
+        self._stop_clock(model)
         self._trains = False
         self.trained += 1
 

@@ -201,7 +201,7 @@ def read_comparison(
             group_by = tuple(dict.fromkeys((*group_by, name)))
     subjects, others = _of_one_score(subjects, named=named)
     if at_equal is not None:
-        subjects, unequal = equal_runs(subjects, at_equal)
+        subjects, unequal = equal_runs(subjects, at_equal, group_by)
         others += unequal
     if margin is not None and only_score(subjects).is_accuracy:
         if margin > 100:

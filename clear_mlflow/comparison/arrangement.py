@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clear_mlflow.comparison.groups import COST, Group, cut, group_runs, within_one_percent
+from clear_mlflow.comparison.groups import (
+    COST,
+    NOT_SAID,
+    Group,
+    cut,
+    group_runs,
+    within_one_percent,
+)
 from clear_mlflow.comparison.pairs import PairPlan, plan_pairs
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
@@ -166,35 +173,63 @@ def arrange(
     )
 
 
-def at_equal(subjects: Sequence[Subject], what: str) -> tuple[list[Subject], list[str]]:
-    """The most runs of equal cost within 1 %, and sentences on others; ConfigError: no two."""
-    metric = f"cost/{what}"
+def at_equal(
+    subjects: Sequence[Subject], what: str, by: Sequence[str]
+) -> tuple[list[Subject], list[str]]:
+    """The most methods of equal cost within 1 %, and sentences on others; ConfigError: no two."""
+    metric, is_of_device = f"cost/{what}", what == "seconds"
     known = sorted((s for s in subjects if metric in s.summary), key=lambda s: s.summary[metric])
     if not known:
         raise ConfigError(f"at_equal is {what}, and no run says its {metric}")
     windows = [
-        [s for s in known[i:] if within_one_percent(s.summary[metric], first.summary[metric])]
+        [
+            s
+            for s in known[i:]
+            if within_one_percent(s.summary[metric], first.summary[metric])
+            and (not is_of_device or _devices(s) == _devices(first))
+        ]
         for i, first in enumerate(known)
     ]
-    kept = max(windows, key=len)
-    named = {s.run_id for s in kept} if len(kept) > 1 else set()
+
+    def methods_of(runs: Sequence[Subject]) -> int:
+        return len({tuple(s.labels.get(n, NOT_SAID) for n in by) or s.run_id for s in runs})
+
+    # More seeds of one method are no reason to leave another method out.
+    kept = max(windows, key=lambda runs: (methods_of(runs), len(runs)))
+    are_equal = methods_of(kept) > 1
+    named = {s.run_id for s in kept} if are_equal else set()
+    varying = [n for n in by if len({s.labels.get(n, NOT_SAID) for s in subjects}) > 1] or by[:1]
     costs = {
-        cut(s.labels.get("strategy", s.name)): f"{s.summary[metric]:.3g}"
+        cut(", ".join(s.labels.get(n, NOT_SAID) for n in varying) or s.name): (
+            f"{s.summary[metric]:.3g}" + (f" on {_devices(s)}" if is_of_device else "")
+        )
         for s in subjects
         if metric in s.summary and s.run_id not in named
     }
     others = ", ".join(f"{name} {cost}" for name, cost in [*costs.items()][:6])
-    if len(kept) < 2:
+    if len(costs) > 6:
+        others += f" and {len(costs) - 6} more"
+    if not are_equal:
+        where = " on one device" if is_of_device else ""
         raise ConfigError(
-            f"at_equal is {what}, and no two runs lie within 1 % of each other ({others}); train "
-            "them with budget=naive:1"
+            f"at_equal is {what}, and no two methods lie within 1 % of each other{where} "
+            f"({others}); train them with budget=naive:1"
         )
     told = []
     if without := len(subjects) - len(known):
         told.append(f"{without} of {len(subjects)} runs say nothing of their {metric}: left out.")
     about = f"The {len(kept)} runs lie within 1 % of {metric} {kept[0].summary[metric]:.3g}"
-    told.append(f"{about}; left out, of another cost: {others}." if others else f"{about}.")
+    unlike = "another cost"
+    if is_of_device:
+        about, unlike = f"{about} on {_devices(kept[0])}", "another cost or device"
+    told.append(f"{about}; left out, of {unlike}: {others}." if others else f"{about}.")
     return kept, told
+
+
+def _devices(subject: Subject) -> str:
+    """What a run's seconds are of."""
+    found = {cost.device for cost in subject.evidence.costs if cost and cost.device}
+    return cut(" and ".join(sorted(found))) or "a device not said"
 
 
 def only_score(subjects: Sequence[Subject]) -> Score:

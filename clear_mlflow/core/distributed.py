@@ -1,4 +1,4 @@
-"""Which of several processes this one is, and how many cores it may use.
+"""Which of several processes this one is, how many cores it may use, and of what processor.
 
 torchrun says the first in environment variables, and a scheduler the second by affinity.
 """
@@ -6,11 +6,15 @@ torchrun says the first in environment variables, and a scheduler the second by 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.untrusted import MAX_TEXT_CHARACTERS
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -68,3 +72,13 @@ def place_of_environment(environment: Mapping[str, str] = os.environ) -> Distrib
             "them with torchrun, or unset RANK and WORLD_SIZE"
         )
     return DistributedEnv(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model, where the system says it, else its kind, as in ``x86_64``."""
+    with suppress(OSError):
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()[:MAX_TEXT_CHARACTERS]
+    return platform.machine()

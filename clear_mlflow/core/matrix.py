@@ -66,7 +66,7 @@ def validated_split(split: str) -> str:
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**62)]
 
 
 class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,7 +112,10 @@ def row_cost(given: RowCost | Mapping[str, object] | None) -> RowCost | None:
     """What a loop said that a row cost, checked; RecordError, or ConfigError of a name unknown."""
     if given is None:
         return None
-    fields = given.as_json() if isinstance(given, RowCost) else dict(given)
+    if not isinstance(given, (RowCost, Mapping)):
+        raise RecordError(f"cost is {shown(given)}; expected a dictionary, as {{'seconds': 1.5}}")
+    known = given.as_json() if isinstance(given, RowCost) else given
+    fields = {name: _plain_number(value) for name, value in known.items()}
     if unknown := sorted(map(str, fields.keys() - set(RowCost.__struct_fields__))):
         raise ConfigError(
             f"cost names {shown(unknown[0])}; expected some of "
@@ -120,6 +123,13 @@ def row_cost(given: RowCost | Mapping[str, object] | None) -> RowCost | None:
         )
     found: RowCost = converted(fields, RowCost, "cost")
     return found
+
+
+def _plain_number(value: object) -> object:
+    """A number of NumPy or a tensor as Python's, and a whole float as an integer."""
+    if getattr(value, "shape", None) == ():
+        value = value.item()  # type: ignore[attr-defined]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True)

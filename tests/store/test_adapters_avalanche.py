@@ -94,6 +94,10 @@ def test_the_matrix_is_avalanches_own_cell_by_cell(store, experiment_id):
     np.testing.assert_allclose(logger.matrix.values, expected[1:], atol=1e-7)
     assert logger.matrix.num_instances.tolist() == [7 + j for j in range(12)]
     assert len(np.unique(logger.matrix.values)) > 10
+    costs = logger.matrix.costs
+    assert all(cost.seconds > 0 and cost.device for cost in costs)
+    learnt = sum(p.numel() for p in trained.model.parameters())
+    assert {cost.trainable_parameters for cost in costs} == {learnt}
     assert "renate/micro_average_accuracy" in logger.metrics
     trained.eval(stream.test_stream)  # once more, with the same numbers: no news
 

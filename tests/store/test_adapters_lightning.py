@@ -92,6 +92,10 @@ def test_the_matrix_is_lightnings_own_cell_by_cell(store, experiment_id):
     np.testing.assert_allclose(callback.matrix.values, expected[1:], atol=1e-6)
     assert callback.matrix.num_instances.tolist() == [7 + j for j in range(BUCKETS)]
     assert len(np.unique(callback.matrix.values)) > 10
+    costs = callback.matrix.costs
+    assert all(cost.seconds > 0 and cost.device for cost in costs)
+    learnt = sum(p.numel() for p in model.parameters())
+    assert {cost.trainable_parameters for cost in costs} == {learnt}
     counts = callback.matrix.values * callback.matrix.num_instances
     np.testing.assert_allclose(counts, counts.round(), atol=1e-12)
 

@@ -80,6 +80,10 @@ def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_p
     np.testing.assert_allclose(callback.matrix.values, expected[1:], atol=1e-12)
     assert callback.matrix.num_instances.tolist() == [7 + j for j in range(BUCKETS)]
     assert len(np.unique(callback.matrix.values)) > 10
+    costs = callback.matrix.costs
+    assert all(cost.seconds > 0 and cost.device for cost in costs)
+    learnt = sum(p.numel() for p in model.parameters())
+    assert {cost.trainable_parameters for cost in costs} == {learnt}
 
 
 def test_a_row_that_is_measured_in_part_says_so(store, experiment_id, tmp_path):

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import platform
 import re
 
+import numpy as np
 import pytest
 from comparisons import counts, row_records
 
@@ -13,12 +15,16 @@ from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import COST
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import Subject
+from clear_mlflow.core.distributed import processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import RowCost, row_cost
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.metrics import FAMILIES, METRICS, summarize, undefined, with_costs
 
 ALL = (*METRICS, *FAMILIES["cost"])
+
+
+BY = ["strategy"]
 
 
 def priced(records, price):
@@ -91,6 +97,23 @@ def test_a_loop_says_what_it_knows():
     assert row_cost(None) is None
     with pytest.raises(ConfigError, match="cost names 'flops'; expected some of training_flops"):
         row_cost({"flops": 3})
+    numbers = {"images": np.int64(3), "seconds": np.array(1.5), "training_flops": 2e12}
+    assert row_cost(numbers) == RowCost(images=3, seconds=1.5, training_flops=2 * 10**12)
+
+
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [
+        (5, "cost is 5; expected a dictionary"),
+        ({"seconds": float("inf")}, "cost.seconds: expected"),
+        ({"seconds": float("nan")}, "cost.seconds: expected"),
+        ({"images": 1.5}, "cost.images: expected"),
+        ({"images": np.ones(2)}, "cost.images: expected"),
+    ],
+)
+def test_a_cost_that_a_loop_cannot_mean_is_one_line(cost, told):
+    with pytest.raises(RecordError, match=told):
+        row_cost(cost)
 
 
 def test_costs_add_up_and_what_is_kept_is_the_most():
@@ -140,6 +163,8 @@ def test_the_page_and_its_picture_show_the_front():
     assert "cost.svg" not in dict(figures(equal))
     without = compared(runs_of("naive", 120, None), runs_of("replay", 180, None))
     assert 'id="cost"' not in comparison_page(without, title="t", footer="f")
+    free = compared(runs_of("naive", 120, 1), runs_of("lwf", 110, 3), runs_of("ncm", 100, 0))
+    assert "cost/training_flops, without ncm (0 FLOPs)" in str(dict(figures(free))["cost.svg"])
     assert "cost.svg" not in dict(figures(without))
     assert not [w for w in without.warnings if "cost" in w]
 
@@ -155,15 +180,53 @@ def test_at_equal_cost_the_most_runs_stay():
     """The others are named with what they cost; where no two are equal, that is an error."""
     naive, replay = runs_of("naive", 120, 1000), runs_of("replay", 180, 1005)
     derpp, old = runs_of("derpp", 190, 2800), runs_of("si", 110, None)
-    kept, told = at_equal([*naive, *replay, *derpp, *old], "training_flops")
+    kept, told = at_equal([*naive, *replay, *derpp, *old], "training_flops", BY)
     assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
     assert told == [
         "3 of 12 runs say nothing of their cost/training_flops: left out.",
         "The 6 runs lie within 1 % of cost/training_flops 4e+03; left out, of another cost: derpp "
         "1.12e+04.",
     ]
-    assert at_equal(naive, "images")[1] == ["The 3 runs lie within 1 % of cost/images 48."]
-    with pytest.raises(ConfigError, match=r"no two runs lie within 1 % of each other \(naive 4e"):
-        at_equal([naive[0], derpp[0]], "training_flops")
+    for by in (BY, []):
+        told = at_equal([*naive, *replay], "images", by)[1]
+        assert told == ["The 6 runs lie within 1 % of cost/images 48."]
+    with pytest.raises(
+        ConfigError, match=r"no two methods lie within 1 % of each other \(naive 4e"
+    ):
+        at_equal([*naive, *derpp], "training_flops", BY)
     with pytest.raises(ConfigError, match="no run says its cost/images"):
-        at_equal(old, "images")
+        at_equal(old, "images", BY)
+
+
+def test_at_equal_cost_two_methods_are_more_than_one_of_many_seeds():
+    """What is left out is named by what it is grouped by, and counted from the seventh on."""
+    many = runs_of("lwf", 110, 500, range(10))
+    others = [run for i in range(7) for run in runs_of(f"own{i}", 120, 10000 * 2**i, [0])]
+    pair = [*runs_of("naive", 120, 1000), *runs_of("replay", 180, 1005)]
+    kept, (told,) = at_equal([*many, *pair, *others], "training_flops", BY)
+    assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
+    assert "lwf 2e+03, own0 4e+04" in told
+    assert told.endswith("and 2 more.")
+
+
+def test_equal_seconds_are_those_of_one_device():
+    runs = [*runs_of("naive", 120, 1), *runs_of("replay", 180, 1), *runs_of("lwf", 110, 1)]
+    for run, device in zip(runs, ["A"] * 6 + ["B"] * 3, strict=True):
+        costs = [RowCost(seconds=2.0, device=device)] * 4
+        run.record.evidence.__dict__["costs"] = tuple(costs)
+        run.summary["cost/seconds"] = 8.0
+    (told,) = at_equal(runs, "seconds", BY)[1]
+    assert told == (
+        "The 6 runs lie within 1 % of cost/seconds 8 on A; left out, of another cost or device: "
+        "lwf 8 on B."
+    )
+    with pytest.raises(ConfigError, match="of each other on one device"):
+        at_equal(runs[5:7], "seconds", BY)
+
+
+def test_a_processor_is_named_by_its_model(tmp_path):
+    """Two of one kind are as unlike as two GPUs."""
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\n")
+    assert processor_name(info) == "Fast CPU @ 3 GHz"
+    assert processor_name(tmp_path / "none") == platform.machine()

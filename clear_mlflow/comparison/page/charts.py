@@ -98,15 +98,19 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     (width, height), left = (560, 320), 60
     higher = comparison.is_higher_better(ranked)
     for setting in range(len(comparison.settings)):
-        found = [
+        priced = [
             (position, group, group.metrics[ranked], group.metrics[COST].mean)
             for position, group in enumerate(comparison.groups)
             if group.setting == setting and ranked in group.metrics and COST in group.metrics
         ]
+        # A logarithm has no place for 0.
+        found = [one for one in priced if one[3] > 0]
+        free = [short(group.name, 20) for _, group, _, price in priced if price <= 0]
         prices = [price for *_, price in found]
         # At equal cost all would lie above each other.
-        if not prices or min(prices) <= 0 or within_one_percent(min(prices), max(prices)):
+        if not prices or within_one_percent(min(prices), max(prices)):
             continue
+        without = free[0] if len(free) == 1 else many(len(free), "group")
         scale = math.log10 if max(prices) > 10 * min(prices) else float
         ends = [e for _, _, s, _ in found for e in (s.mean, *(s.interval or ()))]
         low, high = _ends(min(ends), max(ends), score)
@@ -138,7 +142,7 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         front = front_of([(dot["x"], -dot["y"] if higher else dot["y"]) for dot in dots])
         exact = scale is float
         yield {
-            "title": f"{ranked}, by {COST}",
+            "title": f"{ranked}, by {COST}" + (f", without {without} (0 FLOPs)" if free else ""),
             "width": width,
             "height": height,
             "left": left,

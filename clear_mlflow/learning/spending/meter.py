@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import resource
 import sys
 import time
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from clear_mlflow.core.distributed import processor_name
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import RowCost
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
@@ -127,7 +127,7 @@ class CostMeter:
             device_seconds=round(self._device_seconds / share, 3),
             test_seconds=round(test_seconds, 3),
             peak_bytes=torch.cuda.max_memory_allocated(self._device) if on_gpu else _peak_memory(),
-            device=torch.cuda.get_device_name(self._device) if on_gpu else platform.machine(),
+            device=torch.cuda.get_device_name(self._device) if on_gpu else processor_name(),
         )
 
     def state_dict(self) -> dict[str, Any]:
