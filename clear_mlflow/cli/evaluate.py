@@ -156,7 +156,7 @@ def evaluate(
             raise failure
     if as_json:
         print_json({"runs": entries, "dry_run": dry_run})
-    else:
+    elif not received:  # a store that does not answer is not asked again
         print_places(open_store(), summary.last_runs)
     if received:
         sys.exit(128 + received[0])

@@ -52,7 +52,7 @@ class Summary:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))
-        return counts or "no runs"
+        return counts or "no run is to be scored"
 
     def show(self, *, dry_run: bool, stopped: bool, printed: bool = True) -> None:
         """A line for each run or problem, one run's scores; unless *printed*, problems alone."""

@@ -78,10 +78,12 @@ def read_prediction_scores(
 
     def read() -> Beside:
         found = read_predictions(client, run, record)
-        if found is not None:
-            return score_predictions(found, record, metrics)
-        was_scored = names.PREDICTIONS_SCORED_TAG in run.data.tags
-        return Beside(problem=_GONE) if was_scored else Beside()
+        num_rows = 0 if found is None else len(found.answers)
+        num_scored = _num_rows_of(run.data.tags.get(names.PREDICTIONS_SCORED_TAG))
+        if num_rows < num_scored:
+            lost = f"of {num_scored - num_rows} of {num_scored} rows, " if num_rows else ""
+            return Beside(problem=f"{lost}{_GONE}")
+        return Beside() if found is None else score_predictions(found, record, metrics)
 
     tags = (names.PREDICTIONS_TAG, names.PREDICTIONS_SCORED_TAG)
     return _unless_logged(run, *tags, record, metrics, read, thorough)
@@ -184,7 +186,7 @@ def score_predictions(
         points=found.series,
         reasons={name: str(error) for name, error in found.undefined.items()},
         failed=failed,
-        stamp=f"{stamp}-{_content_digest(predictions)}",
+        stamp=f"{stamp}-{_content_digest(predictions)}-{len(predictions.answers)}",
         predictions=predictions,
     )
 
@@ -231,6 +233,12 @@ def _stamp_of(record: Record, metrics: Sequence[PredictionMetric | AnytimeMetric
         sorted((metric.name, metric.version) for metric in metrics),
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+def _num_rows_of(stamp: str | None) -> int:
+    """How many rows had predictions when a run's were scored; 0: they were not."""
+    count = (stamp or "").rpartition("-")[2]
+    return int(count) if count.isdecimal() else 0
 
 
 def _content_digest(predictions: Predictions) -> str:

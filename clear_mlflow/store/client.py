@@ -25,6 +25,7 @@ from mlflow.environment_variables import (
     MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT,
 )
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.db_types import DATABASE_ENGINES
 
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
@@ -43,6 +44,14 @@ def bound_retries() -> None:
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_TIMEOUT.name, "30")
     # A server may ask for an hour's patience with a 429 or a 503.
     os.environ.setdefault(MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER.name, "false")
+
+
+def _bound_tries(tracking_uri: str) -> None:
+    """Let a database that cannot be opened fail after six seconds of trying (MLflow: 100)."""
+    if urlsplit(tracking_uri).scheme.partition("+")[0] in DATABASE_ENGINES:
+        from mlflow.store.db import utils  # a server needs none of SQLAlchemy
+
+        utils.MAX_RETRY_COUNT = 6
 
 
 def set_up_mlflow() -> None:
@@ -103,6 +112,7 @@ def use_store(tracking_uri: str) -> None:
 
 def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
     """Connect to the tracking store; with *opens_run*, check that it keeps a run with artifacts."""
+    _bound_tries(mlflow.get_tracking_uri())
     with mlflow_errors("read experiments"), one_opens_at_a_time(mlflow.get_tracking_uri()):
         client = MlflowClient()
         client.search_experiments(max_results=1)
@@ -112,8 +122,8 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
         json_object(MLFLOW_RUN_CONTEXT.get() or "{}", MAX_TAG_BYTES)
     except RecordError as error:
         raise TrackingError(
-            f"MLFLOW_RUN_CONTEXT is {shown(MLFLOW_RUN_CONTEXT.get(), 100)}, which {error}; "
-            'expected tags of runs as JSON, for example {"team": "vision"}: or unset it'
+            f"MLFLOW_RUN_CONTEXT is {shown(MLFLOW_RUN_CONTEXT.get(), 100)}; expected tags of runs "
+            'as a JSON object, for example {"team": "vision"}, or nothing'
         ) from error
     if experiment is not None:
         _check_experiment(client, experiment)

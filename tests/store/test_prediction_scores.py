@@ -106,6 +106,11 @@ def test_predictions_that_were_removed_are_reported(store, experiment_id):
     assert not score(store, run, named=True).is_problem
     logged = histories(store, run.info.run_id)
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [2]
+    for _ in range(2):
+        (predictions_folder(run) / "row_000.safetensors").unlink(missing_ok=True)
+        verdict = score(store, run, named=True)
+        assert verdict.is_problem
+        assert "of 1 of 2 rows, they were there when" in verdict.detail
     for path in predictions_folder(run).rglob("*.safetensors"):
         path.unlink()
     verdict = score(store, run, named=True)

@@ -4,7 +4,9 @@ import os
 import signal
 import sqlite3
 from contextlib import closing
+from types import SimpleNamespace
 
+import mlflow
 import pytest
 from click.testing import CliRunner
 from forked import run_forked
@@ -20,7 +22,9 @@ from clear_mlflow.store.client import preflight
 def test_tags_of_the_environment_that_are_no_json_are_one_line(store, monkeypatch):
     """Before a run is opened."""
     monkeypatch.setenv("MLFLOW_RUN_CONTEXT", "x")
-    with pytest.raises(TrackingError, match="MLFLOW_RUN_CONTEXT is 'x', which is no JSON"):
+    with pytest.raises(
+        TrackingError, match="MLFLOW_RUN_CONTEXT is 'x'; expected tags of runs as a"
+    ):
         preflight()
 
 
@@ -34,15 +38,28 @@ def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
 
 @pytest.mark.parametrize("command", [["evaluate", "--only", "unscored"], ["import", __file__]])
 def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
-    """In the first call to it."""
+    """In the first call to it, which is the last."""
+    calls = []
 
     def hang(**options):
+        calls.append(options)
         os.kill(os.getpid(), signal.SIGINT)
 
     for module in (connecting, load):
         monkeypatch.setattr(module, "preflight", hang)
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 130
+    assert len(calls) == 1
+
+
+def test_a_database_that_cannot_be_opened_is_refused_within_seconds(tmp_path, monkeypatch):
+    """MLflow's own tries take 101 s, in which nothing is printed."""
+    naps = []
+    monkeypatch.setattr("mlflow.store.db.utils.time", SimpleNamespace(sleep=naps.append))
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}")
+    with pytest.raises(TrackingError, match="cannot read experiments"):
+        preflight()
+    assert 0 < sum(naps) < 10
 
 
 def test_a_database_that_is_locked_is_one_line(store, experiment_id):
