@@ -102,6 +102,8 @@ def in_scenario(
         digest=stream_digest(buckets, stream.class_names, stream.tested_on, scenario),
         times=tuple(stream.times[start] for start in starts[:-1]) if has_dates else (),
         scenario=scenario,
+        dealt=tuple(tuple(sorted(group, key=stream.class_names.index)) for group in groups),
+        of_time=stream,
     )
 
 

@@ -164,6 +164,8 @@ class BucketStream:
     licence: str = ""  # of the images, as whoever published them says; empty where not known
     standardise: str = "none"  # of vectors: see splits.Listing
     scenario: str = DOMAIN  # or "class" or "task": see scenarios.in_scenario
+    dealt: tuple[tuple[str, ...], ...] = ()  # in a scenario, the classes that each bucket brings
+    of_time: BucketStream | None = None  # and the stream that it was made of
 
     def classes_in(self, split: str) -> list[list[str]]:
         """The classes that each bucket has images of in ``train`` or ``test``."""
@@ -172,12 +174,13 @@ class BucketStream:
 
     @property
     def absent_classes(self) -> dict[str, dict[str, list[str]]]:
-        """Of training and test images, the buckets that lack classes, and which they lack."""
+        """Of training and test images, the buckets that lack classes of theirs, and which."""
         found: dict[str, dict[str, list[str]]] = {}
+        expected = self.dealt or (self.class_names,) * len(self.buckets)
         for split in ("train", "test"):
-            for bucket, names in zip(self.buckets, self.classes_in(split), strict=True):
-                there = frozenset(names)
-                if lacks := [name for name in self.class_names if name not in there]:
+            there = map(frozenset, self.classes_in(split))
+            for bucket, names, seen in zip(self.buckets, expected, there, strict=True):
+                if lacks := [name for name in names if name not in seen]:
                     found.setdefault(split, {})[bucket.key] = lacks
         return found
 

@@ -189,7 +189,7 @@ class StreamTraining:
     def facts(self) -> StreamMetadata:
         """The dataset that is trained on."""
         images = self._evaluation_set
-        absent = {} if self.stream.scenario != DOMAIN else self.stream.absent_classes
+        absent = self.stream.absent_classes
         lacks = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
         more = f", and so {len(lacks) - 1} more" if len(lacks) > 1 else ""
         told = (
@@ -222,7 +222,7 @@ class StreamTraining:
         """What the record says of a scenario but that of domains."""
         if self.stream.scenario == DOMAIN:
             return {}
-        classes = {"classes": self.stream.classes_in("train")}
+        classes = {"classes": [list(names) for names in self.stream.dealt]}
         return {"name": self.stream.scenario, **self.config.scenario_args, **classes}
 
     @cached_property

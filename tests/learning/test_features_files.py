@@ -18,6 +18,7 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.shipped import own_names
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.features.torch_files import load_torch_file
+from clear_mlflow.data.scenarios import in_scenario
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,21 @@ def test_older_features_go_to_their_images(tmp_path, chosen):
     root = write_older(tmp_path / "older")
     stream = stream_of(root, tmp_path, **chosen)
     assert_features_belong_to_images(load_features(stream, KIND, cache_dir=tmp_path), stream)
+
+
+@pytest.mark.parametrize("times", ["own", "all"])
+@pytest.mark.parametrize(
+    ("layout", "split", "per_bucket"), [("released", "0", 2), ("older", "1", 1)]
+)
+def test_features_go_to_their_images_in_buckets_of_new_classes(
+    released_root, tmp_path, layout, split, per_bucket, times
+):
+    """Whose keys are no longer those of the files."""
+    root = released_root if layout == "released" else write_older(tmp_path / "older")
+    stream = stream_of(root, tmp_path, split=split)
+    arguments = {"classes_per_bucket": per_bucket, "times": times}
+    dealt = in_scenario(stream, "class", arguments)
+    assert_features_belong_to_images(load_features(dealt, KIND, cache_dir=tmp_path), dealt)
 
 
 def test_the_digest_is_that_of_the_features(released_root, tmp_path):

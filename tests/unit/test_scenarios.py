@@ -124,6 +124,16 @@ def test_a_class_that_is_not_there_in_its_time_is_one_line():
         in_scenario(stream, "class", {"classes_per_bucket": 2})
 
 
+def test_of_two_classes_the_one_that_is_not_there_is_said():
+    """Its bucket brings it all the same: it may be answered, and the record has it."""
+    stream = made(without={("b", "2004")})
+    assert in_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
+    found = in_scenario(stream, "task", {"classes_per_bucket": 2})
+    assert found.classes_in("train")[0] == ["a"]
+    assert found.dealt == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
+    assert found.absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
+
+
 @pytest.mark.parametrize("changes", [{"protocol": "streaming"}, {"seeds": "0,1"}])
 def test_what_does_not_go_with_new_classes_is_refused(changes):
     with pytest.raises(ConfigError, match="its buckets are tested on held-out images"):

@@ -7,7 +7,7 @@ older one, whose arrays are in the order of a file list.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,14 +61,14 @@ def _base(path: Path) -> Path | None:
 
 
 def shipped_features(
-    name: str, bucket: str, images: ImageSet, class_names: Sequence[str]
+    name: str, buckets: Mapping[Path, str], images: ImageSet, class_names: Sequence[str]
 ) -> NDArray[np.float32]:
-    """The features of one type of a bucket's images, (N, width), in their order."""
-    by_base: defaultdict[Path, list[int]] = defaultdict(list)
+    """The features of one type of some images, (N, width), in their order; the bucket of each."""
+    by_place: defaultdict[tuple[Path, str], list[int]] = defaultdict(list)
     for i, path in enumerate(images.paths):
-        by_base[_base(path) or path.parent].append(i)
+        by_place[_base(path) or path.parent, buckets[path]].append(i)
     rows: dict[int, Tensor] = {}
-    for base, chosen in by_base.items():
+    for (base, bucket), chosen in by_place.items():
         if is_folder(base / _RELEASED_FOLDER / name):
             rows |= _released(base, name, bucket, images, chosen, class_names)
         elif is_folder(base / _OLDER_FOLDER / name):

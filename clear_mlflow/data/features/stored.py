@@ -49,24 +49,30 @@ def load_features(
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> StoredFeatures:
     """Find the features of a stream's images: the dataset's own, else extracted ones."""
-    load: Callable[[str, ImageSet], NDArray[np.float32] | Vectors]
+    load: Callable[[ImageSet], NDArray[np.float32] | Vectors]
     if stream.has_vectors:
         if name != VECTORS:
             raise ConfigError(
                 f"dataset {stream.name} is of vectors and features is {name}; pass features=vectors"
             )
 
-        def load(bucket: str, images: ImageSet) -> Vectors:
+        def load(images: ImageSet) -> Vectors:
             return cast("Vectors", images.vectors)
     elif name == PIXELS:
         progress = {id(images): told for images, told in counted([*image_sets(stream)], on_image)}
 
-        def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
+        def load(images: ImageSet) -> NDArray[np.float32]:
             return pixel_features(images, cache_dir=cache_dir, on_image=progress[id(images)])
     elif name in own_names(stream):
+        buckets = {
+            path: bucket.key
+            for bucket in (stream.of_time or stream).buckets
+            for images in (bucket.train, bucket.test)
+            for path in images.paths
+        }
 
-        def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
-            return shipped_features(name, bucket, images, stream.class_names)
+        def load(images: ImageSet) -> NDArray[np.float32]:
+            return shipped_features(name, buckets, images, stream.class_names)
     else:
         extracted = find_extracted(stream, name, cache_dir=cache_dir)
         if extracted is None:
@@ -77,12 +83,12 @@ def load_features(
                 f"features DIR --name {name}'"
             )
 
-        def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
+        def load(images: ImageSet) -> NDArray[np.float32]:
             return extracted.of(images)
 
-    train = [load(bucket.key, bucket.train) for bucket in stream.buckets]
+    train = [load(bucket.train) for bucket in stream.buckets]
     test = [
-        features if bucket.test is bucket.train else load(bucket.key, bucket.test)
+        features if bucket.test is bucket.train else load(bucket.test)
         for bucket, features in zip(stream.buckets, train, strict=True)
     ]
     widths = sorted({array.shape[1] for array in (*train, *test)})

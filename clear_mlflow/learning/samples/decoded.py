@@ -187,8 +187,8 @@ class TrainingStream(ABC):
 
 def _answers(stream: BucketStream) -> Tensor:
     found = torch.zeros(len(stream.buckets), len(stream.class_names), dtype=torch.bool)
-    for position, bucket in enumerate(stream.buckets):
-        found[position, np.unique(bucket.train.labels)] = True
+    for position, names in enumerate(stream.dealt):
+        found[position, [stream.class_names.index(name) for name in names]] = True
     return found
 
 
