@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from mlflow.entities import Run as MlflowRun
@@ -12,6 +13,7 @@ from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
+from clear_mlflow.core.text import one_line
 from clear_mlflow.metrics import of_families
 from clear_mlflow.metrics._results import MetricResult
 from clear_mlflow.metrics.from_predictions import Predictions
@@ -168,14 +170,26 @@ class Run:
         }
 
     def _repr_html_(self) -> str:
+        if (problem := self._problem()) is not None:
+            return f"<p>{escape(problem)}</p>"
         listed = self.scores.results().values()
         return run_html(self.name, self.record.evidence, listed, self.links)
 
     def __str__(self) -> str:
+        if (problem := self._problem()) is not None:
+            return problem
         return as_text(*run_text(self.record, self.scores.results().values()), "", *self.links)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.run_id}, {self.status})"
+
+    def _problem(self) -> str | None:
+        """What is shown of a run without rows, or with damaged ones; None: all can be shown."""
+        try:
+            self.record  # noqa: B018
+        except RecordError as error:
+            return one_line(f"{self.name} {self.status}: {error}")
+        return None
 
     @cached_property
     def scores(self) -> Scores:

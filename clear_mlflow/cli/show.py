@@ -26,6 +26,7 @@ def show(run: str, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
         return
+    found.record  # noqa: B018  # a run without one is refused, as for --json
     click.echo(f"{found.name} {found.status}\n")
     print_scores(found.scores, console())
     print_links(found.links)

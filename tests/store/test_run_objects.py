@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from click.testing import CliRunner
 from courses import values
 from html_pages import Page
 from kept_predictions import kept_run
@@ -15,6 +16,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.live import NotebookProgress, in_notebook
+from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.metrics import summarize
@@ -81,6 +83,11 @@ def test_a_run_without_rows_says_so(store, experiment_id):
     run = loaded(store.create_run(experiment_id))
     with pytest.raises(RecordError, match="holds no rows"):
         run.matrix  # noqa: B018
+    assert str(run) == f"{run.name} RUNNING: run {run.run_id} holds no rows of an accuracy matrix"
+    assert f">{run}<" in run._repr_html_()
+    shown = CliRunner().invoke(main, ["show", run.run_id])
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert "holds no rows" in shown.stderr
 
 
 def test_a_notebook_shows_matrix_metrics_and_links(result):
