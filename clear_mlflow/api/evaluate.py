@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -123,7 +123,7 @@ class ScoringResult:
     run_name: str
     action: str  # "scored", "unchanged", "skipped" or "failed"
     detail: str  # what was written, or why nothing was
-    scores: Scores | None = None
+    scores: Scores | None = field(default=None, repr=False)
     is_problem: bool = False  # you should look at this run
     is_partial: bool = False  # rows are missing, at the end or in between
     undefined: tuple[str, ...] = ()  # a user's own metrics that have no value, and did not fail

@@ -172,7 +172,7 @@ def _engine_named(
 class SweptRun:
     """One run that a sweep asks for, and what became of it."""
 
-    planned: PlannedRun
+    planned: PlannedRun = field(repr=False)
     state: str = NOT_DONE
     run_id: str | None = None
     error: str | None = None

@@ -428,6 +428,10 @@ class AccuracyMatrix:
             known.append(f"{self.score.name}, {self.score.better} is better")
         return f"AccuracyMatrix({', '.join([trained, *known])})"
 
+    def __str__(self) -> str:
+        text: str = _drawn("terminal_tables", "matrix_text")(self)
+        return text
+
     def to_frame(self, *, wide: bool = False) -> DataFrame:
         """The matrix in pandas: a line for each cell, or *wide*, as it is printed.
 

@@ -69,6 +69,11 @@ def matrix_table(matrix: AccuracyMatrix) -> Table:
     return table
 
 
+def matrix_text(matrix: AccuracyMatrix) -> str:
+    """The matrix as ``print`` shows it."""
+    return as_text(matrix_table(matrix))
+
+
 def metrics_table(metrics: Iterable[MetricResult]) -> Table:
     """Every metric with its value, or with the reason why it has none."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)

@@ -104,6 +104,17 @@ def test_a_notebook_shows_matrix_metrics_and_links(result):
     assert cells == re.findall(r"center[^>]*>(.*?)</td>", result.matrix._repr_html_())
 
 
+def test_a_matrix_and_a_list_of_verdicts_are_read_as_they_are_shown(store, experiment_id):
+    """The numbers of a matrix are printed; what evaluate gives, without scores."""
+    run = stored_run(store, experiment_id)
+    lines = str(loaded(run).matrix).splitlines()
+    assert len([line for line in lines if "after" in line]) == len(FOUR_BUCKETS) - 1
+    assert f"{100 * FOUR_BUCKETS[-1][0] / NUM_TEST:.1f}" in lines[-1]
+    (verdict,) = clear_mlflow.evaluate([run.info.run_id])
+    assert run.info.run_id in repr(verdict)
+    assert "AccuracyMatrix" not in repr(verdict)
+
+
 def test_an_address_is_a_link():
     """Of a store that is a server, one that a person can follow."""
     text = run_html("a", AccuracyMatrix([[0.5]]), (), ("run      http://server/#/runs/1",))
