@@ -133,13 +133,15 @@ class ScoringResult:
         return replace(self, scores=None)
 
     def to_dict(self) -> dict[str, object]:
-        """What became of the run, with the values of its metrics."""
+        """What became of the run, with the values of its metrics, and why some have none."""
+        found = self.scores or Scores(run_id=self.run_id, run_name=self.run_name)
         return {
             "run_id": self.run_id,
             "run_name": self.run_name,
             "action": self.action,
             "detail": self.detail,
-            "metrics": dict(self.scores.summary) if self.scores else {},
+            "metrics": {**dict.fromkeys(found.reasons), **found.summary},
+            "reasons": dict(found.reasons),
         }
 
 

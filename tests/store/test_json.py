@@ -81,6 +81,9 @@ def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
     document = told("evaluate", "--experiment", experiment_id)
     assert misfits(document, SHAPES["evaluate"]) == []
     assert [run["action"] for run in document["runs"]] == ["scored"] * len(runs)
+    (partial,) = [run for run in document["runs"] if run["run_id"] == runs[1]]
+    assert partial["metrics"]["renate/forgetting"] is None
+    assert partial["reasons"]["renate/forgetting"].startswith("needs a past bucket")
     document = told("evaluate", "--run-id", f"{runs[0]},none_such", code=2)
     assert [run["action"] for run in document["runs"]] == ["unchanged", "failed"]
 
