@@ -73,7 +73,7 @@ def compare(
     runs: Runs = None,
     *,
     filter: str | None = None,  # noqa: A002
-    group_by: Sequence[str] = ("strategy", "dataset"),
+    group_by: str | Sequence[str] | None = None,
     primary: str | None = None,
     baseline: str | None = None,
     margin: float | None = None,
@@ -87,9 +87,11 @@ def compare(
     each other.
 
     Args:
-        runs: an experiment's name, or runs: objects, ids, bundles. None: all experiments.
+        runs: an experiment's name, or runs: objects, ids, bundles. None: of all experiments, those
+            that *filter* finds.
         filter: of an experiment's runs, in MLflow's search syntax.
-        group_by: parameters or tags that the seeds of one method share; (): each run for itself.
+        group_by: parameters or tags that the seeds of one method share; (): each run for itself;
+            None: strategy, where a run has one, and dataset.
         primary: metric of ranking and verdicts; ``clear/challenge_score`` where it is defined.
         baseline: the group that all others are tested against, by its name or a label.
         margin: the largest difference that does not matter, in percentage points, or in the
@@ -104,6 +106,7 @@ def compare(
         ConfigError: nothing was chosen that can be compared, or a value is none that it can be.
         TrackingError: the store does not answer, or lacks a run.
     """
+    metrics = metrics.split(",") if isinstance(metrics, str) else metrics
     own = asked_metrics(metrics)
     if own.predictions:
         raise ConfigError(
@@ -117,7 +120,7 @@ def compare(
     comparison, left_out, experiment_id = read_comparison(
         client,
         found,
-        group_by=group_by,
+        group_by=group_by.split(",") if isinstance(group_by, str) else group_by,
         rank_by=primary,
         metrics=tuple(all_metrics.values()),
         baseline=baseline,
@@ -142,7 +145,7 @@ def compare(
         experiment_id=experiment_id or experiment_for(client),
         run_id=own_run,
         params={
-            "group_by": ",".join(group_by) or NONE,
+            "group_by": ",".join(comparison.group_by) or NONE,
             "rank_by": primary or AUTO,
             **{name: text for name, text in given.items() if text},
         },
@@ -155,7 +158,7 @@ def read_comparison(
     client: MlflowClient,
     runs: Iterable[Run | MissingRun],
     *,
-    group_by: Sequence[str],
+    group_by: Sequence[str] | None,
     rank_by: str | None = None,
     baseline: str | None = None,
     margin: float | None = None,
@@ -195,6 +198,9 @@ def read_comparison(
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
+    if group_by is None:  # of a loop, or from a file, a run need not say its strategy
+        known = {name for subject in subjects for name in subject.labels}
+        group_by = tuple(name for name in ("strategy", "dataset") if name in known)
     for name, usual in ("augment", None), ("budget", OFF), ("stream_rate", OFF):
         if group_by and len({subject.labels.get(name, usual) for subject in subjects}) > 1:
             # Seeds that were shown other pixels, or more of them, are not the seeds of one method.

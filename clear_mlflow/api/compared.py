@@ -54,7 +54,7 @@ class ComparedRuns:
     run_id: str | None = None
     links: tuple[str, ...] = ()
 
-    def leaderboard(self, metrics: Sequence[str] | None = None) -> DataFrame:
+    def leaderboard(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
         """A line for each group, best first: seeds, and the mean of each metric over them.
 
         Args:
@@ -82,11 +82,11 @@ class ComparedRuns:
             "links": list(self.links),
         }
 
-    def to_latex(self, metrics: Sequence[str] | None = None) -> str:
+    def to_latex(self, metrics: str | Sequence[str] | None = None) -> str:
         """The leaderboard as a table of LaTeX's booktabs: mean ± deviation, the best in bold."""
         return latex_table(self.comparison, metrics)
 
-    def to_markdown(self, metrics: Sequence[str] | None = None) -> str:
+    def to_markdown(self, metrics: str | Sequence[str] | None = None) -> str:
         """The leaderboard in Markdown: mean ± deviation, the best in bold."""
         return markdown_table(self.comparison, metrics)
 

@@ -61,7 +61,8 @@ def evaluate(
     scored stops no other.
 
     Args:
-        runs: an experiment's name, or runs: objects or ids. None: all experiments.
+        runs: an experiment's name, or runs: objects or ids. None: of all experiments, those that
+            *filter* or *unscored_only* finds.
         filter: of an experiment's runs, in MLflow's search syntax.
         unscored_only: leave out runs that have scores.
         metrics: further families by name, and metrics of your own: functions, or

@@ -13,10 +13,10 @@ from mlflow.entities import Run as MlflowRun
 from clear_mlflow.api.bundle import bundles_in, read_bundle
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import ExperimentName, shown
 from clear_mlflow.store.client import MlflowClient, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
-from clear_mlflow.store.search import MissingRun, select
+from clear_mlflow.store.search import MissingRun, has_experiment, select
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 # A run, by its id or as an object; an experiment, by its name; several runs; None: all experiments.
@@ -77,14 +77,12 @@ def chosen(
     unscored_only: bool = False,
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
     """The runs that are meant, and whether they were named one by one."""
-    if isinstance(of, (Run, Path)) or (
-        isinstance(of, str) and (_RUN_ID.fullmatch(of) or bundles_in(Path(of)))
-    ):
+    if isinstance(of, (Run, Path)) or (isinstance(of, str) and _names_runs(client, of)):
         of = [of]
     if of is None and filter is None and not unscored_only:
         raise ConfigError(
-            "no runs are chosen; pass run_id=ID, experiment=NAME or filter=TEXT, or, to evaluate, "
-            "only=unscored for all runs that lack a score"
+            "no runs are chosen; name runs or an experiment, or pass filter=TEXT, or, to evaluate, "
+            "only=unscored (in Python unscored_only=True) for all runs that lack a score"
         )
     if of is None or isinstance(of, str):
         return select(client, experiment=of, filter=filter, unscored_only=unscored_only), False
@@ -105,3 +103,13 @@ def chosen(
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
     named = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
     return chain(named, bundled), True
+
+
+def _names_runs(client: MlflowClient, text: str) -> bool:
+    """Whether a text is a run's id or a path of bundles, and not an experiment's name."""
+    if isinstance(text, ExperimentName):
+        return False
+    if _RUN_ID.fullmatch(text):
+        return True
+    # A folder of an experiment's name may lie here by chance; a Path says that it is meant.
+    return bool(bundles_in(Path(text))) and not has_experiment(client, text)

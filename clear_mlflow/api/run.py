@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from html import escape
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from mlflow.entities import Run as MlflowRun
@@ -143,7 +144,7 @@ class Run:
         from pandas import DataFrame
 
         lines = [
-            (m.name, m.value, *(m.interval or (None, None)), m.higher_is_better, m.reason)
+            (m.name, m.value, *(m.interval or (nan, nan)), m.higher_is_better, m.reason)
             for m in self.metrics.values()
         ]
         columns = ["metric", "value", "low", "high", "higher_is_better", "reason"]

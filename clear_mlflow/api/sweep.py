@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 import time
 from collections import Counter, deque
@@ -27,7 +28,7 @@ from clear_mlflow.api.compare import read_comparison, write_comparison
 from clear_mlflow.api.compared import ComparedRuns
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import one_line, shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Task
 from clear_mlflow.engines.local import LocalEngine
@@ -107,6 +108,8 @@ def sweep(
     Raises:
         ConfigError: the grid asks for something that cannot be trained.
         TrackingError: MLflow cannot keep the runs, or another process works on the same sweep.
+        KeyboardInterrupt: it was stopped by Ctrl-C, once the runs under way had been scored; of
+            another signal, SystemExit.
     """
     planned, on, client, place = prepared(
         grid, engine, jobs, address, cpus=cpus, gpus=gpus, experiment=experiment
@@ -118,9 +121,12 @@ def sweep(
             group_by=None if group_by is None else tuple(group_by),
             rank_by=primary,
             stopping=lambda: bool(signals.received),
+            on_run=reporter(len(planned.runs)),
             name=run_name,
         )
-        return how.over(client, place, on)
+        result = how.over(client, place, on)
+    signals.raise_received()
+    return result
 
 
 def prepared(
@@ -220,6 +226,29 @@ class SweepResult:
             "compared": None if self.compared is None else self.compared.to_dict(),
             "problems": list(self.problems),
         }
+
+
+def reporter(total: int) -> Callable[[SweptRun], None]:
+    """Says on standard error what becomes of each run, as it happens."""
+    ended = 0
+
+    def report(run: SweptRun) -> None:
+        nonlocal ended
+        if run.state in (DONE, FAILED):
+            ended += 1
+            took = f" in {run.seconds:.0f} s" if run.seconds is not None else ""
+            what = f"{run.state}{took}"
+        elif run.error is not None:
+            what = "ended early"
+        else:
+            what = "started" if run.tries == 1 else f"started again, try {run.tries}"
+            what += f" ({run.note})" if run.note else ""
+        why = f": {run.error}" if run.error else ""
+        line = one_line(f"{what}: {run.planned.name}{why} (run {run.run_id})")
+        with suppress(OSError):
+            print(f"[{ended}/{total}] {line}", file=sys.stderr, flush=True)
+
+    return report
 
 
 @dataclass(kw_only=True)

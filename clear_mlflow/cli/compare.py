@@ -82,7 +82,7 @@ def compare(
     compared = compare_runs(
         selected,
         filter=filter_string,
-        group_by=("strategy", "dataset") if group_by is None else group_by,
+        group_by=group_by,
         primary=rank_by,
         metrics=(*(metrics or ()), *(metric or ())),
         baseline=baseline,

@@ -9,7 +9,7 @@ import click
 
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import ExperimentName, shown
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import whole
@@ -118,7 +118,7 @@ def chosen_runs(
             f"runs named ({len(run_ids)}) beside experiment {experiment!r} and filter "
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
-    return run_ids or experiment
+    return run_ids or (None if experiment is None else ExperimentName(experiment))
 
 
 # As jobs; None: auto.

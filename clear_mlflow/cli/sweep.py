@@ -120,7 +120,7 @@ def sweep(
 
     # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
     read_grid(grid)
-    from clear_mlflow.api.sweep import NOT_DONE, Sweep, find_runs, prepared
+    from clear_mlflow.api.sweep import NOT_DONE, Sweep, find_runs, prepared, reporter
 
     planned, engine_of, client, experiment_id = prepared(
         grid, engine, jobs, address, cpus=cpus, gpus=gpus
@@ -153,7 +153,7 @@ def sweep(
             group_by=group_by,
             rank_by=rank_by,
             stopping=lambda: bool(signals.received),
-            on_run=_reporter(len(planned.runs)),
+            on_run=reporter(len(planned.runs)),
             name=run_name,
         ).over(client, experiment_id, engine_of)
     if as_json:
@@ -174,31 +174,6 @@ def _program(runs: int) -> Callable[[Sequence[str], Mapping[str, str], str], Pro
     from clear_mlflow.cli.preloaded import PreloadedProgram
 
     return PreloadedProgram()
-
-
-def _reporter(total: int) -> Callable[[SweptRun], None]:
-    """Says on standard error what becomes of each run, as it happens."""
-    ended = 0
-
-    def report(run: SweptRun) -> None:
-        from clear_mlflow.api.sweep import DONE, FAILED
-
-        nonlocal ended
-        if run.state in (DONE, FAILED):
-            ended += 1
-            took = f" in {run.seconds:.0f} s" if run.seconds is not None else ""
-            what = f"{run.state}{took}"
-        elif run.error is not None:
-            what = "ended early"
-        else:
-            what = "started" if run.tries == 1 else f"started again, try {run.tries}"
-            what += f" ({run.note})" if run.note else ""
-        why = f": {run.error}" if run.error else ""
-        line = one_line(f"{what}: {run.planned.name}{why} (run {run.run_id})")
-        with suppress(OSError):
-            print(f"[{ended}/{total}] {line}", file=sys.stderr, flush=True)
-
-    return report
 
 
 def _table(runs: Sequence[SweptRun]) -> Table:

@@ -138,7 +138,7 @@ def arrange(
     compared = tuple(metric.name for metric in definitions if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
         raise ConfigError(
-            f"rank_by is {shown(rank_by)}, which no run defines; "
+            f"rank_by (in Python primary) is {shown(rank_by)}, which no run defines; "
             f"there are {', '.join(compared) or 'none'}"
         )
     usual = [name_of(name, settings[0].score) for name in _RANKED_BY]

@@ -13,7 +13,7 @@ from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.metrics import course
 from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.picture import svg_picture
-from clear_mlflow.report.pictures import FONT, blank_figure, heatmap_png, plain_text
+from clear_mlflow.report.pictures import FONT, blank_figure, check_width, heatmap_png, plain_text
 from clear_mlflow.statistics import seed_summary
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def course_figure(
             f"metric is {shown(name)}; expected one of "
             f"{', '.join(m.name for m in comparison.definitions)}"
         )
-    wide = width or 5.0
+    wide = 5.0 if width is None else width
+    check_width(wide)
     figure = blank_figure(wide, 0.6 * wide)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.comparison.build import Comparison
@@ -92,7 +94,7 @@ def metrics_frame(comparison: Comparison) -> DataFrame:
     from pandas import DataFrame
 
     lines = [
-        (g.name, *g.labels.values(), name, s.mean, s.std, *(s.interval or (None, None)), s.n)
+        (g.name, *g.labels.values(), name, s.mean, s.std, *(s.interval or (nan, nan)), s.n)
         for g in comparison.groups
         for name, s in g.metrics.items()
     ]
@@ -100,7 +102,7 @@ def metrics_frame(comparison: Comparison) -> DataFrame:
     return DataFrame(lines, columns=["group", *by, "metric", "mean", "std", "low", "high", "n"])
 
 
-def leaders_frame(comparison: Comparison, metrics: Sequence[str] | None = None) -> DataFrame:
+def leaders_frame(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> DataFrame:
     """A line for each group, best first: seeds, and the mean of each metric."""
     from pandas import DataFrame
 
@@ -155,13 +157,15 @@ def verdicts_frame(comparison: Comparison) -> DataFrame:
     return DataFrame(lines, columns=columns)
 
 
-def latex_table(comparison: Comparison, metrics: Sequence[str] | None = None) -> str:
+def latex_table(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
     """The leaderboard for a paper (package booktabs): mean ± deviation, the best mean in bold."""
     heads, lines = _cells(comparison, metrics)
     rows = [
         [text.translate(_LATEX) for text in (name, seeds)]
         + [
-            rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$" if mean else "--"
+            _powers(rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$")
+            if mean
+            else "--"
             for mean, spread, best in values
         ]
         for name, seeds, values in lines
@@ -172,7 +176,7 @@ def latex_table(comparison: Comparison, metrics: Sequence[str] | None = None) ->
     return "\n".join([*begin, *body[1:], r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def markdown_table(comparison: Comparison, metrics: Sequence[str] | None = None) -> str:
+def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
     """The leaderboard in Markdown: mean ± deviation, the best mean in bold."""
     heads, lines = _cells(comparison, metrics)
     text = [f"| {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) - 1)}"]
@@ -186,7 +190,7 @@ def markdown_table(comparison: Comparison, metrics: Sequence[str] | None = None)
 
 
 def _cells(
-    comparison: Comparison, metrics: Sequence[str] | None
+    comparison: Comparison, metrics: str | Sequence[str] | None
 ) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, bool]]]]]:
     """Heads, and of each group its name, its seeds, and of each metric mean, spread, if best."""
     names = _columns(comparison, metrics)
@@ -211,6 +215,11 @@ def _cells(
     return ["group", "seeds", *names], lines()
 
 
+def _powers(formula: str) -> str:
+    """Numbers such as 3.68e+11 as a formula has them."""
+    return re.sub(r"e([+-]\d+)", lambda m: rf" \times 10^{{{int(m[1])}}}", formula)
+
+
 def _plain(spread: str) -> str:
     return spread.replace(r"\pm", "±")
 
@@ -220,10 +229,11 @@ def _digits(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def _columns(comparison: Comparison, metrics: Sequence[str] | None) -> list[str]:
+def _columns(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
     """The metrics of a table: those asked for, else the usual ones."""
     if metrics is None:
         return comparison.headline_metrics
+    metrics = metrics.split(",") if isinstance(metrics, str) else metrics
     for name in metrics:
         if name not in comparison.metrics:
             raise ConfigError(

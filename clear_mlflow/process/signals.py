@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -22,6 +23,8 @@ class StoppingSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StoppingSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Python lets no other thread handle signals
         for signum in _STOPPING:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 self._before[signum] = signal.signal(signum, self._handle)
@@ -36,6 +39,12 @@ class StoppingSignals:
         self._stop = stop
         if self.received:
             stop()
+
+    def raise_received(self) -> None:
+        """What a signal would have raised had it not been taken here; nothing where none came."""
+        if self.received:
+            is_interrupt = self.received[0] == signal.SIGINT
+            raise KeyboardInterrupt if is_interrupt else SystemExit(128 + self.received[0])
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.received.append(signum)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
-from clear_mlflow.core.text import ending, shortened
+from clear_mlflow.core.text import ending, shortened, shown
 from clear_mlflow.report.cell_scale import CellScale, scale_over
 from clear_mlflow.report.colours import SCALE, is_dark
 
@@ -53,6 +54,7 @@ def heatmap_figure(
     grid, size = whole_grid(matrix), matrix.num_buckets
     side = min(max(_CELL * size, _SMALLEST), _WIDEST)
     if width is not None:
+        check_width(width)
         side = max(width - _LEFT - _RIGHT, _SMALLEST / 2)
     top = _TOP - _TITLE if title is None else _TOP
     cell = side / size
@@ -126,6 +128,12 @@ def load_drawing() -> None:
 
     png_array(heatmap_png(AccuracyMatrix([[0.5]]), "0"))
     Image.init()  # MLflow keeps pictures as WebP
+
+
+def check_width(width: float) -> None:
+    """ConfigError for a width that no figure has."""
+    if not 0 < width < math.inf:
+        raise ConfigError(f"width is {shown(width)}; expected inches above 0, for example 3.3")
 
 
 def blank_figure(width: float, height: float) -> Figure:

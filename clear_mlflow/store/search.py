@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Run, ViewType
+from mlflow.entities import Experiment, LifecycleStage, Run, ViewType
 from mlflow.environment_variables import (
     MLFLOW_EXPERIMENT_ID,
     MLFLOW_EXPERIMENT_NAME,
@@ -140,21 +140,34 @@ def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
 
 def experiment_ids(client: MlflowClient, wanted: str | None = None) -> list[str]:
     """Ids of all experiments, or of those of a name, else of an id."""
-    with mlflow_errors("list the experiments"):
-        page = client.search_experiments(max_results=1000)
-        listed = list(page)
-        while page.token:
-            page = client.search_experiments(max_results=1000, page_token=page.token)
-            listed += page
+    listed = _experiments(client)
     if wanted is None:
         return [e.experiment_id for e in listed]
-    # A name takes precedence over an id: an experiment may be called "3".
-    found = [e.experiment_id for e in listed if e.name == wanted]
-    found = found or [e.experiment_id for e in listed if e.experiment_id == wanted]
-    if found:
+    if found := _of_name_or_id(listed, wanted):
         return found
     known = ", ".join(repr(e.name) for e in listed[:20])
     raise TrackingError(
         f"no experiment has the name or id {shown(wanted)} in {masked(client.tracking_uri)}; there "
         f"are {known}"
     )
+
+
+def has_experiment(client: MlflowClient, wanted: str) -> bool:
+    """Whether an experiment has this name or id."""
+    return bool(_of_name_or_id(_experiments(client), wanted))
+
+
+def _of_name_or_id(listed: list[Experiment], wanted: str) -> list[str]:
+    # A name takes precedence over an id: an experiment may be called "3".
+    found = [e.experiment_id for e in listed if e.name == wanted]
+    return found or [e.experiment_id for e in listed if e.experiment_id == wanted]
+
+
+def _experiments(client: MlflowClient) -> list[Experiment]:
+    with mlflow_errors("list the experiments"):
+        page = client.search_experiments(max_results=1000)
+        listed = list(page)
+        while page.token:
+            page = client.search_experiments(max_results=1000, page_token=page.token)
+            listed += page
+    return listed

@@ -79,6 +79,24 @@ def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id
     assert (refused.action, "is a bundle" in refused.detail) == ("failed", True)
 
 
+def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, monkeypatch):
+    """Of a text, the experiment wins; --experiment is no path, a path is no experiment."""
+    path, run = bundle
+    monkeypatch.chdir(path.parent.parent)
+    stored_run(store, store.create_experiment("bundles"), seed=3)
+    (Path("only_bundles")).symlink_to("bundles")
+
+    def compared(of):
+        (subject,) = clear_mlflow.compare(of, group_by=(), log=False).comparison.subjects
+        return subject.run_id
+
+    assert compared("bundles") == clear_mlflow.runs("bundles")[0].run_id != run.run_id
+    assert compared(Path("bundles")) == compared("only_bundles") == run.run_id
+    told = CliRunner().invoke(main, ["compare", "--experiment", "only_bundles"])
+    assert told.exit_code == 2
+    assert "no experiment has the name or id 'only_bundles'" in told.output
+
+
 def test_one_byte_changed_is_refused(bundle):
     """Of any file, and of what describes them; a file that is added or lacks, too."""
     path, _ = bundle

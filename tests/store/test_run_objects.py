@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from courses import values
@@ -17,6 +18,7 @@ import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.live import NotebookProgress, in_notebook
 from clear_mlflow.cli import main
+from clear_mlflow.comparison.tables import _powers
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.metrics import summarize
@@ -193,6 +195,35 @@ def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
     with pytest.raises(ConfigError, match="which no run defines"):
         compared.to_latex(["renate/none"])
     json.dumps(compared.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("width", [0, -1, float("nan"), float("inf")])
+def test_a_width_that_no_figure_has_is_one_line(width):
+    with pytest.raises(ConfigError, match="expected inches above 0"):
+        AccuracyMatrix([[0.5]]).plot(width=width)
+
+
+def test_latex_writes_powers_of_ten():
+    """What a run cost has them; nobody prints 3.683e+11 in a paper."""
+    assert _powers(r"$3.683e+11 \pm 2e-05$") == (r"$3.683 \times 10^{11} \pm 2 \times 10^{-5}$")
+
+
+def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
+    """As a loop of one's own stores them: nobody asked to group by it. A text is one name."""
+    for seed in (0, 1):
+        run_of(store, experiment_id, seed=seed)
+    for given in ({}, {"group_by": None}, {"group_by": "dataset"}):
+        compared = clear_mlflow.compare(experiment_id, log=False, **given)
+        assert compared.comparison.group_by == ("dataset",)
+    stored = clear_mlflow.compare(experiment_id, metrics="gem,tic")
+    params = store.get_run(stored.run_id).data.params
+    assert (params["group_by"], params["metrics"]) == ("dataset", "gem,tic")
+    name = "renate/forgetting"
+    assert [*stored.leaderboard(name)] == ["group", "seeds", name]
+    one = clear_mlflow.compare([clear_mlflow.runs(experiment_id)[0]], log=False)
+    assert {one.to_frame()[end].dtype for end in ("low", "high")} == {np.dtype(float)}
+    with pytest.raises(ConfigError, match=r"primary.*'nope', which no run defines"):
+        clear_mlflow.compare(experiment_id, primary="nope", log=False)
 
 
 def test_an_error_is_one_line_in_a_notebook():

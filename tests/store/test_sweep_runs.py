@@ -1,6 +1,9 @@
 """The run above a sweep: one for all that work on it, and its comparison, whatever is deleted."""
 
 import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -8,13 +11,16 @@ from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _get_store
 from stored_runs import stored_run
 
+import clear_mlflow
 from clear_mlflow.api.sweep import Sweep
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
 
+QUICK = {"runs": [{"features": "pixels", "epochs": 1, "predictions": "none"}]}
 ENGINE = SimpleNamespace(check_store=lambda uri: None)  # is asked for nothing else
 
 
@@ -49,6 +55,31 @@ def test_a_comparison_that_is_gone_is_made_again(store, sweep):
         assert again.is_well, again.problems
         assert again.comparison_run.info.run_id != before
         assert again.run_id == first.run_id
+
+
+@pytest.mark.parametrize(
+    ("signum", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, signum, raised):
+    """When what was under way is scored; the caller's next line is not reached."""
+    started = LocalEngine.start
+
+    def start(self, task):
+        started(self, task)
+        os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(LocalEngine, "start", start)
+    with pytest.raises(raised):
+        clear_mlflow.sweep(QUICK, experiment="test")
+    assert "[0/1] started: naive" in capsys.readouterr().err
+    (above,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'sweep'")
+    assert above.info.status == "KILLED"
+
+
+def test_a_thread_sweeps(experiment_id):
+    """Where Python allows no handler of signals."""
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(clear_mlflow.sweep, QUICK, experiment="test").result().is_well
 
 
 def elsewhere():
