@@ -83,6 +83,7 @@ class Parsed:
     label: str = ""  # which of several runs in the file this is
     part: bytes | None = None  # the bytes of the file that are this run; None = the whole file
     score: Score = ACCURACY  # what the cells are, where the file says so
+    hint: str = ""  # what to do about a cell that is too large for an accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
     cells = _rectangle(initial, rows)
     score = _score(kind, parsed, reading)
     if score.is_accuracy:
-        cells = _fractions(cells, kind, reading)
+        cells = _fractions(cells, kind, reading, parsed.hint)
     values, first = cells[1:], cells[0]
     if values.shape[0] > values.shape[1]:
         raise RecordError(
@@ -258,7 +259,7 @@ def _score(kind: Format, parsed: Parsed, reading: Reading) -> Score:
     return found
 
 
-def _fractions(cells: _Cells, kind: Format, reading: Reading) -> _Cells:
+def _fractions(cells: _Cells, kind: Format, reading: Reading, hint: str) -> _Cells:
     scale = kind.scale or reading.scale
     if reading.scale not in ("auto", scale):
         raise ConfigError(
@@ -271,13 +272,14 @@ def _fractions(cells: _Cells, kind: Format, reading: Reading) -> _Cells:
         raise RecordError(f"holds {least}; an accuracy is never below 0")
     if scale == "percent":
         if largest > 100:
-            raise RecordError(f"holds {largest}; expected accuracies in percent, 0 to 100")
+            advice = hint or "expected accuracies in percent, 0 to 100"
+            raise RecordError(f"holds {largest}, which is no percentage: {advice}")
         if kind.scale is None and 0 < largest <= 1:
             raise RecordError(f"holds no accuracy above {largest} %; scale=percent seems wrong")
         return np.divide(cells, 100)
     if largest > 1:
         advice = "if they are percent, say scale=percent" if scale == "auto" else "expected 0 to 1"
-        raise RecordError(f"holds {largest}, which is no fraction: {advice}")
+        raise RecordError(f"holds {largest}, which is no fraction: {hint or advice}")
     return cells
 
 

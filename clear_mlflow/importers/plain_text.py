@@ -82,6 +82,8 @@ def _parse(source: Source) -> list[Parsed]:
     table = table_of(source)
     if not table:
         raise RecordError("holds no row of numbers")
+    first = table[0] if table[0][0] else table[0][1:]
+    hint = _to_name(first) if all(c.isdecimal() and float(c) > 100 for c in first) else ""
     names = table.pop(0) if _is_header(table, source.buckets) else None
     column = [row[0] for row in table if row]
     labels: list[str] = []
@@ -98,8 +100,8 @@ def _parse(source: Source) -> list[Parsed]:
         raise RecordError(f"names {len(names)} buckets in its first line, but has {width} columns")
     buckets = None if names is None else tuple(name.removeprefix("'") for name in names)
     if labels and labels[0].lower() in _INITIAL:
-        return [Parsed(rows=rows[1:], initial=rows[0], buckets=buckets)]
-    return [Parsed(rows=rows, buckets=buckets)]
+        return [Parsed(rows=rows[1:], initial=rows[0], buckets=buckets, hint=hint)]
+    return [Parsed(rows=rows, buckets=buckets, hint=hint)]
 
 
 def _is_header(table: Sequence[Sequence[str]], stated: Sequence[str]) -> bool:
@@ -115,10 +117,17 @@ def _is_header(table: Sequence[Sequence[str]], stated: Sequence[str]) -> bool:
             f"begins with {shown(','.join(table[0]))}, which is no line of numbers, and none of "
             "names: expected one or the other"
         )
+    if first and first.lower() in _CORNERS and not _counts(rest) and all(map(str.isdecimal, rest)):
+        raise RecordError(f"begins with {shown(','.join(table[0]))}: {_to_name(rest)}")
     if first.lower() in _CORNERS:
         return _counts(rest)
     # 0, 1, 2 or 1, 2, 3 above a square.
     return len(rest) >= 1 and len(table) == len(rest) + 2 and _counts([first, *rest])
+
+
+def _to_name(cells: Sequence[str]) -> str:
+    """How to say that numbers in the first line are no cells: years, for example."""
+    return f"if the first line names the buckets, say buckets={shown(','.join(cells))}"
 
 
 def _counts(cells: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import result_files as files
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.score import Score
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.importers import FORMATS, Reading, Source, load, passed_over, read_runs, recognise
 from clear_mlflow.metrics import capymoa
 from clear_mlflow.report.exports import matrix_csv, matrix_json
@@ -240,6 +240,16 @@ WRONG = [
     ),
     ("a.csv", "oops,0.8\n0.5,0.6\n", {}, "holds 'oops'; expected a number"),
     ("a.csv", "model,1,2\n1,0.9,0.8\n2,0.7,0.6\n", {}, "holds 'model'; expected a number"),
+    *(
+        ("a.csv", f"{line}\n{rows}", said, "line names the buckets, say buckets='2004,2005'")
+        for line, rows in (("2004,2005", "0.5,0.4\n0.3,0.9"), (",2004,2005", "1,0.5,0.4"))
+        for said in ({}, {"scale": "percent"}, {"scale": "fraction"})
+    ),
+    *(
+        ("a.csv", f"{corner},2004,2005\n{label},0.5,0.4", {"score": score}, "buckets='2004,2005'")
+        for corner, label in (("bucket", "1"), ("Task", "b"))
+        for score in (ACCURACY, Score("rmse"))
+    ),
     ("a.csv", "0.5,1\n0.5,1\n", {"num_instances": (3,)}, "0.5, which no number of 3 test images"),
     ("a.json", "[[0.5, 0.4], [0.3]]", {}, "holds rows of [2, 1] numbers; expected a number for"),
     ("logs.pyd", "{'accuracy_1_task1': f(5)}", {}, "expected a number"),
