@@ -5,7 +5,8 @@ methods are equal; the share of comparisons with any verdict of a difference. *P
 method is ahead of all others by so many standard deviations of a seed; the share of its pairs that
 are found. Paired runs share what the seed does to all methods, half of their variance; others
 have seeds of their own. Spreads: normal; Student's t with three degrees of freedom (heavy tails); a
-shifted exponential (skewed); normal, with the last method's spread five times the others'.
+shifted exponential (skewed); either with the last method's spread five times the others'; normal,
+where of the last method one seed in five lies 20 standard deviations lower, all others 4 higher.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.arrangement import LEVEL
-from clear_mlflow.comparison.verdicts import ALL_PAIRS
+from clear_mlflow.comparison.pairs import ALL_PAIRS
 from clear_mlflow.statistics import holm, paired_t, welch_t
 
 SEEDS, GROUPS = (3, 5, 10), (2, 6, 16)
@@ -43,6 +44,10 @@ CASES = (
     Case("skewed, shared seeds", "skewed"),
     Case("unequal spreads, shared seeds", "unequal"),
     Case("unequal spreads, other seeds", "unequal", paired=False),
+    Case("skewed and unequal, shared seeds", "skewed unequal"),
+    Case("skewed and unequal, other seeds", "skewed unequal", paired=False),
+    Case("one seed in five collapses, shared seeds", "collapse"),
+    Case("one seed in five collapses, other seeds", "collapse", paired=False),
 )
 
 
@@ -104,16 +109,20 @@ def power(
 
 
 def drawn(case: Case, draws: np.random.Generator, seeds: int, methods: int) -> NDArray[np.float64]:
-    """(methods, seeds), each with a standard deviation of 1."""
+    """(methods, seeds), with a standard deviation of 1 but for the last method's of some cases."""
     shape = methods, seeds
     own = {
         "normal": lambda: draws.normal(size=shape),
         "unequal": lambda: draws.normal(size=shape),
         "heavy": lambda: draws.standard_t(3, shape) / 3**0.5,
         "skewed": lambda: draws.exponential(size=shape) - 1,
+        "skewed unequal": lambda: draws.exponential(size=shape) - 1,
+        "collapse": lambda: draws.normal(size=shape),
     }[case.spread]()
-    if case.spread == "unequal":
+    if case.spread.endswith("unequal"):
         own[-1] *= 5
+    if case.spread == "collapse":  # as good as the others on average
+        own[-1] += 20 * (0.2 - (draws.random(seeds) < 0.2))
     if not case.paired:
         return np.asarray(own)
     return np.asarray((own + draws.normal(size=(1, seeds))) / 2**0.5)
