@@ -114,36 +114,37 @@ def tf32(allowed: bool) -> Iterator[None]:
     """Let GPUs round what they multiply to TF32's ten bits, or forbid it; afterwards as before."""
     backends: Any = torch.backends
     cudnn, mkldnn, matmul = backends.cudnn, backends.mkldnn, backends.cuda.matmul
-    # The older settings, which cannot be read where somebody has used the newer ones.
-    convolutions = multiplications = None
-    with contextlib.suppress(RuntimeError):
-        convolutions = cudnn.allow_tf32
-    with contextlib.suppress(RuntimeError):
-        multiplications = torch.get_float32_matmul_precision()
-    # The newer ones (torch 2.9): each that is "none" is what the one above it is.
+    # The newer settings (torch 2.9), from the top down: each that is "none" is what the one above
+    # it is. So all are read before one is changed.
     settings: tuple[Any, ...] = ()
     if hasattr(cudnn, "conv"):
         settings = (backends, cudnn, mkldnn)
         settings += (matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+    effective = [setting.fp32_precision for setting in settings]
     own = []
     for setting in settings:
         own.append(setting.fp32_precision)
         setting.fp32_precision = "none"
+    # The older ones, which torch does not tell where a newer one says otherwise: "none" now.
+    multiplications = torch.get_float32_matmul_precision()
     try:
-        if convolutions is not None:
-            cudnn.allow_tf32 = allowed
-        if multiplications is not None:
-            torch.set_float32_matmul_precision("high" if allowed else "highest")
+        convolutions = cudnn.allow_tf32
+    except RuntimeError:
+        convolutions = True
+    try:
+        cudnn.allow_tf32 = allowed
+        torch.set_float32_matmul_precision("high" if allowed else "highest")
         for setting in settings[3:]:
             setting.fp32_precision = "tf32" if allowed else "ieee"
         yield
     finally:
-        if convolutions is not None:
-            cudnn.allow_tf32 = convolutions
-        if multiplications is not None:
-            torch.set_float32_matmul_precision(multiplications)
-        for setting, precision in [*zip(settings, own, strict=True)][::-1]:
+        cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(multiplications)
+        for setting, precision, meant in zip(settings, own, effective, strict=True):
             setting.fp32_precision = precision  # in 2.15 that of mkldnn sets the first one, too
+            if setting.fp32_precision != meant:
+                # Of convolutions: torch's own default reads as tf32, inherits, and cannot be set.
+                setting.fp32_precision = "none" if precision == "tf32" else meant
 
 
 @contextlib.contextmanager

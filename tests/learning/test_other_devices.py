@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -157,21 +159,49 @@ def newer_settings():
         (BACKENDS.mkldnn.matmul, "bf16"),
         (BACKENDS.cudnn, "ieee"),
         (BACKENDS, "tf32"),
+        (BACKENDS, "ieee"),
         (BACKENDS, "bf16"),
+        (BACKENDS.mkldnn, "bf16"),
     ],
 )
 def test_torchs_newer_settings_do_not_change_what_is_computed(setting, theirs, allowed):
     """Whichever a caller has set; afterwards all are as they were, and what follows from them."""
+    with tf32(allowed):
+        pass  # so that what convolutions default to, which cannot be set again, is explicit
     before, own = newer_settings(), setting.fp32_precision
     setting.fp32_precision = theirs
     try:
         of_caller = newer_settings()
         with tf32(allowed):
             assert newer_settings() == ["none"] * 3 + ["tf32" if allowed else "ieee"] * 6
+            assert torch.backends.cudnn.allow_tf32 is allowed
+            assert torch.backends.cuda.matmul.allow_tf32 is allowed
+            assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
         assert newer_settings() == of_caller
     finally:
         setting.fp32_precision = own
     assert newer_settings() == before
+
+
+INHERITED = """
+import torch
+from clear_mlflow.learning.device import tf32
+of = torch.backends
+for place, theirs in ("mkldnn", "bf16"), ("all", "ieee"):
+    top = of.mkldnn if place == "mkldnn" else of
+    top.fp32_precision = theirs
+    before = of.cudnn.conv.fp32_precision, of.cudnn.rnn.fp32_precision
+    with tf32(False):
+        pass
+    assert (of.cudnn.conv.fp32_precision, of.cudnn.rnn.fp32_precision) == before, (place, theirs)
+    of.fp32_precision = "ieee"
+    assert of.cudnn.conv.fp32_precision == "ieee", (place, theirs)
+"""
+
+
+def test_what_convolutions_inherit_they_inherit_afterwards():
+    """In a process that has touched nothing else: torch's own default cannot be set again."""
+    subprocess.run([sys.executable, "-c", INHERITED], check=True, timeout=240)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
