@@ -27,6 +27,7 @@ from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
+from clear_mlflow.learning.samples.photos import SampleIndices, photos_at
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
@@ -276,6 +277,26 @@ def images_on_the_device(monkeypatch, folder):
     return DecodedStream(stream, image_size=8, augment="random_crop_flip", device=DEVICE)
 
 
+@pytest.mark.parametrize(("at_once", "parts"), [(2**26, 1), (600, 3), (1, 9)])
+def test_images_are_sent_to_a_gpu_together_and_without_waiting(
+    monkeypatch, tmp_path, at_once, parts
+):
+    """Some of bounded size in one copy; they come to lie there as they are here."""
+    monkeypatch.setattr("clear_mlflow.learning.samples.photos._SENT_AT_ONCE", at_once)
+    stream = images_on_the_device(monkeypatch, tmp_path)
+    with DeviceWaits(monkeypatch) as device:
+        stream.train(0)
+        assert (device.waits, device.copies) == ([], parts + 1), "pixels, and labels"
+        stream.test()
+        assert device.waits == []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    images = [stream._open(each) for each in stream._train_sets]
+    mixed = photos_at(dict(enumerate(images)), SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]])))
+    for photos in (*images, mixed):
+        sent = photos.to(torch.device("cpu"))
+        assert torch.equal(sent.centre_crops().cut(0, 3), photos.centre_crops().cut(0, 3))
+
+
 def learns_from_images_in_epochs(name):
     """Whether a strategy learns a bucket in one descent, and from images."""
     kind = load_strategy(name)
@@ -291,8 +312,8 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
     with DeviceWaits(monkeypatch) as device:
         made.learn(0, descent)
         made.after_bucket(0)
-        samples = made.training_set(1)
         device.waits.clear()
+        samples = made.training_set(1)
         device.copies = 0
         descent.run(samples, position=1, hooks=made)
     assert device.waits == []

@@ -155,7 +155,7 @@ class TrainingStream(ABC):
             for position in np.unique(picks.bucket):
                 here = picks.bucket == position
                 labels[here] = self.labels(position)[picks.index[here]]
-            placed = torch.tensor(labels, device=images.device)
+            placed = uploaded(torch.from_numpy(labels), images.device)
             self._selected = picks, Samples(images, placed, picks)
         return self._selected[1]
 
@@ -169,8 +169,8 @@ class TrainingStream(ABC):
             home = images.device
             self._test = HeldOutImages(
                 images,
-                torch.tensor(labels, device=home),
-                torch.tensor(bucket, device=home),
+                uploaded(torch.from_numpy(labels), home),
+                uploaded(torch.from_numpy(bucket), home),
                 counts,
                 self._answers,
             )
