@@ -320,6 +320,21 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
     assert device.copies > 4 * 4, "the test sees no indices sent"
 
 
+@pytest.mark.parametrize("strategy", ["naive", "replay", "derpp"])
+def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_path, strategy):
+    """As where a GPU has no room for them: what is beside a batch is sent as the batch is."""
+    given, _ = random_stream(tmp_path, train=(9, 7), test=(4, 4), side=8)
+    stream = DecodedStream(given, image_size=8, augment="random_crop_flip", device=DEVICE)
+    _, made, descent = built(config(strategy=strategy, epochs=2, batch_size=3), DEVICE, stream)
+    with DeviceWaits(monkeypatch) as device:
+        made.learn(0, descent)
+        made.after_bucket(0)
+        samples = made.training_set(1)
+        device.waits.clear()
+        descent.run(samples, position=1, hooks=made)
+    assert device.waits == []
+
+
 def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp_path):
     """And named with the epoch that it is of; after the last, when the bucket ends."""
     for epochs, begun in (4, 2), (1, 1):

@@ -101,7 +101,9 @@ class Derpp(RehearsalStrategy):
         else:
             imitated, repeated = batch.rehearsed
             logits, imitation, repetition = joint_logits(forward, batch, imitated, repeated)
-            stored = self._logits.index_select(0, imitated.chosen.to(self._logits.device))
+            stored = self._logits.index_select(
+                0, imitated.chosen.to(self._logits.device, non_blocking=True)
+            )
             loss = (
                 share_of_mean(batch, logits, self.criterion, batch.labels)
                 + self.arguments.alpha
