@@ -6,6 +6,7 @@ import re
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 SMALL = "--device cpu --size 32 --buckets 2 --train 12 --test 6 --epochs 1 --batch 8 --memory 6"
 
@@ -25,3 +26,5 @@ def test_each_strategy_is_measured_beside_a_bare_loop(monkeypatch, capsys):
         assert math.isclose(float(ours) / float(bare), float(ratio), rel_tol=0.5)
         assert float(speed.replace(",", "")) > 0
     assert said.count("| tf32 |") == said.count("not computed in here") == 4
+    peaks = [SimpleNamespace(peak_bytes=gigabytes * 2**30) for gigabytes in (1, 3, 2)]
+    assert gpu.highest(peaks) == "3.0", "that of the last bucket"
