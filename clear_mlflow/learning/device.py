@@ -6,9 +6,11 @@ import contextlib
 import enum
 import random
 import shutil
+import sysconfig
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,7 @@ _OUT_OF_MEMORY = (
     "'out of memory'",  # NCCL quotes the driver: Cuda failure 2 'out of memory'
 )
 
-_AMPERE = (8, 0)  # compute capability
+_VOLTA, _AMPERE = (7, 0), (8, 0)  # compute capability
 
 # On CLEAR-10, 6,500 steps: where each is 10 ms shorter, they pay for the minute that it takes.
 _EPOCHS_TO_COMPILE = 50
@@ -92,6 +94,9 @@ def resolve_compile(asked: str, device: str, epochs: int, *, on_images: bool) ->
         return asked
     compilers = map(shutil.which, ("cc", "gcc", "clang"))
     able = device == "cuda" and find_spec("triton") is not None and any(compilers)
+    # Triton builds against Python's headers, and knows GPUs from Volta on.
+    able = able and Path(sysconfig.get_path("include"), "Python.h").is_file()
+    able = able and torch.cuda.get_device_capability() >= _VOLTA
     return "on" if able and on_images and epochs >= _EPOCHS_TO_COMPILE else "off"
 
 

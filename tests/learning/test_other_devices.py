@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 from dataclasses import replace
 from typing import Any
@@ -252,11 +253,14 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
         resolve_precision("tf32", "cuda")
 
 
-def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkeypatch):
+def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkeypatch, tmp_path):
     """On a GPU, if what compiles is there; on a CPU, whose digits it would change, never."""
     found = {"triton": True, "gcc": "/usr/bin/gcc"}
     monkeypatch.setattr("clear_mlflow.learning.device.find_spec", found.get)
     monkeypatch.setattr(shutil, "which", found.get)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", {"include": tmp_path}.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     assert resolve_compile("auto", "cuda", 50, on_images=True) == "on"
     assert resolve_compile("auto", "cuda", 49, on_images=True) == "off"
     assert resolve_compile("auto", "cuda", 50, on_images=False) == "off"
@@ -267,6 +271,11 @@ def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkey
         kept = found.pop(lacks)
         assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
         found[lacks] = kept
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    (tmp_path / "Python.h").unlink()
+    assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
 
 
 def images_on_the_device(monkeypatch, folder):
