@@ -306,7 +306,7 @@ def learning_rate(config: TrainConfig, epoch: float) -> float:
     """The rate of an epoch, from 0: warm-up rises to ``lr``, cosine falls from it towards 0."""
     warm = config.warmup_epochs
     if epoch < warm:
-        return config.lr * (epoch + 1) / warm
+        return config.lr * min(epoch + 1, warm) / warm  # under a budget, epochs have parts
     if config.schedule == "constant":
         return config.lr
     if config.schedule == "cosine":

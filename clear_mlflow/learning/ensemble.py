@@ -29,7 +29,7 @@ from clear_mlflow.learning.samples.decoded import (
     batch_bounds,
     order_of,
 )
-from clear_mlflow.learning.spending.budget import within_memory
+from clear_mlflow.learning.spending.budget import check_memory, within_memory
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 
@@ -65,6 +65,7 @@ def train_ensemble(
     strategies = [
         kind(member, stream, head, arguments) for member, head in zip(members, heads, strict=True)
     ]
+    check_memory(config, strategies[0], heads[0])
 
     def rows(trained: int) -> Iterator[tuple[int, Trained]]:
         descent.costs.trained()

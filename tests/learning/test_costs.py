@@ -1,6 +1,7 @@
 """What a row cost: held against a count by hooks on every layer, and against a resumed run."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +12,16 @@ from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
+from clear_mlflow.learning.descent import learning_rate
+from clear_mlflow.learning.ensemble import train_ensemble
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.spending import meter
 from clear_mlflow.learning.strategies import ewc
+from clear_mlflow.learning.strategies._weights import copied
+from clear_mlflow.learning.strategies.er_ace import ErAce
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
 BY_GRADIENTS = sorted(set(known_strategies()) - ON_FEATURES)
@@ -195,8 +200,7 @@ def test_a_run_spends_its_budget(strategy, tmp_path):
     of_naive = naive[1].row.cost.training_flops // naive[1].row.cost.images
     step = 12 * of_naive  # of four images, and twice four of the buffer
     assert 0 <= spent(naive) - spent(rows) < step
-    if strategy != "ewc":  # what follows its first bucket's steps is known after it
-        assert all(0 <= left < step for left in lefts(naive, rows))
+    assert all(0 <= left < step for left in lefts(naive, rows))
     if strategy == "naive":
         same = zip(naive[-1].model.parameters(), rows[-1].model.parameters(), strict=True)
         assert all(torch.equal(one, other) for one, other in same)
@@ -247,6 +251,45 @@ def test_the_schedule_ends_with_the_budget(tmp_path):
     assert rates == pytest.approx(expected)
 
 
+def test_a_warm_up_does_not_pass_lr():
+    """Under a budget an epoch may begin within one: it is that of the whole one at most."""
+    settings = config(epochs="4", warmup_epochs="2", lr="0.1", schedule="constant")
+    rates = [learning_rate(settings, epoch) for epoch in (0, 0.5, 1, 1.5, 2)]
+    assert rates == pytest.approx([0.05, 0.075, 0.1, 0.1, 0.1])
+
+
+def test_new_shapes_of_steps_stay_within_a_budget(tmp_path):
+    """In each bucket's one epoch both shapes are new: the second is not taken to be free."""
+    changes = {"epochs": "3", "batch_size": "16", "memory": "30", "lr": "0.001"}
+    stream = image_stream(tmp_path, train=(18, 18, 18))
+    costs = [
+        one.row.cost for one in rows_of(stream, on_images("er_ace", budget="naive:0.6", **changes))
+    ]
+    naive = costs[1].training_flops // costs[1].images * 18 * 3
+    assert all(cost.images for cost in costs[1:])
+    total = 0
+    for cost in costs[1:]:
+        total += 0.6 * naive - cost.training_flops
+        assert total >= 0
+
+
+def test_derpp_has_an_answer_to_each_image(tmp_path):
+    """Two batches of the buffer are full, however few new images are beside them."""
+    stream = image_stream(tmp_path, train=(20, 20, 20))
+    changes = {"batch_size": "16", "memory": "60", "lr": "0.001"}
+    least = 20 + 2 * 2 * 16
+    rows = train(
+        stream, on_images("derpp", budget=f"images:{least}", **changes), progress=TrainingProgress()
+    )
+    for one in rows:
+        found = one.snapshot().tensors.items()
+        (logits,) = [tensor for name, tensor in found if name.endswith("_logits")]
+        assert logits.any(dim=1).all()
+    settings = on_images("derpp", budget=f"images:{least - 1}", **changes)
+    with pytest.raises(ConfigError, match=f"an epoch of strategy derpp takes {least} there"):
+        rows_of(stream, settings)
+
+
 class Curve(TrainingProgress):
     def __init__(self):
         self.points = []
@@ -265,6 +308,7 @@ class Curve(TrainingProgress):
         ),
         ("naive", "images:3", "3 images in bucket key0, and one step of the model takes 4 there"),
         ("derpp", "naive:1", r"and an epoch of strategy derpp takes [\d,]+ there"),
+        ("ewc", "naive:1", r"with what strategy ewc computes after a bucket takes [\d,]+ there"),
     ],
 )
 def test_a_budget_for_nothing_is_refused(strategy, budget, told, tmp_path):
@@ -317,6 +361,54 @@ def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, tmp
     assert enough[-1].row.cost.stored_bytes == bytes_needed
     with pytest.raises(ConfigError, match=f"strategy {strategy} keeps {bytes_needed:,}"):
         rows_of(stream, on_images(strategy, memory_budget=bytes_needed - 1))
+
+
+def test_what_ewc_keeps_are_trained_weights(tmp_path):
+    """Frozen ones are not among them."""
+    settings = on_images("ewc", freeze="backbone", lr="0.001")
+    kept = rows_of(image_stream(tmp_path), settings)[-1].row.cost.stored_bytes
+    enough = replace(settings, memory_budget=kept)
+    assert rows_of(image_stream(tmp_path / "again"), enough)[-1].row.cost.stored_bytes == kept
+
+
+def test_what_is_kept_beside_a_buffer_is_in_the_bytes(tmp_path):
+    """Of a strategy of one's own; the buffer has room for as many images as fit without it."""
+    settings = on_images(f"{__name__}:WithACopy", memory_budget=2000)
+    with pytest.raises(ConfigError, match="pass memory=N images, and memory_budget=0"):
+        rows_of(image_stream(tmp_path), settings)
+
+
+class WithACopy(ErAce):
+    """Keeps the first weights, too."""
+
+    keeps = (*ErAce.keeps, "_first")
+
+    def setup(self):
+        super().setup()
+        self._first = copied(list(self.model.parameters()))
+
+
+def test_bytes_of_heads_that_train_together_are_checked():
+    settings = replace(on_features(strategy="cumulative", memory_budget="1"), seeds="0,1")
+    with pytest.raises(ConfigError, match="strategy cumulative keeps"):
+        next(train_ensemble(feature_stream(), settings, progress=TrainingProgress()))
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("naive:1.0", "naive:1"),
+        ("50000000.0", "5e7"),
+        ("2e+15", "2e15"),
+        ("0.50", "0.5"),
+    ],
+)
+def test_a_budget_has_one_text(text, same):
+    """However it is written, it is one method; a rate, too."""
+    for option in ("budget", "stream_rate"):
+        asked = {"strategy": "naive", "epochs": "1", option: text}
+        assert getattr(config(**asked), option) == same
+        assert getattr(config(**asked | {option: same}), option) == same
 
 
 def test_bytes_without_room_for_an_image_are_refused(tmp_path):

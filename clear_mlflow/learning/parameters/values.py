@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -83,6 +84,7 @@ def parse_budget(text: str) -> str:
     try:
         if text != OFF:
             {"": number(above=0), "naive": number(above=0), "images": whole(least=1)}[kind](amount)
+            return text if kind == "images" else _with_one_text(text)
     except (KeyError, ValueError):
         raise ValueError(
             "expected off; FLOPs a bucket, for example 2e15; a multiple of what naive learning "
@@ -96,12 +98,25 @@ def parse_stream_rate(text: str) -> str:
     try:
         if text != OFF:
             number(above=0)(text.removeprefix("naive:"))
+            return _with_one_text(text)
     except ValueError:
         raise ValueError(
             "expected off; a multiple of the pace of naive learning, for example naive:1; or "
             "images per PFLOP, for example 5e4"
         ) from None
     return text
+
+
+def _with_one_text(text: str) -> str:
+    """A budget or a rate, its number as any way to write it gives it.
+
+    >>> _with_one_text("naive:1.0"), _with_one_text("50000000.0"), _with_one_text("2e+15")
+    ('naive:1', '5e7', '2e15')
+    """
+    kind, colon, amount = text.rpartition(":")
+    exact = Decimal(amount).normalize()
+    plain = f"{exact:f}" if abs(exact.adjusted()) < 4 else str(exact).lower().replace("+", "")
+    return kind + colon + plain
 
 
 def parse_dataset(text: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError
@@ -16,6 +18,7 @@ from clear_mlflow.learning.models import trainable
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import FeatureStream, TrainingStream, batch_bounds
 from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter, Shape, stored_bytes
+from clear_mlflow.learning.strategies._weights import trained_weights
 
 _IMAGES = "images"
 
@@ -23,15 +26,19 @@ _IMAGES = "images"
 class Budget:
     """How much each bucket's training may cost; what one leaves, the next may spend."""
 
-    def __init__(self, unit: str, of_buckets: list[int], costs: CostMeter) -> None:
+    def __init__(
+        self, unit: str, of_buckets: list[int], after: list[int], costs: CostMeter
+    ) -> None:
         self._unit = unit
         self._of_buckets = of_buckets
+        self._of_after = after  # what follows each bucket's steps; 0 where a strategy does not say
         self._costs = costs
         # What the buckets before left; below 0 where one spent more, as its last step or what
         # follows its steps was not known.
         self._carried = 0
-        self._after = 0  # what followed the steps of the bucket before, as EWC's Fisher information
-        self._limit = self._before = 0
+        self._after = 0  # what follows the bucket's steps, else what followed those before
+        self._limit = 0
+        self._last: Shape | None = None  # of the bucket's steps so far
 
     @property
     def spent(self) -> int:
@@ -46,16 +53,20 @@ class Budget:
     def begin(self, position: int) -> None:
         """The training of a bucket begins."""
         self._limit = self._of_buckets[position] + self._carried
-        self._before = 0
+        self._after = self._of_after[position] or self._after
+        self._last = None
 
     def allows(self, shape: Shape) -> bool:
-        """Whether a step of a shape fits; a new shape is taken to cost what the last step did."""
-        if self._unit == _IMAGES:
-            step = sum(shape[2:])
-        else:
-            step = self._costs.flops_of.get(shape, self._before)
-        self._before = step
+        """Whether a step of a shape fits; an image of a new one costs what it did in the last."""
+        step = sum(shape[2:]) if self._unit == _IMAGES else self._flops(shape)
+        self._last = shape
         return self.spent + step <= self.for_steps
+
+    def _flops(self, shape: Shape) -> int:
+        known = self._costs.flops_of
+        if shape in known or self._last is None:
+            return known.get(shape, 0)
+        return math.ceil(Fraction(known[self._last] * sum(shape[2:]), sum(self._last[2:])))
 
     def epoch(self, epochs: int) -> float:
         """Where a schedule of so many epochs is that ends with the budget."""
@@ -95,20 +106,25 @@ def budget_of(
     of_buckets = [int(Decimal(number))] * len(counts)
     if kind == "naive":
         of_buckets = [int(Decimal(number) * config.epochs * sum(sizes)) for sizes in steps]
+    after = [0] * len(counts)
+    if kind != _IMAGES:
+        after = strategy.flops_after(_empty(config, stream, 1)) or after
     for position, key in enumerate(stream.keys):
         fixed = strategy.fixed_cost(position)
-        least, what = max(steps[position]), "one step of the model"
+        least, what = max(steps[position]) + after[position], "one step of the model"
+        if after[position]:
+            what += f" with what strategy {config.strategy} computes after a bucket"
         if fixed is not None:
             least, what = fixed[kind == _IMAGES], f"strategy {config.strategy}"
-        elif strategy.least_epochs:
-            least = strategy.least_epochs * sum(steps[position])
+        elif images := strategy.least_images(position):
+            least = images * sum(steps[position]) // counts[position]
             what = f"an epoch of strategy {config.strategy}"
         if not 0 < least <= of_buckets[position]:
             raise ConfigError(
                 f"budget is {config.budget}, which is {of_buckets[position]:,} {unit} in bucket "
                 f"{key}, and {what} takes {least:,} there; pass more, or budget=off"
             )
-    return Budget(kind, of_buckets, costs)
+    return Budget(kind, of_buckets, after, costs)
 
 
 def within_memory(config: TrainConfig, stream: TrainingStream, kind: Any) -> TrainConfig:
@@ -130,13 +146,18 @@ def check_memory(config: TrainConfig, strategy: Any, model: nn.Module) -> None:
     """Raise ConfigError where what a strategy keeps whatever its memory has no room."""
     if config.memory_budget == 0:
         return
-    weights = sum(weight.nbytes for weight in model.parameters())
+    weights = sum(weight.nbytes for weight in trained_weights(model))
     least = stored_bytes(strategy, len(strategy.stream.keys) - 1) or 0
     least += strategy.later_copies * weights
+    advice = "pass more, or memory_budget=0"
+    if strategy.needs_memory:  # whose buffer has as many images as if nothing else were kept
+        of_image = strategy.bytes_beside_image(strategy.stream.num_classes)
+        least += int(config.memory) * (strategy.stream.image_bytes + of_image)
+        advice = "pass memory=N images, and memory_budget=0"
     if least > config.memory_budget:
         raise ConfigError(
             f"memory_budget is {config.memory_budget:,} bytes, and strategy {config.strategy} "
-            f"keeps {least:,}; pass more, or memory_budget=0"
+            f"keeps {least:,}; {advice}"
         )
 
 
@@ -145,13 +166,18 @@ def naive_steps(
 ) -> dict[int, int]:
     """FLOPs of a step of plain descent on so many images."""
     trainable(twin.train(), config.freeze)
-    side = config.image_size
-    one = (stream.width,) if isinstance(stream, FeatureStream) else (3, side, side)
     found = {}
     for size in sizes:
-        inputs = torch.empty(size, *one, device="meta")
+        inputs = _empty(config, stream, size)
         labels = torch.empty(size, dtype=torch.int64, device="meta")
         with FlopCounter() as counter:
             torch.autograd.backward(cross_entropy(twin(inputs), labels))
         found[size] = counter.flops
     return found
+
+
+def _empty(config: TrainConfig, stream: TrainingStream, size: int) -> Tensor:
+    """So many images or vectors of a stream, without numbers."""
+    side = config.image_size
+    one = (stream.width,) if isinstance(stream, FeatureStream) else (3, side, side)
+    return torch.empty(size, *one, device="meta")

@@ -66,8 +66,6 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     learns_in_passing: ClassVar[bool] = True
     # Copies of the weights that it keeps once the first bucket is done, beside those of setup.
     later_copies: ClassVar[int] = 0
-    # Epochs of naive's cost without which a bucket is of no use to it: a budget has to allow them.
-    least_epochs: ClassVar[int] = 0
     # It chooses what is trained on and no more, so linear heads of several seeds can take each step
     # together. True is of the very class that says it, since a subclass may change the steps.
     plain_steps: ClassVar[bool] = False
@@ -162,6 +160,21 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     def fixed_cost(self, position: int) -> tuple[int, int] | None:
         """FLOPs and images of a bucket that is not learned in steps; a budget cannot end it."""
         return None
+
+    def least_images(self, position: int) -> int:
+        """Images in steps, of all kinds, without which a bucket is of no use: a budget has room."""
+        return 0
+
+    def flops_after(self, image: Tensor) -> list[int]:
+        """FLOPs of :meth:`after_bucket` at each bucket, which a budget sets aside.
+
+        Args:
+            image: the shape of a batch of one image, or one vector, on the device "meta".
+
+        Returns:
+            Nothing where they are not known: then those of the bucket before are set aside.
+        """
+        return []
 
     @classmethod
     def epochs(cls, config: TrainConfig, arguments: Any) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from clear_mlflow.learning.arguments import check_not_negative
-from clear_mlflow.learning.samples.decoded import Batch, Samples
+from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
     RehearsalStrategy,
@@ -52,7 +52,6 @@ class Derpp(RehearsalStrategy):
         def __post_init__(self) -> None:
             check_not_negative(self, "alpha", "beta")
 
-    least_epochs = 3  # of each image its answer is stored, and beside it are two of the buffer
     keeps = (*RehearsalStrategy.keeps, "_logits")
     scratch = (*RehearsalStrategy.scratch, "_answers", "_recording")
 
@@ -68,6 +67,14 @@ class Derpp(RehearsalStrategy):
     def bytes_beside_image(cls, num_classes: int) -> int:
         """Its logits, too."""
         return super().bytes_beside_image(num_classes) + 4 * num_classes
+
+    def least_images(self, position: int) -> int:
+        """An epoch's, as each image's answer is stored; from the buffer come two batches a step."""
+        counts, size = self.stream.train_counts, self.config.batch_size
+        held = min(self._buffer.capacity, sum(counts[:position]))
+        rehearsed = held if size == "full" else min(size, held)
+        steps = len(batch_bounds(counts[position], size))
+        return counts[position] + 2 * steps * rehearsed
 
     def training_set(self, position: int) -> Samples:
         """The bucket's own images, whose answers are to be recorded."""

@@ -12,6 +12,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.device import RngPurpose, free_memory, generator
 from clear_mlflow.learning.samples.decoded import Batch, batch_bounds, batches
+from clear_mlflow.learning.spending.meter import FlopCounter
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
     copied,
@@ -37,8 +38,9 @@ class Ewc(Strategy):
 
     with one parabola per past bucket (equation 3, as its authors extend it to more than two tasks).
     The sum of these is a parabola again, but for a constant: their curvatures add up, and its
-    vertex is their mean, weighted with them. So two numbers per weight are kept, however long the
-    stream, and nothing is approximated. The penalty's gradient is added in closed form.
+    vertex is their mean, weighted with them. So these two numbers per weight are kept, with the
+    stiffness that follows from them, however long the stream, and nothing is approximated. The
+    penalty's gradient is added in closed form.
 
     With ``online=yes`` there is one parabola from the start, around where the newest past bucket
     left the weights: its curvature is F*_k = gamma F*_{k-1} + F_k, and gamma once more while it is
@@ -91,6 +93,16 @@ class Ewc(Strategy):
         self._vertex: list[Tensor] = []
         self._stiffness: list[Tensor] = []
 
+    def flops_after(self, image: Tensor) -> list[int]:
+        """Of the Fisher information: as much for each image."""
+        one = torch.zeros_like(image, device=self.stream.device)
+        label = torch.zeros(1, dtype=torch.int64, device=one.device)
+        self.model.eval()
+        with FlopCounter() as counter:
+            self._add_fisher(self._zeros(), Batch(one, label, label, total=1), 1, self._at_once())
+        most = self.arguments.images or max(self.stream.train_counts)
+        return [counter.flops * min(count, most) for count in self.stream.train_counts]
+
     def before_step(self) -> None:
         """Add the penalty's gradient."""
         if not self._curvature:
@@ -124,9 +136,7 @@ class Ewc(Strategy):
         samples = self.stream.train(position)
         draws = [generator(self.config.seed, RngPurpose.FISHER, position, n) for n in (0, 2)]
         order = torch.randperm(len(samples), generator=draws[0])[: self.arguments.images or None]
-        size = sum(weight.numel() for weight in self._weights)
-        at_once = gradients_at_once(size, self.stream.device)
-        fisher = [torch.zeros_like(weight) for weight in self._weights]
+        at_once, fisher = self._at_once(), self._zeros()
         self.model.eval()
         for batch in batches(
             samples,
@@ -136,17 +146,26 @@ class Ewc(Strategy):
             draws=draws[1],
             group=self.group,
         ):
-            if len(batch.labels) == 0:
-                continue
-            labels, share = self._labels(batch)
-            share = share / len(order)
-            for start in range(0, labels.shape[1], at_once):  # all at once, but for huge models
-                some = slice(start, start + at_once)
-                torch._foreach_add_(
-                    fisher,
-                    squared_gradients(self.model, batch.inputs, labels[:, some], share[:, some]),
-                )
+            if len(batch.labels):
+                self._add_fisher(fisher, batch, len(order), at_once)
         return [self.group.add_up(of_weight) for of_weight in fisher]
+
+    def _add_fisher(self, fisher: list[Tensor], batch: Batch, images: int, at_once: int) -> None:
+        """Add what a batch has in the mean over so many images."""
+        labels, share = self._labels(batch)
+        share = share / images
+        for start in range(0, labels.shape[1], at_once):  # all at once, but for huge models
+            some = slice(start, start + at_once)
+            torch._foreach_add_(
+                fisher,
+                squared_gradients(self.model, batch.inputs, labels[:, some], share[:, some]),
+            )
+
+    def _at_once(self) -> int:
+        return gradients_at_once(sum(w.numel() for w in self._weights), self.stream.device)
+
+    def _zeros(self) -> list[Tensor]:
+        return [torch.zeros_like(weight) for weight in self._weights]
 
     @torch.no_grad()
     def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
