@@ -45,7 +45,6 @@ MAX_METADATA_BYTES: Final = 256 * _MIB
 MAX_TABLE_BYTES: Final = 512 * _MIB
 MAX_VECTORS_BYTES: Final = 16 * _GIB
 MAX_TABLE_ROWS: Final = 5_000_000
-MAX_TABLE_COLUMNS: Final = 1000
 # The probabilities of CLEAR-100's 55,000 test images (11 buckets of about 4,980) take 11 MB.
 MAX_PREDICTIONS_BYTES: Final = _GIB
 MAX_IMAGE_BYTES: Final = 256 * _MIB
@@ -53,6 +52,7 @@ MAX_IMAGE_BYTES: Final = 256 * _MIB
 MAX_FEATURES_BYTES: Final = 2 * _GIB
 # Numbers per image; CLEAR's own features have 2,048.
 MAX_FEATURES_WIDTH: Final = 16_384
+MAX_TABLE_COLUMNS: Final = MAX_FEATURES_WIDTH + 16  # numbers, and what else a row says
 # The largest of torchvision's take 2.6 GB.
 MAX_WEIGHTS_BYTES: Final = 8 * _GIB
 # A vision transformer of 600 million weights, with Adam's two moments and EWC's two, takes 13 GB.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from safetensors.numpy import save_file
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data import Entry, listing_of, load_stream, own_listing
 from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.checking.findings import check_own
@@ -144,6 +148,41 @@ def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
 def test_what_is_no_vector_is_one_line(table, tmp_path, change, told):
     with pytest.raises(DataError, match=told):
         loaded(stored(table.astype(object).assign(**change), tmp_path, "csv"), tmp_path)
+
+
+def test_a_date_of_parquet_is_no_number(table, tmp_path):
+    for column in (pd.to_datetime(table["time"]), pd.to_datetime(table["time"]).dt.date):
+        file = stored(table.assign(measured=column), tmp_path, "parquet")
+        with pytest.raises(DataError, match="in column 'measured'; expected numbers: pass"):
+            loaded(file, tmp_path)
+        assert loaded(file, tmp_path, columns="a:b").has_vectors
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
+def test_vectors_are_as_wide_as_features_may_be(tmp_path, kind):
+    """ResNet-50's are of 2,048 numbers; one limit for all kinds of files."""
+    for width, told in ((2048, ""), (MAX_FEATURES_WIDTH + 1, "expected 16384 at most")):
+        numbers = pd.DataFrame(np.ones((4, width)), columns=[f"n{i}" for i in range(width)])
+        roles = {"label": ["a", "b"] * 2, "bucket": ["1", "1", "2", "2"]}
+        file = tmp_path / f"wide.{kind}"
+        if kind == "npz":
+            np.savez(file, vectors=numbers, **{k: np.array(v) for k, v in roles.items()})
+        else:
+            write = pd.DataFrame.to_csv if kind == "csv" else pd.DataFrame.to_parquet
+            write(numbers.assign(**roles), file, index=False)
+        with pytest.raises(DataError, match=told) if told else nullcontext():
+            own_listing("vectors", str(file), cache_dir=tmp_path)
+
+
+def test_types_that_numpy_lacks_are_one_line(tmp_path):
+    header = json.dumps({"vectors": {"dtype": "BF16", "shape": [4, 2], "data_offsets": [0, 16]}})
+    content = struct.pack("<Q", len(header)) + header.encode() + bytes(16)
+    (tmp_path / "x.safetensors").write_bytes(content)
+    labels = np.zeros(4, [("one", int), ("two", int)])
+    np.savez(tmp_path / "x.npz", vectors=np.ones((4, 2)), label=labels, bucket=[1, 1, 2, 2])
+    for name in ("x.safetensors", "x.npz"):
+        with pytest.raises(DataError, match=f"{name} cannot be read: "):
+            own_listing("vectors", str(tmp_path / name), cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize(

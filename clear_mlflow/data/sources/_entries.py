@@ -19,6 +19,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import (
     MAX_BUCKETS,
     MAX_CLASSES,
+    MAX_FEATURES_WIDTH,
     MAX_KEY_CHARACTERS,
     MAX_TEXT_CHARACTERS,
 )
@@ -123,6 +124,11 @@ def listing_of(
     """
     real_root = resolve_root(root)
     named_in = named_in or path_text(real_root)
+    if vectors is not None and vectors.ndim == 2 and vectors.shape[1] > MAX_FEATURES_WIDTH:
+        raise DataError(
+            f"{named_in} has vectors of {vectors.shape[1]} numbers; expected {MAX_FEATURES_WIDTH} "
+            "at most"
+        )
     parts: defaultdict[str, defaultdict[str, list[tuple[str, Any]]]] = defaultdict(
         lambda: defaultdict(list)
     )

@@ -112,7 +112,8 @@ def one_line_of(file: Path) -> Iterator[None]:
     import pyarrow as pa
     from safetensors import SafetensorError
 
-    damaged = (pa.ArrowException, SafetensorError, zipfile.BadZipFile, LookupError)
+    # TypeError: of types that numpy lacks, as bfloat16, or that are no texts.
+    damaged = (pa.ArrowException, SafetensorError, zipfile.BadZipFile, LookupError, TypeError)
     try:
         yield
     except (*damaged, OSError, ValueError, MemoryError) as error:

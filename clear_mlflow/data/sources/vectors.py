@@ -124,6 +124,13 @@ def _of_parquet(
             if column.null_count:
                 raise ValueError(f"column {names[0]} lacks {column.null_count} texts")
             return columns, _hashed(column.cast("string").to_pylist(), arguments.width)
+        for name in names:
+            kind = schema.field(name).type
+            if types.is_temporal(kind) or types.is_binary(kind):  # numpy makes numbers of these
+                raise DataError(
+                    f"{path_text(file)} has {kind} in column {shown(name)}; expected numbers: pass "
+                    "dataset_args=columns=A:B with the columns that hold them"
+                )
         parts = []
         for i in range(opened.metadata.num_row_groups):
             group = opened.read_row_group(i, columns=names)
