@@ -305,8 +305,15 @@ def test_a_text_is_scikit_learns_hashed_words(tmp_path):
     assert found == sorted(expected.tolist())
     frame.loc[3, "text"] = None
     frame.to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="column text lacks 1 texts"):
-        own_listing("vectors", str(tmp_path / "a.parquet"), cache_dir=tmp_path, arguments=given)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    np.savez(tmp_path / "a.npz", vectors=np.ones((16, 2)), label=[1] * 16, bucket=[1] * 16)
+    for name, told in (
+        ("a.csv", "row 5 has no text; expected one in every row"),
+        ("a.parquet", "row 4 has no text; expected one in every row"),
+        ("a.npz", "text='text', and .* holds arrays"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=told):
+            own_listing("vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=given)
     with pytest.raises(DataError, match="or text=COLUMN"):
         own_listing(
             "vectors", str(tmp_path / "a.csv"), cache_dir=tmp_path, arguments={"text": "words"}

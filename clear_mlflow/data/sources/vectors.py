@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +95,7 @@ def _of_csv(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], N
     columns = {name: texts[name].astype("category").array for name in roles}
     names = _number_columns(list(texts.columns), roles, arguments, file)
     if arguments.text != NONE:
-        return columns, _hashed(texts[names[0]], arguments.width)
+        return columns, _hashed([*texts[names[0]]], arguments.width, path_text(file), first_row=2)
     vectors = np.empty((len(texts), len(names)), np.float32)
     for i, name in enumerate(names):
         column = texts[name].mask(texts[name].isin(_MISSING), "nan").to_numpy(object)
@@ -121,9 +121,8 @@ def _of_parquet(
         names = _number_columns(schema.names, columns, arguments, file)
         if arguments.text != NONE:
             column = opened.read(columns=names)[names[0]]
-            if column.null_count:
-                raise ValueError(f"column {names[0]} lacks {column.null_count} texts")
-            return columns, _hashed(column.cast("string").to_pylist(), arguments.width)
+            texts = column.cast("string").fill_null("").to_pylist()
+            return columns, _hashed(texts, arguments.width, path_text(file), first_row=1)
         for name in names:
             kind = schema.field(name).type
             if types.is_temporal(kind) or types.is_binary(kind):  # numpy makes numbers of these
@@ -153,6 +152,11 @@ def _of_arrays(
     import pandas as pd
     from safetensors.numpy import load_file
 
+    if arguments.text != NONE:
+        raise ConfigError(
+            f"dataset_args has text={shown(arguments.text)}, and {path_text(file)} holds arrays; "
+            "expected a CSV or Parquet file with that column, or no text"
+        )
     arrays: Mapping[str, Any]
     if file.suffix.lower() == ".npz":
         expect_unpacked(file, MAX_VECTORS_BYTES)
@@ -179,10 +183,15 @@ def _of_arrays(
         return columns, vectors.astype(np.float32, copy=False)
 
 
-def _hashed(texts: Iterable[str], width: int) -> NDArray[np.float32]:
+def _hashed(
+    texts: Sequence[str], width: int, named_in: str, *, first_row: int
+) -> NDArray[np.float32]:
     """(N, width): counts of words, each at the place and with the sign of its hash, of length 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
+    empty = next((row for row, text in enumerate(texts, first_row) if not text), None)
+    if empty is not None:
+        raise DataError(f"{named_in} row {empty} has no text; expected one in every row")
     hashed = HashingVectorizer(n_features=width, dtype=np.float32).transform(texts)
     return np.asarray(hashed.toarray())
 
