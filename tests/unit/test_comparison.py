@@ -60,6 +60,14 @@ def test_the_better_group_leads():
     assert values == sorted(values)
 
 
+@pytest.mark.parametrize("scenario", ["domain", "class", "task"])
+def test_new_classes_are_ranked_by_average_accuracy(scenario):
+    """The challenge score has cells of classes that did not come yet."""
+    runs = seeds_of("naive", 120, [0, 1], params={"scenario": scenario})
+    expected = SCORE if scenario == "domain" else "renate/average_accuracy"
+    assert compared(runs).ranked_by == expected
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
