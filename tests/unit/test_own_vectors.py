@@ -217,9 +217,14 @@ def test_arrays_of_other_shapes_are_one_line(tmp_path):
         np.savez(file, **arrays)
         with pytest.raises(DataError, match=told):
             own_listing("vectors", str(file), cache_dir=tmp_path)
-    file.write_bytes(b"PK\x03\x04 no archive")
-    with pytest.raises(DataError, match="cannot be read"):
+    labels = np.array(["a", "b"] * 2, object)
+    np.savez(file, vectors=np.ones((4, 2)), label=labels, bucket=[1, 1, 2, 2])
+    with pytest.raises(DataError, match=r"Python objects; .* save it with .astype\(str\)"):
         own_listing("vectors", str(file), cache_dir=tmp_path)
+    for content in (b"PK\x03\x04 no archive", b"a,b,label"):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match="cannot be read: it is no archive"):
+            own_listing("vectors", str(file), cache_dir=tmp_path)
 
 
 def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,13 +160,22 @@ def _of_arrays(
         )
     arrays: Mapping[str, Any]
     if file.suffix.lower() == ".npz":
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is no archive; expected one that numpy.savez wrote")
         expect_unpacked(file, MAX_VECTORS_BYTES)
         arrays = np.load(file, allow_pickle=False)
     else:
         arrays = load_file(file)
     name = _ARRAY if arguments.columns == AUTO else arguments.columns
     roles = wanted_columns(arguments, list(arrays), path_text(file), columns=name)
-    vectors, *texts = (np.asarray(arrays[name]) for name in roles)
+    try:
+        vectors, *texts = (np.asarray(arrays[name]) for name in roles)
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+        raise ValueError(
+            "an array holds Python objects; expected numbers or texts: save it with .astype(str)"
+        ) from None
     if (
         vectors.ndim != 2
         or vectors.dtype.kind not in "fiub"
