@@ -1,11 +1,17 @@
 """What lets anyone into a store is masked, in whatever form an address carries it."""
 
+import re
+import time
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clear_mlflow.core import record
 from clear_mlflow.core.credentials import has_credentials, masked
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.data.sources import _times, huggingface
+from clear_mlflow.importers import avalanche_files, mammoth, plain_text, renate
 
 SECRET = "c4n4ry-s3cr3t"
 FORMS = {
@@ -87,3 +93,30 @@ def test_any_password_is_masked(password):
     """Of printable characters, escaped or not."""
     shown = masked(f"postgresql://me:<{password}>@host/db")
     assert shown == "postgresql://***@host/db"
+
+
+MODULES = (avalanche_files, huggingface, mammoth, plain_text, record, renate, _times)
+READERS = {
+    f"{module.__name__.rpartition('.')[2]}.{name}": expression.fullmatch
+    for module in MODULES
+    for name, expression in vars(module).items()
+    if isinstance(expression, re.Pattern)
+}
+FRAGMENTS = [*" a1-+._/@'", "a:", "://", "?a=", "e1", "T1:", "\\ud8"]
+
+
+@pytest.mark.parametrize("read", [masked, *READERS.values()], ids=["masked", *READERS])
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=3).map("".join))
+def test_no_text_takes_the_square_of_its_length(read, fragment):
+    """Of the processor's time, four times the text takes about four times as much, never 16."""
+
+    def seconds(length):
+        text, taken = (fragment * length)[:length], []
+        for _ in range(3):
+            started = time.process_time()
+            read(text)
+            taken.append(time.process_time() - started)
+        return min(taken)
+
+    assert seconds(20_000) < 10 * seconds(5_000) + 0.05
