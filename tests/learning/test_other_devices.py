@@ -298,7 +298,6 @@ def test_images_are_sent_to_a_gpu_together_and_without_waiting(
         assert (device.waits, device.copies) == ([], parts + 1), "pixels, and labels"
         stream.test()
         assert device.waits == []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     images = [stream._open(each) for each in stream._train_sets]
     mixed = photos_at(dict(enumerate(images)), SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]])))
     for photos in (*images, mixed):

@@ -42,8 +42,7 @@ class DeviceWaits(TorchDispatchMode):
                 self._copied(name, kwargs.get("non_blocking", False))
                 return torch.full(source.shape, self._number, dtype=source.dtype)
         elif name == "copy_" and here and len(here) < len(tensors):
-            is_pinned = args[1].untyped_storage().data_ptr() in self._pinned
-            self._copied(name, is_pinned and kwargs.get("non_blocking", args[2:] == (True,)))
+            self._copied(name, False)
         elif len(here) < len(tensors):
             if name == "lift_fresh":  # torch.tensor(numbers, device=device)
                 self._copied(name, False)

@@ -105,9 +105,8 @@ class Photos:
                 self.parts[self.part[n]][self.first[n] : self.first[n] + num_bytes[n]]
                 for n in range(begin, end)
             ]
-            pinned = torch.cat(images).pin_memory()
-            there = int(first[begin])
-            placed[there : there + len(pinned)].copy_(pinned, non_blocking=True)
+            together, there = torch.cat(images), int(first[begin])
+            placed[there : there + len(together)] = uploaded(together, device)
         return Photos((placed,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
 
     def training_crops(self, order: Tensor, draws: torch.Generator) -> Crops:
