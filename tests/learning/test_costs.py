@@ -9,6 +9,7 @@ from feature_streams import CLASSES, WIDTH
 from learning_streams import config
 from strategy_runs import feature_stream, image_stream, on_features
 from torch import nn
+from torchvision.models import VisionTransformer
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
@@ -25,6 +26,22 @@ from clear_mlflow.learning.strategies.er_ace import ErAce
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
 BY_GRADIENTS = sorted(set(known_strategies()) - ON_FEATURES)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_transformer_costs_the_same_on_every_device(trains):
+    """A CPU computes some of the attention again in the backward pass, and tests it in one step."""
+
+    def counted(device):
+        model = VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3).to(device).train(trains)
+        inputs = torch.zeros(5, 3, 16, 16, device=device)
+        with meter.FlopCounter() as counter, torch.set_grad_enabled(trains):
+            logits = model(inputs)
+            if trains:
+                logits.sum().backward()
+        return counter.flops
+
+    assert counted("cpu") == counted("meta") > 0
 
 
 def on_images(strategy, **changes):

@@ -341,7 +341,7 @@ class TrainConfig:
         python='bool | Literal["on", "off", "auto"]',
         of_machine=True,
         help="Compile the model with torch.compile. auto: on for 50 epochs and more of images on a "
-        "GPU, where Triton and a C compiler are there.",
+        "GPU, where Triton and what it needs are there.",
     )
     predictions: str = _parameter(
         RECORD,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from clear_mlflow.core.distributed import processor_name
 from clear_mlflow.core.errors import StateError
@@ -22,6 +22,13 @@ from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 
 # What tells the steps of one training apart: the same FLOPs wherever these are the same.
 Shape = tuple[int, ...]
+
+
+_ATTENTION_BACKWARD = {
+    operator
+    for operator in flop_registry
+    if "scaled_dot_product" in str(operator) and "backward" in str(operator)
+}
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -40,11 +47,19 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if func._overloadpacket is torch.ops.aten.convolution_backward:
+        operator = func._overloadpacket
+        if operator is torch.ops.aten.convolution_backward:
             gradient, inputs, weight, transposed = args[0], args[1], args[2], args[7]
             moved = (inputs if transposed else gradient).numel() * weight[0].numel()
             self.flops += sum(args[10][:2]) * 2 * moved
-        elif (formula := flop_registry.get(func._overloadpacket)) is not None:
+        elif operator is torch.ops.aten._native_multi_head_attention:  # where nothing is trained
+            (_, tokens, width), rows = args[0].shape, args[0].numel() // args[3]
+            self.flops += 8 * rows * width**2 + 4 * rows * tokens * width
+        elif operator in _ATTENTION_BACKWARD:
+            # What some devices compute again, to save memory, is not part of the training.
+            shapes = [tensor.shape for tensor in args[1:4]]
+            self.flops += 2 * sdpa_flop_count(*shapes)  # type: ignore[no-untyped-call]
+        elif (formula := flop_registry.get(operator)) is not None:
             self.flops += formula(*args, **kwargs, out_val=found)
         return found
 
