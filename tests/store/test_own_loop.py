@@ -55,7 +55,7 @@ def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
         "with clear_mlflow.track(buckets=['a', 'b', 'c', 'd'], num_instances=100) as run:\n"
         "    for i, correct in enumerate(rows):\n"
         "        run.log_counts(i, correct)\n"
-        "print(run.metrics['renate/backward_transfer'].value, run.matrix)\n"
+        "print(run.metrics['renate/backward_transfer'].value, repr(run.matrix))\n"
         "import sys; print('torch' in sys.modules)\n"
     )
     done = subprocess.run(
