@@ -20,6 +20,7 @@ _USED, _ASKED = "used/", "asked/"
 # Tag to what the page calls it.
 _ENVIRONMENT = {
     names.VERSION_TAG: "clear_mlflow",
+    names.SOFTWARE_TAG: "software",
     names.COMMIT_TAG: "commit of clear_mlflow",
     "git_commit": "commit",
     names.PROCESSES_TAG: "processes",

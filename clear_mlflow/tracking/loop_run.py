@@ -32,7 +32,7 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.text import printable, shortened, shown
-from clear_mlflow.core.version import __version__
+from clear_mlflow.core.version import __version__, software
 from clear_mlflow.core.warning import warn
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
 from clear_mlflow.metrics._results import MetricResult, scores
@@ -334,6 +334,7 @@ class LoopRun:
             "dataset_digest": loop.dataset.digest,
             names.KIND_TAG: names.KIND_TRAIN,
             names.VERSION_TAG: __version__,
+            names.SOFTWARE_TAG: software(),
             **families_tag(self._families, run.data.tags),
         }
         if names.ERROR_TAG in run.data.tags:  # of an earlier try

@@ -24,7 +24,7 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.record import TIMES, DatasetIdentity, row_file_name
 from clear_mlflow.core.untrusted import JSON
-from clear_mlflow.core.version import __version__
+from clear_mlflow.core.version import __version__, software
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import stored_steps
 from clear_mlflow.learning.measured import (
@@ -202,6 +202,7 @@ class TrainingRun:
         tags |= {
             names.KIND_TAG: self._kind,
             names.VERSION_TAG: __version__,
+            names.SOFTWARE_TAG: software("torch", "torchvision"),
             **families_tag(self.writer.families, run.data.tags),
         }
         # A run above others tests nothing.

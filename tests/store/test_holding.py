@@ -61,7 +61,7 @@ def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
     assert run.info.status == "RUNNING"
     ours = {tag for tag in run.data.tags if "clear_mlflow." in tag} - {names.COMMIT_TAG}
     held = {names.PROCESS_TAG, names.HOLDER_TAG}
-    assert ours == {names.KIND_TAG, names.VERSION_TAG, names.ROWS_TAG} | held
+    assert ours == {names.KIND_TAG, names.VERSION_TAG, names.SOFTWARE_TAG, names.ROWS_TAG} | held
     assert sorted(file.name for file in rows_folder(run).iterdir()) == [
         "row_000.json",
         "row_001.json",

@@ -1,8 +1,10 @@
 """A training in this process: what stands in MLflow afterwards, read back from the store."""
 
 import json
+import platform
 import re
 import subprocess
+from importlib.metadata import version
 
 import mlflow
 import pytest
@@ -111,6 +113,10 @@ def test_tags_params_and_dataset(finished):
     assert tags["protocol"] == "iid"
     assert tags["seed"] == "7"
     assert tags["model"] == "small_cnn"
+    used = ", ".join(
+        f"{name} {version(name)}" for name in ("mlflow", "numpy", "torch", "torchvision")
+    )
+    assert tags[names.SOFTWARE_TAG] == f"Python {platform.python_version()}, {used}"
     assert tags[names.ROWS_TAG] == "complete"
     assert int(params["epochs"]) >= 1
     assert params["asked/epochs"] == "auto"

@@ -34,6 +34,7 @@ def test_the_tags_of_stored_runs_stay():
         "PROCESS_TAG": "process",
         "HOLDER_TAG": "holder",
         "VERSION_TAG": "version",
+        "SOFTWARE_TAG": "software",
         "COMMIT_TAG": "commit",
         "MODEL_ROW_TAG": "row",
         "EVALUATED_TAG": "evaluated_runs",
