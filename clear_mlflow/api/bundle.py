@@ -1,18 +1,20 @@
-"""A run as a folder or a zip, to be kept in a repository or beside a paper, and read like a store.
+"""Runs as folders or one ``.tar.xz``, kept in a repository or beside a paper, read like a store.
 
-Its files lie as a run's artifacts do, beside ``bundle.json``, which says what the run was and has
-the SHA-256 of each file and of itself: what was changed since is refused.
+A bundle is a run: its files lie as a run's artifacts do, beside ``bundle.json``, which says what
+the run was and has the SHA-256 of each file and of itself: what was changed since is refused. An
+archive of many is compressed as one text, so that what the runs have in common (keys, the test
+images' names) is stored once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import re
+import tarfile
 import tempfile
-import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +29,6 @@ from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import (
-    MAX_ANYTIME_FILES,
     MAX_METADATA_BYTES,
     MAX_PREDICTIONS_BYTES,
     converted,
@@ -41,9 +42,14 @@ from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 
 BUNDLE_JSON = "bundle.json"
+ARCHIVE = ".tar.xz"
 SCHEMA = {"name": "clear_mlflow/bundle", "version": "1.0"}
 # In place of an experiment's id, of a run that no store holds.
 NO_EXPERIMENT = "bundle"
+# Of an archive, unpacked: a few bytes of xz can stand for as many as a disk holds.
+_MOST_BYTES = 8 * 2**30
+_MOST_FILES = 100_000
+_FOLDER = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 _FOLDERS = {
     ROWS_FOLDER: r"row_\d{3,9}\.json",
     PREDICTIONS_FOLDER: r"(row_\d{3,9}|evaluation_set)\.safetensors",
@@ -79,46 +85,60 @@ def is_bundle(run: Run) -> bool:
 def bundles_in(path: Path) -> list[Path]:
     """The bundles that a path names: itself, or all that a folder holds; none: it is no bundle."""
     with suppress(OSError):  # text that no file can have as its name
-        if (path / BUNDLE_JSON).is_file() or (path.suffix == ".zip" and path.is_file()):
+        if (path / BUNDLE_JSON).is_file() or (path.name.endswith(ARCHIVE) and path.is_file()):
             return [path]
         inside = sorted(path.iterdir()) if path.is_dir() else ()
         return [found for one in inside for found in bundles_in(one) if one == found]
     return []
 
 
-def write_bundle(client: MlflowClient, run: Run, to: Path, *, licence: str) -> None:
-    """Write a run's bundle, a zip where its name ends so; ConfigError where something is there."""
+def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licence: str) -> None:
+    """Write runs to a new folder or archive: one at its root, several in a folder each."""
     if to.exists():
-        raise ConfigError(f"{shown(str(to), 200)} is there already; name a new folder or zip")
+        raise ConfigError(f"{shown(str(to), 200)} is there already; name a new folder or archive")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=".bundle_") as scratch:
-            folder = Path(scratch, "bundle")
-            _fetch(client, run, folder)
-            files = {name: sha256_of(folder / name) for name in sorted(_files(folder))}
-            content = _described(run, licence, files)
-            (folder / BUNDLE_JSON).write_text(_text(content), encoding="utf-8")
-            if to.suffix == ".zip":
-                _zip(folder, [BUNDLE_JSON, *files], Path(scratch, "zip")).rename(to)
+            root = Path(scratch, "bundles")
+            for run in runs:
+                folder = root / _folder_name(run) if len(runs) > 1 else root
+                folder.mkdir(parents=True)
+                _fetch(client, run, folder)
+                files = {name: sha256_of(folder / name) for name in sorted(_files(folder))}
+                text = _text(_described(run, licence, files))
+                (folder / BUNDLE_JSON).write_text(text, encoding="utf-8")
+            if to.name.endswith(ARCHIVE):
+                _pack(root, Path(scratch, "packed")).rename(to)
             else:
-                folder.rename(to)
+                root.rename(to)
     except OSError as error:
         raise ConfigError(f"cannot write {shown(str(to), 200)}: {error}") from None
 
 
-def read_bundle(path: Path) -> Run:
-    """A bundle as a run whose artifacts lie in it; RecordError where a byte of it was changed."""
+def read_bundles(path: Path) -> list[Run]:
+    """A bundle, or all of an archive, as runs whose artifacts lie in it.
+
+    Raises:
+        RecordError: a byte of it was changed.
+    """
     try:
-        if path.is_file():
-            # As long as the run is looked at, what was unpacked is there.
-            unpacked = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
-            _unzip(path, Path(unpacked.name))
-            run = _read(Path(unpacked.name))
-            run.unpacked = unpacked  # type: ignore[attr-defined]
-            return run
-        return _read(path)
-    except (RecordError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        if not path.is_file():
+            return [_read(path)]
+        # As long as one of its runs is looked at, what was unpacked is there.
+        unpacked = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
+        root = Path(unpacked.name)
+        _unpack(path, root)
+        runs = [_read(folder) for folder in bundles_in(root) or [root]]
+    except (RecordError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
         raise RecordError(f"the bundle {shown(str(path), 200)} {error}") from None
+    for run in runs:
+        run.unpacked = unpacked  # type: ignore[attr-defined]
+    return runs
+
+
+def _folder_name(run: Run) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.info.run_name or "run").strip("-._")
+    return f"{name[:80]}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
 
 
 def _described(run: Run, licence: str, files: Mapping[str, str]) -> dict[str, Any]:
@@ -163,35 +183,45 @@ def _files(folder: Path) -> list[str]:
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir()]
 
 
-def _zip(folder: Path, files: list[str], to: Path) -> Path:
-    """The same files give the same bytes: times are left out."""
-    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in files:
-            archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes(), 8)
+def _pack(root: Path, to: Path) -> Path:
+    """The same files give the same bytes: times and owners are left out."""
+    with tarfile.open(to, "w:xz") as archive:
+        for name in sorted(_files(root)):
+            member = tarfile.TarInfo(name)
+            member.size = (root / name).stat().st_size
+            with (root / name).open("rb") as file:
+                archive.addfile(member, file)
     return to
 
 
-def _unzip(path: Path, folder: Path) -> None:
-    """Unpack what a bundle may hold, and nothing else, no more than the files' own limits."""
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if len(members) > MAX_ANYTIME_FILES:
-            raise RecordError(f"holds {len(members)} files; no run has so many")
-        if (total := sum(member.file_size for member in members)) > MAX_PREDICTIONS_BYTES:
-            raise RecordError(f"unpacks to {total} bytes; expected at most 1 GiB")
-        for member in members:
-            _check_name(member.filename)
-            content = archive.open(member).read(member.file_size + 1)
-            if len(content) != member.file_size:
-                raise RecordError(f"says less of {shown(member.filename)} than it holds")
-            (folder / member.filename).parent.mkdir(parents=True, exist_ok=True)
-            (folder / member.filename).write_bytes(content)
+def _unpack(path: Path, root: Path) -> None:
+    """Unpack what bundles may hold, and nothing else."""
+    with tempfile.TemporaryFile() as plain:
+        with lzma.open(path) as packed:
+            while part := packed.read(2**20):
+                plain.write(part)
+                if plain.tell() > _MOST_BYTES:
+                    raise RecordError("unpacks to over 8 GiB; unpack it yourself, name the folder")
+        plain.seek(0)
+        with tarfile.open(fileobj=plain, mode="r:") as archive:
+            for number, member in enumerate(archive):
+                folder, _, name = member.name.partition("/")
+                is_known = _is_of_a_run(member.name) or (
+                    re.fullmatch(_FOLDER, folder) is not None and _is_of_a_run(name)
+                )
+                if not is_known or not member.isreg() or member.issparse():
+                    raise RecordError(f"holds {shown(member.name)}, which is no file of a run")
+                if number >= _MOST_FILES:
+                    raise RecordError(f"holds over {_MOST_FILES:,} files")
+                plain.seek(member.offset_data)
+                (root / member.name).parent.mkdir(parents=True, exist_ok=True)
+                (root / member.name).write_bytes(plain.read(member.size))
 
 
-def _check_name(name: str) -> None:
+def _is_of_a_run(name: str) -> bool:
     place, _, last = name.rpartition("/")
-    if name != BUNDLE_JSON and not (place in _FOLDERS and re.fullmatch(_FOLDERS[place], last)):
-        raise RecordError(f"holds {shown(name)}, which is no file of a run")
+    known = place in _FOLDERS and re.fullmatch(_FOLDERS[place], last) is not None
+    return known or name == BUNDLE_JSON
 
 
 def _read(folder: Path) -> Run:
@@ -208,7 +238,8 @@ def _read(folder: Path) -> Run:
     files = about.files
     there = {name for name in _files(folder) if name != BUNDLE_JSON}
     for name in sorted(files.keys() | there):
-        _check_name(name)
+        if not _is_of_a_run(name):
+            raise RecordError(f"holds {shown(name)}, which is no file of a run")
         is_linked = (folder / name).resolve() != folder.resolve() / name
         if name not in there or name not in files or is_linked:
             raise RecordError(f"was changed: {name} is not among both its files and its list")

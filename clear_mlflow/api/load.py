@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import bundles_in, read_bundle
+from clear_mlflow.api.bundle import bundles_in, read_bundles
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import ExperimentName, shown
@@ -96,7 +96,7 @@ def chosen(
         elif isinstance(run, Run):
             ids.append(run.run_id)
         elif found := [] if _RUN_ID.fullmatch(str(run)) else bundles_in(Path(run)):
-            bundled += map(read_bundle, found)
+            bundled += chain.from_iterable(map(read_bundles, found))
         else:
             ids.append(str(run))
     if not ids and not bundled:

@@ -1,4 +1,4 @@
-"""``clear-mlflow export``: a run as a folder or a zip that is read like a store."""
+"""``clear-mlflow export``: runs as folders or one archive, which are read like a store."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from pathlib import Path
 import click
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import option
+from clear_mlflow.cli.options import chosen_runs, option, run_selection_options
 
 
 @click.command(
     cls=Command,
     examples=(
-        "clear-mlflow export RUN_ID replay-0.zip --licence CC-BY-4.0",
         "clear-mlflow export RUN_ID bundles/replay-0",
+        "clear-mlflow export --experiment paper supplement.tar.xz --licence CC-BY-4.0",
     ),
 )
-@click.argument("run")
-@click.argument("to", metavar="DIR|ZIP", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("to", metavar="DIR|FILE.tar.xz", type=click.Path(path_type=Path))
+@run_selection_options
 @option(
     "--licence",
     "TEXT",
@@ -26,11 +27,21 @@ from clear_mlflow.cli.options import option
     default="not stated",
     type=str,
 )
-def export(run: str, to: Path, licence: str) -> None:
-    """Write a run's rows, predictions and configuration as a bundle, to be kept or published.
+def export(
+    runs: tuple[str, ...],
+    to: Path,
+    run_id: tuple[str, ...] | None,
+    experiment: str | None,
+    filter_string: str | None,
+    licence: str,
+) -> None:
+    """Write runs' rows, predictions and configuration as bundles, to be kept or published.
 
-    load, show and compare read a bundle like a store, and refuse it when a byte was changed since.
+    load, show and compare read them like a store, and refuse one of which a byte was changed
+    since.
     """
-    from clear_mlflow.api.export import export as export_run
+    selected = chosen_runs(runs, run_id, experiment, filter_string)
 
-    click.echo(f"run {run} is in {export_run(run, to, licence=licence)}")
+    from clear_mlflow.api.export import export as export_runs
+
+    click.echo(f"written to {export_runs(selected, to, filter=filter_string, licence=licence)}")

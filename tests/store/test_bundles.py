@@ -1,22 +1,27 @@
-"""A run as a folder or a zip: read like a store, and refused when a byte was changed."""
+"""Runs as folders or one archive: read like a store, and refused when a byte was changed."""
 
 import hashlib
+import io
 import json
-import zipfile
+import lzma
+import tarfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from kept_predictions import kept_run
 from stored_runs import stored_run
 
 import clear_mlflow
+import clear_mlflow.api.bundle as bundle_module
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.store import names
 
 
-@pytest.fixture(params=["run", "run.zip"])
+@pytest.fixture(params=["run", "run.tar.xz"])
 def bundle(store, experiment_id, tmp_path, request):
     """A bundle, and the run that it is of."""
     run = kept_run(store, experiment_id)
@@ -30,11 +35,11 @@ def bundle(store, experiment_id, tmp_path, request):
 
 
 def files_of(path):
-    """Name to bytes, whether a folder or a zip."""
+    """Name to bytes, whether a folder or an archive."""
     if path.is_dir():
         return {f.relative_to(path).as_posix(): f.read_bytes() for f in path.rglob("*.*")}
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+    with tarfile.open(path) as archive:
+        return {name: archive.extractfile(name).read() for name in archive.getnames()}
 
 
 def write(path, files):
@@ -42,9 +47,11 @@ def write(path, files):
         for name, content in files.items():
             (path / name).write_bytes(content)
         return
-    with zipfile.ZipFile(path, "w") as archive:
+    with tarfile.open(path, "w:xz") as archive:
         for name, content in files.items():
-            archive.writestr(name, content)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
 
 
 def test_it_is_read_like_a_store(bundle):
@@ -65,7 +72,7 @@ def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id
     """A folder of them is as many runs; with stored predictions, image by image."""
     path, _ = bundle
     other = kept_run(store, experiment_id)
-    clear_mlflow.export(other.info.run_id, path.parent / "other.zip")
+    clear_mlflow.export(other.info.run_id, path.parent / "other.tar.xz")
     compared = clear_mlflow.compare(path.parent, group_by=(), log=False)
     assert len(compared.comparison.subjects) == 2
     mixed = clear_mlflow.compare([path, other.info.run_id], group_by=(), log=False)
@@ -121,13 +128,84 @@ def test_one_byte_changed_is_refused(bundle):
             clear_mlflow.load(path)
 
 
-@pytest.mark.parametrize("name", ["../row_001.json", "/etc/row_001.json", "run.sh", "a/b.json"])
-def test_a_zip_writes_nowhere_else(tmp_path, name):
-    """Only files of a run, where they belong."""
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.writestr(name, b"x")
+def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatch):
+    """A paper's supplement: all runs with rows, by a command; what they share is stored once."""
+    monkeypatch.chdir(tmp_path)
+    runs = [kept_run(store, experiment_id) for _ in range(8)]
+    store.create_run(experiment_id)  # holds no rows
+    (name,) = (e.name for e in store.search_experiments() if e.experiment_id == experiment_id)
+    result = CliRunner().invoke(main, ["export", "--experiment", name, "paper.tar.xz"])
+    assert (result.exit_code, result.output) == (0, "written to paper.tar.xz\n")
+    single = clear_mlflow.export(runs[0].info.run_id, tmp_path / "single.tar.xz")
+    assert Path("paper.tar.xz").stat().st_size < 4 * single.stat().st_size
+    stored, read = (
+        clear_mlflow.compare(of, group_by=(), log=False) for of in (name, "paper.tar.xz")
+    )
+    ours, theirs = ([one.run_id for one in c.comparison.subjects] for c in (stored, read))
+    assert sorted(ours) == sorted(theirs) == sorted(run.info.run_id for run in runs)
+    with pytest.raises(ConfigError, match="holds 8 bundles; name one of them"):
+        clear_mlflow.load("paper.tar.xz")
+    folder = clear_mlflow.export(name, tmp_path / "paper")
+    of_one = clear_mlflow.load(next(folder.iterdir()))
+    assert of_one.run_id in ours
+    for problem in (["export", "x.tar.xz"], ["export", "--experiment", name, "paper.zip"]):
+        assert CliRunner().invoke(main, problem).exit_code == 2
+
+
+def packed(path, *members):
+    """An archive of members that somebody else wrote."""
+    with tarfile.open(path, "w:xz") as archive:
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def of_type(name, kind, link=""):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return member, b""
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        (tarfile.TarInfo("../row_001.json"), b"x"),
+        (tarfile.TarInfo("/etc/row_001.json"), b"x"),
+        (tarfile.TarInfo("run.sh"), b"x"),
+        (tarfile.TarInfo("a/b.json"), b"x"),
+        (tarfile.TarInfo("../bundle.json"), b"x"),
+        (tarfile.TarInfo(".hidden/bundle.json"), b"x"),
+        (tarfile.TarInfo("a/a/bundle.json"), b"x"),
+        of_type("bundle.json", tarfile.SYMTYPE, "/etc/passwd"),
+        of_type("bundle.json", tarfile.LNKTYPE, "../x"),
+        of_type("a", tarfile.SYMTYPE, "/tmp"),
+        of_type("bundle.json", tarfile.FIFOTYPE),
+    ],
+)
+def test_an_archive_writes_nowhere_else(tmp_path, member):
+    """Only files of a run, where they belong: no links, no folders above."""
     with pytest.raises(RecordError, match="which is no file of a run"):
-        clear_mlflow.load(tmp_path / "x.zip")
+        clear_mlflow.load(packed(tmp_path / "x.tar.xz", member))
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    """Before it fills the disk."""
+    monkeypatch.setattr(bundle_module, "_MOST_BYTES", 2**24)
+    (tmp_path / "x.tar.xz").write_bytes(lzma.compress(bytes(2**25), preset=0))
+    assert (tmp_path / "x.tar.xz").stat().st_size < 2**14
+    with pytest.raises(RecordError, match="over 8 GiB; unpack it yourself"):
+        clear_mlflow.load(tmp_path / "x.tar.xz")
+
+
+@given(content=st.binary(max_size=2000), is_packed=st.booleans())
+def test_what_is_no_archive_is_one_line(tmp_path_factory, content, is_packed):
+    """Whatever lies in the file."""
+    path = tmp_path_factory.mktemp("x") / "x.tar.xz"
+    path.write_bytes(lzma.compress(content) if is_packed else content)
+    with pytest.raises(RecordError) as refusal:
+        clear_mlflow.load(path)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +227,13 @@ def test_a_forged_description_is_one_line(store, experiment_id, tmp_path, path, 
         clear_mlflow.load(bundle)
 
 
-def test_the_same_run_is_the_same_zip(store, experiment_id, tmp_path):
+def test_the_same_run_is_the_same_archive(store, experiment_id, tmp_path):
     """So that a repository sees no change where there is none; nothing is overwritten."""
     run_id = stored_run(store, experiment_id).info.run_id
-    one, other = (clear_mlflow.export(run_id, tmp_path / f"{n}.zip") for n in (1, 2))
+    one, other = (clear_mlflow.export(run_id, tmp_path / f"{n}.tar.xz") for n in (1, 2))
     assert one.read_bytes() == other.read_bytes()
     with pytest.raises(ConfigError, match="is there already"):
         clear_mlflow.export(run_id, one)
     with pytest.raises(RecordError, match="holds no rows"):
         clear_mlflow.export(store.create_run(experiment_id).info.run_id, tmp_path / "none")
-    assert sorted(path.name for path in Path(tmp_path).glob("*.zip")) == ["1.zip", "2.zip"]
+    assert sorted(path.name for path in Path(tmp_path).glob("*.xz")) == ["1.tar.xz", "2.tar.xz"]
