@@ -79,7 +79,7 @@ def sweep(
     cpus: float = 1,
     gpus: float | None = None,
     retries: int = 2,
-    group_by: Sequence[str] | None = None,
+    group_by: str | Sequence[str] | None = None,
     primary: str | None = None,
 ) -> SweepResult:
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
@@ -114,11 +114,12 @@ def sweep(
     planned, on, client, place = prepared(
         grid, engine, jobs, address, cpus=cpus, gpus=gpus, experiment=experiment
     )
+    by = group_by.split(",") if isinstance(group_by, str) else group_by
     with on, StoppingSignals() as signals:
         how = Sweep(
             grid=planned,
             retries=retries,
-            group_by=None if group_by is None else tuple(group_by),
+            group_by=None if by is None else tuple(by),
             rank_by=primary,
             stopping=lambda: bool(signals.received),
             on_run=reporter(len(planned.runs)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from typing import Any, TypeAlias
 
 import click
@@ -163,12 +165,25 @@ families_option = option(
     parse=family_names,
 )
 
+# Where a program reads, in a context's notes.
+JSON_OUT = "clear_mlflow.json_out"
+
+
+def _keep_for_json(context: click.Context, _: click.Parameter, as_json: bool) -> bool:
+    """What metrics and loading code of a user's own print goes beside it, to standard error."""
+    if as_json:
+        context.meta[JSON_OUT] = sys.stdout
+        context.with_resource(redirect_stdout(sys.stderr))
+    return as_json
+
+
 # As as_json; of the terminal alone.
 json_option = click.option(
     "--json",
     "as_json",
     cls=Option,
     is_flag=True,
+    callback=_keep_for_json,
     help="Print JSON for programs, and nothing else; see docs/json.md.",
 )
 

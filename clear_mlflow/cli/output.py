@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clear_mlflow.cli.options import JSON_OUT
 from clear_mlflow.core.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def print_outcome(outcome: RunResult) -> None:
 
 def print_json(content: object) -> None:
     """What a program reads: numbers in full, undefined as null."""
-    click.echo(json.dumps(content, indent=2, allow_nan=False))
+    out = click.get_current_context().meta[JSON_OUT]
+    click.echo(json.dumps(content, indent=2, allow_nan=False), file=out)
 
 
 def print_comparison(comparison: Comparison, out: Console) -> None:

@@ -49,12 +49,7 @@ def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = Fal
     versions = _read_versions(tags)
     lost = _lost(client, run) if thorough else frozenset()
     points = tuple(_lacking(client, run, scores, versions if same_rows and not thorough else {}))
-    # The page shows values, too, that this scoring has not computed and an earlier one has logged:
-    # a user's own metrics, and those of predictions that were removed.
-    logged = run.data.metrics
-    known = scores.summary.keys() | scores.reasons.keys() | scores.points.keys()
-    earlier = {name: logged[name] for name in versions.keys() & logged.keys() - known}
-    page = run_report(record, scores, run, {**earlier, **scores.summary})
+    page = run_report(record, scores, run, {**earlier_summary(run, scores), **scores.summary})
     stamps = {
         names.PREDICTIONS_SCORED_TAG: scores.predicted.stamp,
         names.ANYTIME_SCORED_TAG: scores.anytime.stamp,
@@ -80,7 +75,7 @@ def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = Fal
         return Plan()
     differing |= _note_tags(run, record, scores)
     # Of a run that was never scored, training logged the values on the way to its last ones.
-    before = logged if names.SCORED_TAG in tags else {}
+    before = run.data.metrics if names.SCORED_TAG in tags else {}
     changed = tuple(n for n, value in scores.summary.items() if before.get(n, value) != value)
     return Plan(reports, None if is_shown else page, points, differing, changed)
 
@@ -145,6 +140,16 @@ def _lost(client: MlflowClient, run: Run) -> frozenset[str]:
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):
             found |= {file.path for file in client.list_artifacts(run.info.run_id, folder)}
     return (_REPORTS | {names.REPORT_HTML}) - found
+
+
+def earlier_summary(run: Run, scores: Scores) -> dict[str, float]:
+    """Values that this scoring has not computed and an earlier one has logged.
+
+    A user's own metrics, and those of predictions that were removed.
+    """
+    logged, versions = run.data.metrics, _read_versions(run.data.tags)
+    known = scores.summary.keys() | scores.reasons.keys() | scores.points.keys()
+    return {name: logged[name] for name in sorted(versions.keys() & logged.keys() - known)}
 
 
 def _read_versions(tags: Mapping[str, str]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from mlflow.entities import Run
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.scoring.beside import read_anytime_scores, read_prediction_scores
 from clear_mlflow.scoring.computed import Scores, Scoring, compute
-from clear_mlflow.scoring.plan import plan, plan_without_rows, write_scores
+from clear_mlflow.scoring.plan import earlier_summary, plan, plan_without_rows, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.matrices import stored_rows_of
@@ -42,11 +42,12 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
 
 
 def stored_scores(client: MlflowClient, run: Run) -> Scores:
-    """Everything that a run's artifacts define, with the predictions; nothing is planned."""
+    """What a run's artifacts define and what else was logged of them; nothing is planned."""
     rows = stored_rows_of(client, run, read_files=True)
     if not rows.records:
         return Scores(run_id=run.info.run_id, run_name=run.info.run_name or run.info.run_id)
-    return _computed(client, run, rows, Scoring(), thorough=True)
+    scores = _computed(client, run, rows, Scoring(), thorough=True)
+    return replace(scores, summary={**scores.summary, **earlier_summary(run, scores)})
 
 
 def _computed(

@@ -103,6 +103,18 @@ def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
     }
 
 
+def test_what_a_metric_prints_is_beside_it_and_its_value_is_shown(runs, tmp_path, monkeypatch):
+    """A program reads JSON alone; a metric of one's own stands in `show` as it was logged."""
+    (tmp_path / "loud.py").write_text("def half(matrix):\n    print('loud')\n    return 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["evaluate", runs[0], "--metric", "loud:half", "--json"])
+    assert json.loads(result.stdout)["runs"][0]["metrics"]["loud/half"] == 0.5
+    assert "loud\n" in result.stderr
+    assert told("show", runs[0])["metrics"]["loud/half"]["value"] == 0.5
+    assert clear_mlflow.load(runs[0]).metrics["loud/half"].value == 0.5
+    assert "loud/half" not in told("show", runs[2])["metrics"]
+
+
 def test_a_sweep(store, tmp_path):
     """Of a dry run its runs; a real one is trained in tests/e2e."""
     grid = tmp_path / "grid.yaml"

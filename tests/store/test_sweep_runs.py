@@ -77,9 +77,12 @@ def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, 
 
 
 def test_a_thread_sweeps(experiment_id):
-    """Where Python allows no handler of signals."""
+    """Where Python allows no handler of signals; names in one text, as `compare` takes them."""
     with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(clear_mlflow.sweep, QUICK, experiment="test").result().is_well
+        how = {"experiment": "test", "group_by": "strategy,seed"}
+        swept = threads.submit(clear_mlflow.sweep, QUICK, **how).result()
+    assert swept.is_well
+    assert swept.compared.comparison.group_by == ("strategy", "seed")
 
 
 def elsewhere():
