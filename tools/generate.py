@@ -11,6 +11,7 @@ from hosting import citation, notebook, readme
 from metrics_table import metrics_page
 from mlproject import mlproject, mlproject_in_a_container
 from parameters import parameters_page
+from python_reference import python_page
 from reference import reference
 from signatures import train_options
 
@@ -28,6 +29,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/reference.md": reference,
     "docs/metrics.md": metrics_page,
     "docs/parameters.md": parameters_page,
+    "docs/python.md": python_page,
 }
 
 

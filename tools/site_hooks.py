@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from python_reference import with_docstrings
 
 ROOT = Path(__file__).parent.parent
 INCLUDED = "repository/"
@@ -55,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead each link to where the site has what it names."""
+    """Lead each link to where the site has what it names; docstrings are read for the reference."""
     here = page.file.src_uri
     source = here.removeprefix(INCLUDED) if here.startswith(INCLUDED) else f"docs/{here}"
 
@@ -65,7 +66,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return found[0]
         return f"]({posixpath.relpath(target, posixpath.dirname(here))}{found['anchor'] or ''})"
 
-    return LINK.sub(rewritten, markdown)
+    return LINK.sub(rewritten, with_docstrings(markdown) if here == "python.md" else markdown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -33,7 +33,7 @@ from clear_mlflow.statistics import (
     seeds_needed,
     welch_t,
 )
-from clear_mlflow.statistics.power import FEWEST, MOST
+from clear_mlflow.statistics.sample_size import FEWEST, MOST
 
 # How far a seed lies from the others, in spans of these, and how many times the spread of the other
 # method a spread is, before it is said: of five normal values in 3 and 0.4 % of paired comparisons.

@@ -8,7 +8,7 @@ that one?* has seeds as its unit: t-tests. docs/statistics.md says which to use 
 from clear_mlflow.statistics.intervals import Interval
 from clear_mlflow.statistics.multiple import holm, holm_factors
 from clear_mlflow.statistics.paired import ImageBootstrap
-from clear_mlflow.statistics.power import power, seeds_needed
+from clear_mlflow.statistics.sample_size import power, seeds_needed
 from clear_mlflow.statistics.seeds import (
     SeedSummary,
     TTest,
