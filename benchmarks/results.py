@@ -1,7 +1,7 @@
 """docs/results.md and its figures, from bundles: ``python benchmarks/results.py``.
 
 Nothing is trained: every number is computed from the rows that the bundles hold. With a store
-(``MLFLOW_TRACKING_URI``) that holds the experiments weather and digits, ``--export`` first writes
+(``MLFLOW_TRACKING_URI``) that holds an experiment of each grid's name, ``--export`` first writes
 the bundles of their runs.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import clear_mlflow
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.core.score import significant
+from clear_mlflow.statistics import SeedSummary
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLES, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
@@ -30,42 +31,66 @@ METRICS = {
     "forgetting": "renate/forgetting",
 }
 COSTS = {
-    "training FLOPs": "cost/training_flops",
-    "images": "cost/images",
-    "bytes kept": "cost/stored_bytes",
+    "FLOPs": "cost/training_flops",
+    "bytes": "cost/stored_bytes",
     "seconds": "cost/seconds",
 }
-# Stream to the strategy that all others are tested against, and what the stream is.
-STREAMS = {
-    "weather": (
-        "linear",
-        "Four numbers of a day, five kinds of weather, eight half-years; a linear classifier, 100 "
-        "epochs a bucket. `linear`, `ncm` and `slda` draw nothing at random here.",
-    ),
+# Name of grid, experiment and archive to the strategy that all others are tested against, what was
+# trained, and what came of it.
+STUDIES = {
     "digits": (
         "naive",
         "Scans of digits, turned, thickened, coloured and shaded by bucket, ten buckets; a small "
-        "convolutional network, 24 epochs a bucket, a memory of 120 images.",
+        "convolutional network, 24 epochs a bucket, a memory of 120 images; `linear`, `ncm` and "
+        "`slda` on pixels.",
+        "Rehearsing 120 images (`derpp`, `replay`, `er_ace`) gains most of what keeping all of "
+        "them does (`cumulative`). `ewc` and `agem` gain less, and for `si` and `lwf` no "
+        "difference from `naive` is shown. `gdumb` trains on its memory alone, which stays that of "
+        "the first bucket where each bucket has all classes. `joint` has seen the future: an upper "
+        "bound.",
+    ),
+    "digits-equal-cost": (
+        "naive",
+        "The same stream, and for each method the training FLOPs of `naive`: "
+        "[`budget=naive:1`](cost.md#a-budget).",
+        "With a half or a third of its steps rehearsal keeps its lead. `agem` is no longer shown "
+        "to differ from `naive`.",
+    ),
+    "digits-writers": (
+        "naive",
+        "The same scans by their writers, [not by years](datasets.md): fourteen buckets, 18 epochs "
+        "a bucket.",
+        "Little is forgotten here, and little is gained: 1.6 points by `replay` and `er_ace`, 0.9 "
+        "by `si`.",
+    ),
+    "weather": (
+        "linear",
+        "Four numbers of a day, five kinds of weather, eight half-years; a linear classifier, 100 "
+        "epochs a bucket; the memory is a tenth of the days. `naive` is `linear` here.",
+        "What holds on to the past is behind: it loses more on the newest half-year than it gains "
+        "on those before.",
     ),
 }
 
 HEAD = """# Results
 
-What some strategies make of two streams in the package, beside what others published for CLEAR.
-The runs are in [benchmarks/results](../benchmarks/results) as [bundles](compare.md#bundles):
+All [strategies](strategies.md) with their defaults on the streams in the package, five seeds each,
+beside what others published for CLEAR. The runs are in [benchmarks/results](../benchmarks/results):
+an archive of [bundles](compare.md#bundles) and the grid for each table.
 
 ```
-clear-mlflow compare benchmarks/results/digits --baseline naive
-clear-mlflow compare benchmarks/results/weather --baseline linear
+clear-mlflow compare benchmarks/results/digits.tar.xz --baseline naive
+clear-mlflow sweep --grid benchmarks/results/digits.yaml --experiment digits
 ```
 
-To keep the repository small, it has no bundles of the other strategies (a run of each is in
-[strategies on digits](strategies-on-digits.md)) and of `digits-writers`.
-
-`python benchmarks/results.py` writes this page from them. Values are means over seeds, with the
-95 % interval of the mean (Student's t); the score is the mean of the four columns behind it. Costs
-are means, too ([what is counted](cost.md)); seconds are of one core of a loaded machine without a
-GPU.
+The first compares the stored runs, the second trains them again. `python benchmarks/results.py`
+writes this page from the archives. Values are percent, means over seeds ± half of the 95 % interval
+of the mean (Student's t; nothing where the seed changes nothing); the score is the mean of the four
+columns that are accuracies. *Against* is the difference of the score, by a paired t-test over seeds
+or, in italics, of two methods of one matrix each, by a paired bootstrap over test images; interval
+and *p* are adjusted for all tests of the table. Costs are [training FLOPs](cost.md), bytes kept
+beside the model, and seconds of one core, two trainings at a time. A figure has the first eight
+lines of its table.
 """
 PUBLISHED = """
 ## CLEAR, as published
@@ -77,10 +102,10 @@ CLEAR's images is among them.
 
 | stream | place | score | in-domain | next-domain | backward | forward |
 |:--|:--|--:|--:|--:|--:|--:|
-| CLEAR-10 | 1st | 0.927 | 0.934 | 0.925 | 0.942 | 0.909 |
-| CLEAR-10 | 2nd | 0.916 | 0.923 | 0.917 | 0.939 | 0.887 |
-| CLEAR-100 | 1st | 0.915 | 0.920 | 0.913 | 0.934 | 0.892 |
-| CLEAR-100 | 2nd | 0.908 | 0.913 | 0.902 | 0.933 | 0.882 |
+| CLEAR-10 | 1st | 92.7 | 93.4 | 92.5 | 94.2 | 90.9 |
+| CLEAR-10 | 2nd | 91.6 | 92.3 | 91.7 | 93.9 | 88.7 |
+| CLEAR-100 | 1st | 91.5 | 92.0 | 91.3 | 93.4 | 89.2 |
+| CLEAR-100 | 2nd | 90.8 | 91.3 | 90.2 | 93.3 | 88.2 |
 """
 
 
@@ -89,10 +114,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--export", action="store_true", help="write the bundles first")
     if options.parse_args().export:
-        for stream in STREAMS:
-            for run in clear_mlflow.runs(stream):
-                to = BUNDLES / stream / f"{run.config['strategy']}-{run.record.seed}.zip"
-                clear_mlflow.export(run, to, licence=LICENCE)
+        for study in STUDIES:
+            (BUNDLES / f"{study}.tar.xz").unlink(missing_ok=True)
+            clear_mlflow.export(study, BUNDLES / f"{study}.tar.xz", licence=LICENCE)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         for path, content in files().items():
@@ -102,35 +126,53 @@ def main() -> None:
 def files() -> dict[Path, bytes]:
     """What is written: the page, and a figure for each stream."""
     text, found = HEAD, {}
-    for stream, (baseline, about) in STREAMS.items():
+    for study, (baseline, about, found_out) in STUDIES.items():
         compared = clear_mlflow.compare(
-            BUNDLES / stream, group_by=["strategy"], baseline=baseline, log=False
+            BUNDLES / f"{study}.tar.xz", group_by=["strategy"], baseline=baseline, log=False
         )
-        picture = FIGURES / f"results-{stream}.svg"
+        picture = FIGURES / f"results-{study}.svg"
         found[picture] = dict(figures(compared.comparison))["curves.svg"]
-        sentences = "\n".join(f"- {text}" for text in compared.verdicts()["sentence"])
         text += (
-            f"\n## {stream}\n\n{about} [Its grid](../benchmarks/results/{stream}.yaml).\n\n"
-            f"{table(compared)}\n![Accuracy on past and on future buckets](images/{picture.name})\n"
-            f"\n{sentences}\n"
+            f"\n## {study}\n\n{about}\n\n{table(compared, baseline)}\n{found_out}\n\n"
+            f"![Accuracy on past and on future buckets](images/{picture.name})\n"
         )
     return {**found, PAGE: (text + PUBLISHED).encode()}
 
 
-def table(compared: clear_mlflow.api.compared.ComparedRuns) -> str:
-    """A line for each strategy: mean and interval of each metric, mean of each cost."""
-    heads = [*METRICS, *COSTS]
-    lines = [f"| strategy | seeds | {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) + 1)}"]
+def table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str) -> str:
+    """A line for each strategy: metrics and their intervals, the test, mean costs."""
+    # The one that is ahead comes first, so that the baseline is either.
+    tests = {
+        test["b"] if test["a"] == baseline else test["a"]: test
+        for _, test in compared.verdicts().iterrows()
+    }
+    heads = ["score", f"against {baseline}", "p", *list(METRICS)[1:], *COSTS]
+    lines = [f"| strategy | {' | '.join(heads)} |", f"|:--|{'--:|' * len(heads)}"]
     for group in compared.comparison.groups:
-        cells = [group.name, str(len(group.counted))]
-        for metric in METRICS.values():
-            found = group.metrics[metric]
-            low, high = found.interval or (None, None)
-            ends = "" if low is None else f" ({low:.3f} to {high:.3f})"
-            cells.append(f"{found.mean:.3f}{ends}")
-        cells += [significant(group.metrics[metric].mean, 3) for metric in COSTS.values()]
-        lines.append(f"| {' | '.join(cells)} |")
+        score, *others = (mean_of(group.metrics[metric]) for metric in METRICS.values())
+        difference, p = "", ""
+        if (test := tests.get(group.name)) is not None:
+            ahead = test["difference"] * (-1 if test["a"] == baseline else 1)
+            difference = points(ahead, (test["high"] - test["low"]) / 2, "+.1f")
+            p = "< .0001" if test["p"] < 0.0001 else f"{test['p']:.4f}".removeprefix("0")
+            if test["test"] != "paired t-test":
+                difference = f"*{difference}*"
+        costs = [significant(group.metrics[metric].mean, 3) for metric in COSTS.values()]
+        lines.append(f"| {' | '.join([group.name, score, difference, p, *others, *costs])} |")
     return "\n".join(lines) + "\n"
+
+
+def mean_of(found: SeedSummary) -> str:
+    """Mean and half width over seeds, in percent."""
+    return points(found.mean, found.interval and found.interval.high - found.mean, ".1f")
+
+
+def points(value: float, width: float | None, form: str) -> str:
+    """In percent, on one line of a table; no -0.0."""
+    text = format(round(100 * value, 1) + 0.0, form)
+    return (
+        text if width is None else f"{text}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{100 * width:.1f}"
+    )
 
 
 if __name__ == "__main__":

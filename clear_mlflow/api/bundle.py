@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from shutil import copyfileobj
+from typing import IO, Any, Literal, cast
 
 import msgspec
 from mlflow import MlflowClient
@@ -170,8 +171,8 @@ def _fetch(client: MlflowClient, run: Run, folder: Path) -> None:
         stored = ArtifactFolder(client, run, place)
         with mlflow_errors(f"read the artifacts of run {run.info.run_id}"):
             wanted = [name for name in stored.sizes() if re.fullmatch(pattern, name)]
-            (folder / place).mkdir(parents=True, exist_ok=bool(not place or wanted))
             for name in wanted:
+                (folder / place).mkdir(parents=True, exist_ok=True)
                 with stored.scratch() as scratch:
                     content = read_bytes(stored.file(name, scratch), MAX_PREDICTIONS_BYTES)
                 (folder / place / name).write_bytes(content)
@@ -213,9 +214,10 @@ def _unpack(path: Path, root: Path) -> None:
                     raise RecordError(f"holds {shown(member.name)}, which is no file of a run")
                 if number >= _MOST_FILES:
                     raise RecordError(f"holds over {_MOST_FILES:,} files")
-                plain.seek(member.offset_data)
                 (root / member.name).parent.mkdir(parents=True, exist_ok=True)
-                (root / member.name).write_bytes(plain.read(member.size))
+                content = cast(IO[bytes], archive.extractfile(member))  # of a plain file
+                with (root / member.name).open("wb") as file:
+                    copyfileobj(content, file)
 
 
 def _is_of_a_run(name: str) -> bool:

@@ -1,29 +1,42 @@
-"""The page of results is what the bundles in the repository say."""
+"""The page of results is what the archives in the repository say."""
 
 import runpy
 from pathlib import Path
 
 import pytest
 
-import clear_mlflow
+from clear_mlflow.api.bundle import read_bundles
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.grids.grid import read_grid
+from clear_mlflow.learning.registry import known_strategies
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PAGE = runpy.run_path(str(BENCHMARKS / "results.py"))
 
 
-def test_the_page_and_its_figures_follow_from_the_bundles(store):
+def test_the_page_and_its_figures_follow_from_the_archives(store):
     """Re-scored from the rows, the same bytes again."""
-    for path, content in runpy.run_path(str(BENCHMARKS / "results.py"))["files"]().items():
+    for path, content in PAGE["files"]().items():
         assert path.read_bytes() == content, f"{path.name}: run python benchmarks/results.py"
 
 
-def test_a_bundle_that_was_changed_is_refused(store, tmp_path):
-    """Wherever in its compressed files the byte lies."""
-    content = (BENCHMARKS / "results" / "digits" / "naive-0.zip").read_bytes()
-    (tmp_path / "same.zip").write_bytes(content)
-    assert clear_mlflow.load(tmp_path / "same.zip").record.is_complete
-    for place in range(200, len(content) // 2, len(content) // 20):
+@pytest.mark.parametrize("study", PAGE["STUDIES"])
+def test_an_archive_holds_what_its_grid_trains(study):
+    """Each combination once, with the versions that it was computed with; all strategies."""
+    planned = read_grid(BENCHMARKS / "results" / f"{study}.yaml").runs
+    asked = sorted((run.config.strategy, str(run.config.seed)) for run in planned)
+    runs = read_bundles(BENCHMARKS / "results" / f"{study}.tar.xz")
+    assert sorted((run.data.params["strategy"], run.data.params["seed"]) for run in runs) == asked
+    assert all("torch " in run.data.tags["clear_mlflow.software"] for run in runs)
+    if study == "digits":
+        assert {strategy for strategy, _ in asked} == set(known_strategies())
+
+
+def test_an_archive_that_was_changed_is_refused(tmp_path):
+    """Wherever in its compressed bytes."""
+    content = (BENCHMARKS / "results" / "weather.tar.xz").read_bytes()
+    for place in (0, *range(200, len(content), len(content) // 10), len(content) - 1):
         changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-        (tmp_path / "changed.zip").write_bytes(changed)
-        with pytest.raises(RecordError, match=r"changed\.zip"):
-            clear_mlflow.load(tmp_path / "changed.zip")
+        (tmp_path / "changed.tar.xz").write_bytes(changed)
+        with pytest.raises(RecordError, match=r"changed\.tar\.xz"):
+            read_bundles(tmp_path / "changed.tar.xz")

@@ -1,8 +1,6 @@
 """What a sweep's file asks for, against nested loops; and what is refused, in one line."""
 
 import json
-import math
-from collections import Counter
 from itertools import product
 
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.grids.grid import fingerprint, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.registry import known_strategies
 
 VALUES = {
     "strategy": ["naive", "replay", "cumulative"],
@@ -153,28 +150,3 @@ def test_files_that_are_no_text_are_told(tmp_path):
     path.write_bytes(b"#" * ((1 << 20) + 1))
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         read_grid(path)
-
-
-def steps(config):
-    """Optimiser steps through ten buckets of 110 images, as the search's file counts them."""
-    per_bucket = math.ceil(110 / 32)
-    if config.strategy == "cumulative":
-        return config.epochs * sum(math.ceil(110 * k / 32) for k in range(1, 11))
-    if config.strategy == "joint":
-        return config.epochs * math.ceil(1100 / 32)
-    if config.strategy == "gdumb":  # on its memory, as many images as a bucket has
-        return config.epochs * math.ceil(config.memory / 32) * 10
-    assert config.strategy != "replay" or config.strategy_args["batches"] == "balanced"
-    return config.epochs * per_bucket * 10
-
-
-def test_the_search_over_all_strategies_treats_them_alike(project):
-    """On validation images: every strategy, three settings of each, as many steps of 32 images."""
-    runs = read_grid(project / "benchmarks" / "strategies.yaml").runs
-    assert {run.config.split for run in runs} == {"validation"}
-    settings_of = Counter(run.config.strategy for run in runs)
-    assert settings_of.pop("ncm") == 1  # which has no number
-    assert settings_of == dict.fromkeys(set(known_strategies()) - {"ncm"}, 3)
-    made = {r.config.strategy: steps(r.config) for r in runs if r.config.features == "none"}
-    assert (made.pop("joint"), made.pop("cumulative")) == (840, 970)
-    assert set(made.values()) == {960}
