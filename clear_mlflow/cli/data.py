@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     from clear_mlflow.data.checking.findings import Findings
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import dataset_args_option, option
+from clear_mlflow.cli.options import dataset_args_option, json_option, option
+from clear_mlflow.cli.output import print_json
 from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.recipes import AUTO
@@ -64,7 +64,7 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
     ),
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
-@click.option("--json", "as_json", is_flag=True, help="Write the findings as JSON, for programs.")
+@json_option
 @option(
     "--dataset",
     "NAME",
@@ -93,7 +93,7 @@ def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str) -
         else:
             findings = _check_own(folder, dataset, dataset_args, progress)
     if as_json:
-        click.echo(json.dumps(findings.as_json(), indent=2))
+        print_json(findings.as_json())
     else:
         print_findings(findings)
     sys.exit(1 if findings.problems else 0)
