@@ -146,7 +146,7 @@ def prepared(
         try:
             check_strategy(run.config)
         except ConfigError as error:
-            raise ConfigError(f"the sweep {shown(grid)}: {run.name}: {error}") from None
+            raise ConfigError(f"a run of the sweep, {shown(run.name)}: {error}") from None
     on = _engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
     set_up_mlflow()
     client = preflight(experiment=experiment)

@@ -9,16 +9,12 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
+from clear_mlflow.core.importing import imported
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import (
     ALL_METRICS,
@@ -106,25 +102,13 @@ def _imported(reference: str) -> Any:
     if not attribute or not all(part.isidentifier() for part in parts):
         raise ConfigError(f"metric {shown(reference)} is none; expected package.module:function")
     try:
-        with _working_folder_first():
-            return attrgetter(attribute)(import_module(module))
+        return imported(reference)
     # Importing runs a user's code: any error of it becomes one line.
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"metric {reference} cannot be loaded: {_first_line(error)}; expected "
             "package.module:function, importable from here"
         ) from error
-
-
-@contextmanager
-def _working_folder_first() -> Iterator[None]:
-    """Import as ``python -m`` would: other packages bring names like ``examples``, too."""
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
 
 
 def _kind(source: str, thing: object) -> type[Metric] | type[PredictionMetric]:

@@ -115,10 +115,16 @@ def test_what_a_metric_prints_is_beside_it_and_its_value_is_shown(runs, tmp_path
     assert "loud/half" not in told("show", runs[2])["metrics"]
 
 
-def test_a_sweep(store, tmp_path):
-    """Of a dry run its runs; a real one is trained in tests/e2e."""
+def test_a_sweep(store, tmp_path, monkeypatch):
+    """Of a dry run its runs, here of a strategy that lies beside; a real one is in tests/e2e."""
+    (tmp_path / "lab_beside.py").write_text(
+        "from clear_mlflow.learning.strategies import Strategy\nclass Mine(Strategy): pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
     grid = tmp_path / "grid.yaml"
-    grid.write_text("fixed: {features: pixels}\ngrid: {seed: [0, 1]}\n")
+    grid.write_text(
+        "fixed: {features: pixels, strategy: 'lab_beside:Mine'}\ngrid: {seed: [0, 1]}\n"
+    )
     document = told("sweep", "--grid", str(grid), "--dry-run")
     assert misfits(document["runs"], SHAPES["sweep"]["runs"]) == []
     assert [run["state"] for run in document["runs"]] == ["not done", "not done"]

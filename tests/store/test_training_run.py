@@ -113,10 +113,10 @@ def test_tags_params_and_dataset(finished):
     assert tags["protocol"] == "iid"
     assert tags["seed"] == "7"
     assert tags["model"] == "small_cnn"
-    used = ", ".join(
-        f"{name} {version(name)}" for name in ("mlflow", "numpy", "torch", "torchvision")
-    )
-    assert tags[names.SOFTWARE_TAG] == f"Python {platform.python_version()}, {used}"
+    used = tags[names.SOFTWARE_TAG].split(", ")  # and what other tests have loaded
+    assert used[0] == f"Python {platform.python_version()}"
+    needed = ("mlflow", "numpy", "torch", "torchvision")
+    assert {f"{name} {version(name)}" for name in needed} <= set(used)
     assert tags[names.ROWS_TAG] == "complete"
     assert int(params["epochs"]) >= 1
     assert params["asked/epochs"] == "auto"

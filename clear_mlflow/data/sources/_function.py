@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
-import sys
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
+from clear_mlflow.core.importing import imported
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import path_text, reason, resolve_root
 from clear_mlflow.data.sources._entries import StreamArguments
@@ -25,19 +24,13 @@ class FunctionSource:
 
     def __init__(self, reference: str) -> None:
         self._reference = reference
-        module, _, attribute = reference.partition(":")
-        # As with ``python -m``, a module in the current folder comes first.
-        folder = str(Path.cwd())
-        sys.path.insert(0, folder)
         try:
-            self._function = getattr(importlib.import_module(module), attribute)
+            self._function = imported(reference)
         except Exception as error:  # whatever a user's import may raise
             raise ConfigError(
                 f"dataset {reference} cannot be loaded ({type(error).__name__}: {reason(error)}); "
                 "pass package.module:function, importable from here"
             ) from error
-        finally:
-            sys.path.remove(folder)
         self.Arguments = self._arguments()
 
     def listing(self, root: Path | None, arguments: Any, *, cache_dir: Path) -> Listing:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, StateError
+from clear_mlflow.core.importing import imported
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
@@ -357,11 +358,10 @@ def check_strategy(config: TrainConfig) -> Any:
 
 def _of_another_package(name: str) -> Any:
     try:
-        module, _, attribute = name.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return imported(name)
     except Exception as error:  # whatever another package's import may raise
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(
-            f"strategy {name} cannot be loaded ({problem}); pass package.module:Class of an "
-            f"installed package, or one of {', '.join(known_strategies())}"
+            f"strategy {name} cannot be loaded ({problem}); pass package.module:Class, "
+            f"importable from here, or one of {', '.join(known_strategies())}"
         ) from error
