@@ -25,3 +25,9 @@ def test_a_caller_is_checked(project, tmp_path):
     )
     found = [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line]
     assert found == ["4", "5"], done.stdout
+
+
+def test_an_editor_finds_the_package_outside_of_the_checkout(tmp_path):
+    """On the path, also when installed with -e: what a hook of imports finds, type checkers miss."""
+    look = "from importlib.machinery import PathFinder; assert PathFinder.find_spec('clear_mlflow')"
+    subprocess.run([sys.executable, "-c", look], cwd=tmp_path, check=True, timeout=60)
