@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from typing import IO, Any, TypeAlias
 
 import click
 
@@ -169,11 +170,24 @@ families_option = option(
 JSON_OUT = "clear_mlflow.json_out"
 
 
+@contextmanager
+def _stdout_kept() -> Iterator[IO[str]]:
+    """Standard output, where nothing else gets: neither what Python prints, nor C or a process."""
+    with ExitStack() as stack:
+        kept: IO[str] = sys.stdout
+        with suppress(OSError):  # in tests it may be no file
+            ours = kept.fileno()
+            kept = stack.enter_context(os.fdopen(os.dup(ours), "w", encoding="utf-8"))
+            stack.callback(os.dup2, kept.fileno(), ours)
+            os.dup2(2, ours)
+        with redirect_stdout(sys.stderr):
+            yield kept
+
+
 def _keep_for_json(context: click.Context, _: click.Parameter, as_json: bool) -> bool:
     """What metrics and loading code of a user's own print goes beside it, to standard error."""
     if as_json:
-        context.meta[JSON_OUT] = sys.stdout
-        context.with_resource(redirect_stdout(sys.stderr))
+        context.meta[JSON_OUT] = context.with_resource(_stdout_kept())
     return as_json
 
 

@@ -28,6 +28,6 @@ def test_a_caller_is_checked(project, tmp_path):
 
 
 def test_an_editor_finds_the_package_outside_of_the_checkout(tmp_path):
-    """On the path, also when installed with -e: what a hook of imports finds, type checkers miss."""
+    """On the path, also when installed with -e: type checkers miss what a hook of imports finds."""
     look = "from importlib.machinery import PathFinder; assert PathFinder.find_spec('clear_mlflow')"
     subprocess.run([sys.executable, "-c", look], cwd=tmp_path, check=True, timeout=60)
