@@ -28,7 +28,7 @@ from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import nearest, shown
 from clear_mlflow.core.untrusted import (
     MAX_METADATA_BYTES,
     MAX_PREDICTIONS_BYTES,
@@ -86,11 +86,15 @@ def is_bundle(run: Run) -> bool:
 def bundles_in(path: Path) -> list[Path]:
     """The bundles that a path names: itself, or all that a folder holds; none: it is no bundle."""
     with suppress(OSError):  # text that no file can have as its name
-        if (path / BUNDLE_JSON).is_file() or (path.name.endswith(ARCHIVE) and path.is_file()):
+        if (path / BUNDLE_JSON).is_file() or _is_archive(path) or _is_archive(path.parent):
             return [path]
         inside = sorted(path.iterdir()) if path.is_dir() else ()
         return [found for one in inside for found in bundles_in(one) if one == found]
     return []
+
+
+def _is_archive(path: Path) -> bool:
+    return path.name.endswith(ARCHIVE) and path.is_file()
 
 
 def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licence: str) -> None:
@@ -117,21 +121,30 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
 
 
 def read_bundles(path: Path) -> list[Run]:
-    """A bundle, or all of an archive, as runs whose artifacts lie in it.
+    """A bundle, all of an archive, or that named behind it, as runs whose artifacts lie in it.
 
     Raises:
-        RecordError: a byte of it was changed.
+        RecordError: a byte of it was changed, or the archive has none of this name.
     """
+    archive = path.parent if _is_archive(path.parent) else path
     try:
-        if not path.is_file():
+        if not archive.is_file():
             return [_read(path)]
         # As long as one of its runs is looked at, what was unpacked is there.
         unpacked = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
         root = Path(unpacked.name)
-        _unpack(path, root)
-        runs = [_read(folder) for folder in bundles_in(root) or [root]]
+        _unpack(archive, root)
+        folders = bundles_in(root) or [root]
+        chosen = [folder for folder in folders if path == archive or folder.name == path.name]
+        if not chosen:
+            known = [folder.name for folder in folders]
+            raise RecordError(
+                f"is not in its archive; {nearest(path.name, known)}it has {len(known)}"
+            )
+        runs = [_read(folder) for folder in chosen]
     except (RecordError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
-        raise RecordError(f"the bundle {shown(str(path), 200)} {error}") from None
+        problem = error if isinstance(error, RecordError) else f"cannot be read: {error}"
+        raise RecordError(f"the bundle {shown(str(path), 200)} {problem}") from None
     for run in runs:
         run.unpacked = unpacked  # type: ignore[attr-defined]
     return runs

@@ -24,7 +24,7 @@ Runs: TypeAlias = "str | Path | Run | Iterable[str | Path | Run] | None"
 
 
 def load(run: str | Path) -> Run:
-    """A stored run, by its id, or a bundle, by its path.
+    """A stored run, by its id, or a bundle, by its path: ``paper.tar.xz/NAME`` in an archive.
 
     Raises:
         RecordError: the bundle was changed.
@@ -33,22 +33,32 @@ def load(run: str | Path) -> Run:
     client = open_store()
     found, *more = those_there(chosen(client, [run])[0], "load")
     if more:
-        raise ConfigError(f"{run} holds {len(more) + 1} bundles; name one of them")
+        first = Path(found.info.artifact_uri).name
+        raise ConfigError(
+            f"{run} holds {len(more) + 1} bundles; name one, as {run}/{first}, or take them all: "
+            f"clear_mlflow.runs({str(run)!r})"
+        )
     return Run(client, found)
 
 
-def runs(experiment: str | None = None, filter: str | None = None) -> list[Run]:  # noqa: A002
+def runs(
+    experiment: str | Path | None = None,
+    filter: str | None = None,  # noqa: A002
+) -> list[Run]:
     """All runs of an experiment that hold an accuracy matrix, newest first.
 
     Args:
-        experiment: its name or id; None: all experiments.
+        experiment: its name or id, or the path of bundles; None: all experiments.
         filter: in MLflow's search syntax, as ``"tags.strategy = 'replay'"``.
 
     Raises:
         TrackingError: there is no such experiment, or the store does not answer.
     """
     client = open_store()
-    found = select(client, experiment=experiment, filter=filter)
+    if experiment is None:
+        found = select(client, filter=filter)
+    else:
+        found, _ = chosen(client, experiment, filter=filter)
     there = (run for run in found if isinstance(run, MlflowRun))
     stored = read_matrices(client, there, metrics=())
     return [Run(client, one.run, record=one.record) for one in stored if one.record is not None]
@@ -95,8 +105,12 @@ def chosen(
             bundled.append(run.entity)
         elif isinstance(run, Run):
             ids.append(run.run_id)
+        elif not isinstance(run, (str, Path)):
+            raise ConfigError(f"runs holds {shown(run)}; expected runs, their ids, or paths")
         elif found := [] if _RUN_ID.fullmatch(str(run)) else bundles_in(Path(run)):
             bundled += chain.from_iterable(map(read_bundles, found))
+        elif "/" in str(run):
+            raise ConfigError(f"{shown(str(run), 200)} is no bundle, nor a folder that holds any")
         else:
             ids.append(str(run))
     if not ids and not bundled:

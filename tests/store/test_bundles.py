@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import lzma
+import re
 import tarfile
 from pathlib import Path
 
@@ -143,8 +144,20 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
     )
     ours, theirs = ([one.run_id for one in c.comparison.subjects] for c in (stored, read))
     assert sorted(ours) == sorted(theirs) == sorted(run.info.run_id for run in runs)
-    with pytest.raises(ConfigError, match="holds 8 bundles; name one of them"):
+    with pytest.raises(ConfigError, match="holds 8 bundles; name one, as paper") as several:
         clear_mlflow.load("paper.tar.xz")
+    member = re.findall(r"as (paper\.tar\.xz/\S+), or", str(several.value))[0]
+    one = clear_mlflow.load(member)
+    assert one.matrix.to_dict() == clear_mlflow.load(one.run_id).matrix.to_dict()
+    assert one.name in CliRunner().invoke(main, ["show", member]).output
+    assert sorted(run.run_id for run in clear_mlflow.runs("paper.tar.xz")) == sorted(ours)
+    for path, problem in (
+        ("paper.tar.xz/none", "is not in its archive"),
+        ("other.tar.xz/none", "is no bundle, nor a folder that holds any"),
+        ("./other.tar.xz", "is no bundle"),
+    ):
+        with pytest.raises((ConfigError, RecordError), match=problem):
+            clear_mlflow.load(path)
     folder = clear_mlflow.export(name, tmp_path / "paper")
     of_one = clear_mlflow.load(next(folder.iterdir()))
     assert of_one.run_id in ours
