@@ -25,6 +25,11 @@ _HEADLINE = {
     "renate/forgetting": "forgetting",
 }
 
+# Marks of spans, of links that write themselves, and at a line's start of headings and lists.
+_READ = re.compile(
+    r"[\\`*\[\]<>&|~@]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.|^(?:[#+=-]|\d+[.)])", re.I
+)
+
 
 def description(
     record: Record,
@@ -111,9 +116,13 @@ def _metrics(lines: Iterable[MetricResult]) -> list[str]:
 
 
 def escaped(text: str, limit: int) -> str:
-    """A text from outside as nothing but text: punctuation as character references."""
+    """A text from outside as nothing but text: what Markdown would read, as character references.
+
+    >>> escaped("er_ace, lr=0.1: <b>, www.x.y", 60)
+    'er_ace, lr=0.1: &#60;b&#62;, www&#46;x.y'
+    """
     plain = shortened(text, limit)
-    return re.sub(r"[!-,./:-@\[-`{-~]", lambda match: f"&#{ord(match[0])};", plain)
+    return _READ.sub(lambda match: "".join(f"&#{ord(char)};" for char in match[0]), plain)
 
 
 def filled(lines: Sequence[str], more: Iterable[str], limit: int, rest: str) -> list[str]:

@@ -63,7 +63,7 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
         steps = {m.step: m.value for m in store.get_metric_history(run_id, "evenness/late")}
         assert steps == pytest.approx({k: diagonal[k - 1] - diagonal[0] for k in (2, 3, 4)})
         note = store.get_run(run_id).data.tags["mlflow.note.content"]
-        (line,) = [line for line in note.splitlines() if "evenness&#47;late" in line]
+        (line,) = [line for line in note.splitlines() if "evenness/late" in line]
         assert line.endswith("| lower is better |")
     shown = invoke("evaluate", run_id)
     assert re.search(r"evenness/late +0\.\d{4} +lower is better", shown.output), shown.output

@@ -1,6 +1,7 @@
 """Matrix files and the run's description: exact numbers, and outside text that breaks nothing."""
 
 import csv
+import html
 import io
 import json
 import math
@@ -9,15 +10,16 @@ import re
 import numpy as np
 import pytest
 from courses import explain
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, Record, assemble, row_file_name
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.exports import matrix_csv, matrix_json
-from clear_mlflow.report.markdown import description
+from clear_mlflow.report.markdown import description, escaped
 
 NAN = math.nan
 printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=100)
@@ -100,7 +102,7 @@ def test_description_shows_matrix_and_metrics():
     """What a run's page should say at first sight."""
     text = describe(stored(AccuracyMatrix([[0.9, 0.6], [0.5, 0.8]])))
     lines = text.splitlines()
-    assert lines[0] == "### clear10&#44; 2 of 2 buckets"
+    assert lines[0] == "### clear10, 2 of 2 buckets"
     assert lines[2].startswith("in-domain **85.0 %**, next-domain **60.0 %**")
     start = lines.index("```")
     assert lines[start : start + 6] == [
@@ -120,9 +122,9 @@ def test_description_of_a_partial_run_tells_what_is_missing_and_why():
     """Undefined metrics stand there with their reason, missing rows with their number."""
     text = describe(stored(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1)))
     assert "buckets trained 2 of 3" in text
-    assert "rows not stored 0&#44; 1" in text
+    assert "rows not stored 0, 1" in text
     assert re.search(r"^after 1 +– +– +–$", text, re.MULTILINE)
-    assert "| `renate/forgetting` | – | R&#91;0&#44; 0&#93; was not measured |" in text
+    assert "| `renate/forgetting` | – | R&#91;0, 0&#93; was not measured |" in text
     assert "nan" not in text
 
 
@@ -152,14 +154,28 @@ def test_description_leaves_out_what_is_too_large():
     assert "after 1" not in texts[60]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["[x](http://evil)", "![](x)", "<script>", "`code`", "a|b", "**b**", "https://evil", "&lt;"],
-)
-def test_description_takes_names_as_text(name):
-    """A dataset may be called anything, and its name reads as it is."""
-    line = describe(stored(AccuracyMatrix([[0.5]]), name=name)).splitlines()[0]
-    shown = line.removeprefix("### ").removesuffix("&#44; 1 of 1 buckets")
-    shown = shown.removesuffix(", 1 of 1 buckets")
-    assert not re.search(r"[!-%'-,./:<-@\[-`{-~]", re.sub(r"&#\d+;", "", shown))
-    assert re.sub(r"&#(\d+);", lambda m: chr(int(m[1])), shown) == name
+PUNCTUATED = st.text(st.sampled_from("ab1 _*`~[]()<>&|\\\\!#+-=.:/@\"'{}"), max_size=30)
+
+
+@given(PUNCTUATED.map(" ".join).map(str.strip) | PUNCTUATED.map(str.strip))
+@example("[x](http://evil)")
+@example("![](x)")
+@example("<script>")
+@example("**b** _c_ ~~d~~")
+@example("1. a")
+@example("- a")
+@example("&lt;")
+def test_a_text_from_outside_reads_as_it_is(text):
+    """In a list and in a table's cell, by a reader of Markdown; and its source can be read."""
+    read = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    spaces = re.compile(r"\s+")
+    for source, tags in (
+        (f"- {escaped(text, 99)}", r"<ul>\s<li>(.*)</li>\s</ul>\s"),
+        (f"| {escaped(text, 99)} |\n|--|", r"<table>\s<thead>\s<tr>\s<th>(.*)</th>.*"),
+    ):
+        (found,) = re.fullmatch(tags, read.render(source), re.S).groups()
+        assert "<" not in found
+        assert spaces.sub(" ", html.unescape(found)) == spaces.sub(" ", text)
+    for address in ("https://evil", "www.evil.org", "a@evil.org"):  # these links need no mark
+        assert not re.search(r"://|www\.|@", escaped(address, 99))
+    assert escaped("er_ace, lr=0.1, der++, 100% joint", 99) == "er_ace, lr=0.1, der++, 100% joint"
