@@ -22,7 +22,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics import METRICS, Metric, anytime, name_of, of_score
+from clear_mlflow.metrics import FAMILIES, METRICS, Metric, anytime, name_of, of_score
 from clear_mlflow.metrics.anytime import AnytimeMetric
 
 LEVEL = 0.95
@@ -99,9 +99,11 @@ class Arrangement:
 
     @property
     def headline_metrics(self) -> list[str]:
-        """The metric that ranks, and those named most often: for tables of a few columns."""
+        """The metric that ranks, those named most often, and those asked for beside the usual."""
         usual = (name_of(name, self.score) for name in _HEADLINE)
-        names = dict.fromkeys([self.ranked_by, *usual, COST])
+        always = {metric.name for metric in (*of_score(METRICS, self.score), *FAMILIES["cost"])}
+        asked = (m.name for m in self.definitions if m.name not in always)
+        names = dict.fromkeys([self.ranked_by, *usual, *asked, COST])
         return [name for name in names if name in self.metrics]
 
     def is_higher_better(self, metric: str | None) -> bool:

@@ -18,6 +18,8 @@ from clear_mlflow.statistics import SeedSummary, seed_summary
 
 COST = "cost/training_flops"  # beside every ranking, where runs say it
 NOT_SAID = "not logged"  # of a run without the parameter; one that is none says "none"
+# What says of itself what it is; of another parameter, its name stands before it.
+_PLAIN = frozenset({"strategy", "dataset", "model"})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -160,9 +162,14 @@ def _names(
 ) -> list[str]:
     """A name for each group: its labels where they differ, its run's where it is one run."""
     if by:
-        columns = list(zip(*(labels for labels, _ in found), strict=True))
-        varying = [column for column in columns if len(set(column)) > 1] or columns[:1]
-        names = [", ".join(labels) for labels in zip(*varying, strict=True)]
+        columns = {
+            name: [label if name in _PLAIN else f"{name}={label}" for label in column]
+            for name, column in zip(
+                by, zip(*(labels for labels, _ in found), strict=True), strict=True
+            )
+        }
+        varying = [column for column in columns.values() if len(set(column)) > 1]
+        names = [", ".join(labels) for labels in zip(*(varying or [columns[by[0]]]), strict=True)]
     else:
         names = [members[0].name for members in found.values()]
     # What tells groups of one name apart comes first: behind a name cut short it would be lost.

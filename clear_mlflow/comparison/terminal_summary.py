@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import RenderableType
@@ -17,13 +17,17 @@ from clear_mlflow.core.score import significant
 from clear_mlflow.core.text import NOT_MEASURED, shortened
 
 _MOST_ROWS = 50
+_MOST_ASKED = 4  # columns
 # Verdicts with effect sizes and seeds needed; of more, those are on the page.
 _MOST_DETAILED = 6
 
 
 def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
     """What is printed, part by part."""
-    yield _leaderboard(comparison)
+    for number, table in enumerate(_leaderboards(comparison)):
+        if number:
+            yield Text()
+        yield table
     if len(comparison.groups) > _MOST_ROWS:
         yield Text(f"… {len(comparison.groups) - _MOST_ROWS} more groups", style="dim")
     for verdict in comparison.verdicts:
@@ -41,13 +45,23 @@ def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
         yield Text.assemble(("! ", "yellow"), warning)
 
 
-def _leaderboard(comparison: Comparison) -> Table:
-    score = comparison.score
+def _leaderboards(comparison: Comparison) -> Iterator[Table]:
+    """The usual metrics and what was spent, then what was asked for, as much as fits into 80."""
     metrics = [metric for metric in comparison.headline_metrics if metric != COST]
     has_costs = COST in comparison.headline_metrics
     if has_costs:  # four with deviations, and this one
         metrics = metrics[:1] + metrics[2:]
-    # The box's own divider is the one space between columns: six of them fit into 80.
+    first = _MOST_ASKED + (not has_costs)
+    yield _leaderboard(comparison, metrics[:first], has_costs=has_costs)
+    for start in range(first, len(metrics), _MOST_ASKED):
+        yield _leaderboard(comparison, metrics[start : start + _MOST_ASKED])
+
+
+def _leaderboard(
+    comparison: Comparison, metrics: Sequence[str], *, has_costs: bool = False
+) -> Table:
+    score = comparison.score
+    # The box's own divider is the one space between columns.
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column(
         "group\n(validation)" if comparison.is_validation else "group", overflow="fold"
@@ -55,7 +69,8 @@ def _leaderboard(comparison: Comparison) -> Table:
     table.add_column("seeds", justify="right", no_wrap=True)
     for metric in metrics:
         family, _, name = metric.partition("/")
-        table.add_column(f"{family}/\n{name}".replace("_", "_\n"), justify="right")
+        head = f"{family}/\n{name}".replace("_", "_\n")
+        table.add_column(head, justify="right", no_wrap=True)  # names of groups are folded first
     if has_costs:
         table.add_column("training\nFLOPs", justify="right")
     what = ", accuracies as fractions" if score.is_accuracy else ""

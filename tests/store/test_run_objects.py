@@ -197,9 +197,9 @@ def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
     json.dumps(compared.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("width", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("width", [0, -1, 1.5, float("nan"), float("inf")])
 def test_a_width_that_no_figure_has_is_one_line(width):
-    with pytest.raises(ConfigError, match="expected inches above 0"):
+    with pytest.raises(ConfigError, match=r"expected at least 2\.5 inches"):
         AccuracyMatrix([[0.5]]).plot(width=width)
 
 
@@ -218,6 +218,10 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
     stored = clear_mlflow.compare(experiment_id, metrics="gem,tic")
     params = store.get_run(stored.run_id).data.params
     assert (params["group_by"], params["metrics"]) == ("dataset", "gem,tic")
+    # What was asked for is shown, in a table of its own on a terminal.
+    assert {"gem/average_accuracy", "tic/forward_transfer"} <= {*stored.leaderboard()}
+    assert "gem/" in str(stored)
+    assert max(map(len, str(stored).split("! ")[0].splitlines()[:9])) <= 80
     name = "renate/forgetting"
     assert [*stored.leaderboard(name)] == ["group", "seeds", name]
     one = clear_mlflow.compare([clear_mlflow.runs(experiment_id)[0]], log=False)
