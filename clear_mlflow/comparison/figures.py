@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import cost_plots, curve_parts, metric_plots
@@ -13,17 +16,26 @@ from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.metrics import course
 from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.picture import svg_picture
-from clear_mlflow.report.pictures import FONT, blank_figure, check_width, heatmap_png, plain_text
+from clear_mlflow.report.pictures import (
+    FONT,
+    blank_figure,
+    check_width,
+    fitted,
+    heatmap_figure,
+    pdf,
+    text_width,
+)
 from clear_mlflow.statistics import seed_summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_MAPS = 8  # the leaders: what a person looks at, one picture at a time; the page shows more
+_PAPER = 6.5  # inches, of a page's text
 
 
 def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file: the page's charts as SVG, the leading matrices as PNG."""
+    """Name and content of each file: the page's charts as SVG, and for papers a PDF."""
     if comparison.metrics:
         yield "metrics.svg", svg_picture("dots", list(metric_plots(comparison)), columns=3)
     if prices := list(cost_plots(comparison)):
@@ -33,11 +45,19 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
         if part["means"]:
             content = svg_picture("curves", part["means"], columns=2, legend=part["legend"])
             yield f"curves{end}.svg", content
+    yield "paper.pdf", pdf(_pages(comparison))
+
+
+def _pages(comparison: Comparison) -> Iterator[Figure]:
+    """What ranks, over the buckets, where it is of the matrix; then the leading matrices."""
+    if any(metric.name == comparison.ranked_by for metric in comparison.definitions):
+        yield course_figure(comparison, width=_PAPER)
     scales = matrix_scales(comparison)
-    for position, group in enumerate(comparison.groups[:_MOST_MAPS], start=1):
+    for group in comparison.groups[:_MOST_MAPS]:
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
         title = f"{shortened(group.name, 60)}{runs}"
-        yield f"matrix_{position:02d}.png", heatmap_png(group.matrix, title, scales[group.setting])
+        width = _PAPER if group.matrix.num_buckets > 9 else None
+        yield heatmap_figure(group.matrix, title, scales[group.setting], width=width)
 
 
 def course_figure(
@@ -54,8 +74,15 @@ def course_figure(
             f"{', '.join(m.name for m in comparison.definitions)}"
         )
     wide = 5.0 if width is None else width
-    check_width(wide)
-    figure = blank_figure(wide, 0.6 * wide)
+    check_width(wide, 1.5)
+    labels = fitted([group.name for group in comparison.groups], 8, wide - 0.5, 40)
+    widths = np.array([text_width(label, 8) for label in labels])
+    # The legend's columns, each with 0.54 inches for its lines and the space between columns.
+    taken = {n: sum(c.max(initial=0) + 0.54 for c in np.array_split(widths, n)) for n in (2, 3)}
+    columns = max((n for n in taken if taken[n] <= wide), default=1)
+    (label_y,) = fitted([name], 8, math.inf, 40)
+    height = max(0.5 * wide, text_width(label_y, 8) + 0.55)
+    figure = blank_figure(wide, height + 0.185 * math.ceil(len(labels) / columns) + 0.1)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
     for position, group in enumerate(comparison.groups):
@@ -70,17 +97,17 @@ def course_figure(
         ]
         colour = GROUPS[position % len(GROUPS)]
         line = ("-", "--", ":")[position // len(GROUPS) % 3]
-        label = plain_text(shortened(group.name, 40)).replace("$", r"\$")
+        label = labels[position].replace("$", r"\$")
         axes.plot(steps, [s.mean for s in means], line, color=colour, marker="o", ms=3, label=label)
         ends = [s.interval or (s.mean, s.mean) for s in means]
         low, high = ([end[i] for end in ends] for i in (0, 1))
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
     how: dict[str, Any] = {"fontsize": 8, "fontfamily": FONT}
     axes.set_xlabel("buckets trained", **how)
-    axes.set_ylabel(plain_text(name).replace("$", r"\$"), **how)
+    axes.set_ylabel(label_y.replace("$", r"\$"), **how)
     axes.tick_params(labelsize=8, labelfontfamily=FONT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    where: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(comparison.groups), 3)}
+    where: dict[str, Any] = {"loc": "outside upper center", "ncols": columns}
     figure.legend(frameon=False, prop={"family": FONT, "size": 8}, **where)
     return figure

@@ -65,8 +65,7 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
         "compared_runs.json",
         "figures/metrics.svg",
         "figures/curves.svg",
-        "figures/matrix_01.png",
-        "figures/matrix_02.png",
+        "figures/paper.pdf",
     }
     assert set(run.data.tags[names.COMPARED_TAG].split(",")) == {r.info.run_id for r in runs}
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"

@@ -199,7 +199,7 @@ def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
 
 @pytest.mark.parametrize("width", [0, -1, 1.5, float("nan"), float("inf")])
 def test_a_width_that_no_figure_has_is_one_line(width):
-    with pytest.raises(ConfigError, match=r"expected at least 2\.5 inches"):
+    with pytest.raises(ConfigError, match=r"expected at least 2\.7 inches"):
         AccuracyMatrix([[0.5]]).plot(width=width)
 
 

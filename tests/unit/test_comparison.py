@@ -8,6 +8,7 @@ import re
 from functools import partial
 from xml.etree import ElementTree
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from comparisons import NUM_TEST, counts, seeds_of, subject
@@ -16,7 +17,7 @@ from stored_values import answers_of, images_of
 from clear_mlflow.comparison import build
 from clear_mlflow.comparison.arrangement import arrange
 from clear_mlflow.comparison.build import compare
-from clear_mlflow.comparison.figures import figures
+from clear_mlflow.comparison.figures import course_figure, figures
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.tables import leaderboard_csv, leaderboard_json
@@ -198,14 +199,18 @@ def test_leaderboard_says_what_the_groups_say():
 
 
 def test_figures_are_pictures():
-    """Of the metrics and of the curves the page's own drawing; one per matrix."""
+    """Of the metrics and of the curves the page's own drawing; for papers, pages of a PDF."""
     found = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
     files = dict(figures(found))
-    assert set(files) == {"metrics.svg", "curves.svg", "matrix_01.png", "matrix_02.png"}
+    assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
     page = comparison_page(found, title="t", footer="f")
     for name, content in files.items():
-        if name.endswith(".png"):
-            assert content.startswith(b"\x89PNG")
+        if name == "paper.pdf":
+            with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
+                assert dict(figures(found))[name] == content  # undated, and no user's settings
+            assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
+            assert b"/CIDFontType2" in content
+            assert b"/Type3" not in content
             continue
         drawn = ElementTree.fromstring(content)
         assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
@@ -213,6 +218,27 @@ def test_figures_are_pictures():
         curves = re.findall(r'<(?:path class="(?:line|band|reach)"|circle)[^>]*>', content.decode())
         assert len(curves) > 4
         assert all(curve in page for curve in curves if "h26" not in curve)
+
+
+@pytest.mark.parametrize("width", [1.5, 3.3, 6.5])
+@pytest.mark.parametrize("groups", [2, 3, 12])
+def test_a_legend_stays_in_its_figure(groups, width):
+    """In fewer columns where names are long; the axes keep their height."""
+    long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
+    names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
+    found = compared([run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])])
+    figure = course_figure(found, width=width)
+    figure.draw_without_rendering()
+    assert figure.get_size_inches()[0] == width
+    (legend,) = figure.legends
+    assert len({text.get_text() for text in legend.get_texts()}) == groups
+    wide, high = figure.bbox.size
+    for part in (legend, figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
+        box = part.get_window_extent()
+        assert min(box.x0, box.y0) >= 0
+        assert (box.x1, box.y1) <= (wide, high)
+        assert box.y1 <= high
+    assert figure.axes[0].get_window_extent().height > 0.3 * wide
 
 
 def test_the_note_fits_and_leads_with_what_is_real():

@@ -17,8 +17,10 @@ from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.metrics._results import results
 from clear_mlflow.report.pictures import (
+    fitted,
     heatmap_figure,
     heatmap_png,
+    png,
     png_array,
 )
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
@@ -116,14 +118,13 @@ def test_any_text_can_be_drawn(text):
 
 
 def test_pictures_of_one_stream_have_one_size():
-    """Partial, untitled, without initialisation, with long keys: they lie side by side."""
-    keys = [f"a very long key {j}" for j in range(10)]
+    """Partial, untitled, without initialisation: they lie side by side."""
     sizes = {
         heatmap_array(matrix, title).shape
         for matrix, title in [
             (TEN, ""),
             (TEN.after(3), "x" * 500),
-            (AccuracyMatrix(np.empty((0, 10)), buckets=keys), "a\nb"),
+            (AccuracyMatrix(np.empty((0, 10))), "a\nb"),
         ]
     }
     assert len(sizes) == 1
@@ -135,8 +136,8 @@ def test_colours_are_on_a_fixed_scale():
     among = AccuracyMatrix([[0.5, 0.0], [1.0, 0.5]])
     one, other = (heatmap_array(matrix, "") for matrix in (alone, among))
     height = one.shape[0]
-    # Just inside the first cell of the matrix, away from its number.
-    y, x = int(height - 0.25 * 120 - 1.7 * 120 + 14), 120 + 14
+    # Inside the first cell of the matrix, away from its number and its outline.
+    y, x = int(height - 0.25 * 120 - 1.7 * 120 + 20), 120 + 14
     np.testing.assert_array_equal(one[y, x], other[y, x])
     assert (one != other).any()
 
@@ -161,6 +162,60 @@ def test_matrices_of_any_size_stay_on_a_screen(size):
     figure = heatmap_figure(matrix, "title")
     assert max(figure.get_size_inches()) < 10
     assert len(figure.axes[0].texts) < 12 * 12 + 2 * 12 + 20
+
+
+MONTHS = [f"2024-{month:02d}" for month in range(1, 13)]
+LONG = [f"camera {j} of the north, first half of the year" for j in range(3)]
+
+
+@pytest.mark.parametrize("keys", [["old", "new"], MONTHS, LONG, [str(j) for j in range(40)]])
+@pytest.mark.parametrize("width", [2.7, 3.3, 6.5, None])
+def test_nothing_is_outside_of_the_figure_or_on_another_text(keys, width):
+    """At the width asked for: keys that do not fit are upright, and the longest are cut."""
+    figure = heatmap_figure(AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width)
+    assert width is None or figure.get_size_inches()[0] == pytest.approx(width)
+    shown = figure.axes[0].texts
+    boxes = [text.get_window_extent() for text in shown]
+    wide, high = figure.bbox.size
+    assert all(b.x0 >= 0 and b.y0 >= 0 and b.x1 <= wide and b.y1 <= high for b in boxes)
+    assert not [
+        (shown[i].get_text(), shown[j].get_text())
+        for i, box in enumerate(boxes)
+        for j in range(i)
+        if box.overlaps(boxes[j])
+    ]
+    if keys is MONTHS and (width or 9) > 6:
+        assert [text.get_text() for text in shown].count("2024-12") == 2
+
+
+def test_what_is_cut_tells_least_apart():
+    """The end, or the beginning that all share."""
+    assert fitted(["the same 1", "the same 2"], 9, 2, 6) == ["…ame 1", "…ame 2"]
+    assert fitted(["photo", "painting"], 9, 0.45, 20) == ["photo", "paint…"]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_the_diagonal_is_seen_on_every_colour(value):
+    """A line within the cell, whose colour is on both of its sides."""
+    figure = heatmap_figure(AccuracyMatrix(np.full((6, 6), value)), None)
+    outlines = [part for part in figure.axes[0].patches if not part.get_fill()]
+    assert len(outlines) == 6
+    picture = png_array(png(figure)).astype(int)
+    for outline in outlines:
+        box = outline.get_window_extent()
+        across = picture[int(picture.shape[0] - box.y0 - 10), int(box.x0) - 3 : int(box.x0) + 5]
+        unlike = np.abs(across - across[-1]).sum(axis=1)  # the last one is in the cell
+        assert unlike[:3].min() < 10
+        assert unlike[2:].max() > 150
+
+
+@pytest.mark.parametrize("size", [10, 40])
+def test_small_cells_have_their_colour(size):
+    """In a paper's column, too, white lines leave most of a cell."""
+    figure = heatmap_figure(AccuracyMatrix(np.full((size, size), 0.0)), None, width=3.3)
+    dark = (png_array(png(figure)).max(axis=2) < 120).sum()
+    cells = 120**2 * (3.3 - 0.9 - 0.85) ** 2
+    assert dark > 0.75 * cells
 
 
 def test_a_users_matplotlib_settings_change_nothing():
