@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def track(
     *,
-    buckets: int | Sequence[object],
+    buckets: int | Iterable[object],
     num_instances: int | Sequence[int] | Mapping[Any, int] | None = None,
     dataset: str = "own",
     dataset_digest: str | None = None,
@@ -35,11 +35,13 @@ def track(
     Used as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left open;
     without one, a run is opened, and closed with the status that is true. Each row is stored when
     ``log_counts`` or its like returns. After the block, however it ended, the stored rows are
-    scored, and ``run.metrics`` and ``run.matrix`` hold what they say. A run that holds rows of the
-    same loop already is continued.
+    scored, and ``run.metrics`` and ``run.matrix`` hold what they say; ``clear_mlflow.load`` of
+    ``run.run_id`` is the stored run, with frames and JSON. A run that holds rows of the same loop
+    already is continued.
 
     Args:
-        buckets: keys of all buckets in stream order, or how many there are ("1" to "T").
+        buckets: names of all buckets in stream order, whole numbers and dates too, or how many
+            there are ("1" to "T").
         num_instances: test images per bucket; one number where all have as many. None where only
             accuracies are known, which leaves out what needs counts.
         dataset: its name, for people.
@@ -56,7 +58,7 @@ def track(
         tags: logged as MLflow tags.
         class_names: the index is the label.
         test_labels: for each bucket, the true class of each test image, for
-            ``run.log_predictions(i, ...)``; ``num_instances`` follows.
+            ``run.log_predictions(i, ...)``, which takes it, too; ``num_instances`` follows.
         test_ids: for each bucket, the name of each test image.
         score: what the rows are of, where that is no accuracy, as "rmse" or "perplexity": rows are
             then given as ``run.log_values(i, [...])``, of any finite numbers.

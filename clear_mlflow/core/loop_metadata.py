@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class LoopMetadata:
 
 def describe_loop(
     *,
-    buckets: int | Sequence[object],
+    buckets: int | Iterable[object],
     num_instances: int | Sequence[int] | Mapping[Any, int] | None = None,
     dataset: str = "own",
     dataset_digest: str | None = None,
@@ -79,16 +80,7 @@ def describe_loop(
     seed = None if seed is None else _whole("seed", seed)
     if test_ids is not None and test_labels is None:
         raise ConfigError("test_ids arrived without test_labels; pass the true labels, too")
-    images, names = None, tuple(class_names or ())
     counts = None if num_instances is None else _counts(keys, num_instances)
-    if test_labels is not None:
-        images = evaluation_set_of(keys, test_labels, test_ids, names)
-        if counts not in (None, images.num_instances):
-            raise ConfigError(
-                f"num_instances is {shown(counts)}, but test_labels has "
-                f"{shown(images.num_instances)} images; leave num_instances out"
-            )
-        counts, names = images.num_instances, images.class_names
     # A row as any of this loop would be: what cannot be stored is refused before any training.
     AccuracyRow.from_values(0, keys, (0.0,) * len(keys), counts, measured)
     grouped = {
@@ -100,38 +92,57 @@ def describe_loop(
         "seed": seed,
         "score": None if measured.is_accuracy else measured.name,
     }
-    digest = dataset_digest or (images.digest if images else UNKNOWN)
-    return LoopMetadata(
+    loop = LoopMetadata(
         buckets=keys,
         num_instances=counts,
-        dataset=DatasetIdentity(dataset, digest),
+        dataset=DatasetIdentity(dataset, dataset_digest or UNKNOWN),
         protocol=protocol,
         split=split,
         seed=seed,
         facts={key: str(value) for key, value in grouped.items() if value is not None},
         params=_texts("params", params),
         tags=_texts("tags", tags),
-        class_names=names,
-        evaluation_set=images,
+        class_names=() if class_names is None else tuple(map(str, class_names)),
         score=measured,
+    )
+    return loop if test_labels is None else with_truth(loop, test_labels, test_ids)
+
+
+def with_truth(
+    loop: LoopMetadata, labels: object, ids: Sequence[Sequence[object]] | None = None
+) -> LoopMetadata:
+    """The loop whose test images have these true labels; itself where it knows them."""
+    images = evaluation_set_of(loop.buckets, labels, ids, loop.class_names)
+    if (known := loop.evaluation_set) is not None:
+        same = known.num_instances == images.num_instances
+        if not same or not np.array_equal(known.label, images.label):
+            raise RecordError("true labels differ from those before; test images stay the same")
+        return loop
+    if loop.num_instances not in (None, images.num_instances):
+        raise ConfigError(
+            f"num_instances is {shown(loop.num_instances)}, but test_labels has "
+            f"{shown(images.num_instances)} images; leave num_instances out"
+        )
+    digest = images.digest if loop.dataset.digest == UNKNOWN else loop.dataset.digest
+    return replace(
+        loop,
+        num_instances=images.num_instances,
+        dataset=DatasetIdentity(loop.dataset.name, digest),
+        class_names=images.class_names,
+        evaluation_set=images,
     )
 
 
 def evaluation_set_of(
     buckets: Sequence[str],
-    labels: Sequence[Any],
+    labels: object,
     ids: Sequence[Sequence[object]] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> EvaluationSet:
     """The test images of all buckets, known by the data's own names, else by positions."""
-    if len(labels) != len(buckets):
-        raise ConfigError(
-            f"test_labels has {len(labels)} entries for {len(buckets)} buckets; expected the true "
-            "labels of each bucket's test images"
-        )
     each = [
         _labels(f"test_labels of bucket {key!r}", given)
-        for key, given in zip(buckets, labels, strict=True)
+        for key, given in zip(buckets, _per_bucket("test_labels", buckets, labels), strict=True)
     ]
     given_ids = [range(len(given)) for given in each] if ids is None else ids
     named = [list(map(str, of_bucket)) for of_bucket in given_ids]
@@ -144,8 +155,8 @@ def evaluation_set_of(
                 "name of its own for each image"
             )
     label = np.concatenate(each)
-    if len(label) == 0:
-        raise ConfigError("test_labels holds no image; expected some for each bucket")
+    if not all(map(len, each)):
+        raise ConfigError("test_labels lacks a bucket's images; expected some for each bucket")
     names = tuple(class_names or (str(n) for n in range(int(label.max()) + 1)))
     content = b"".join(
         hashlib.sha256(f"{key}\n{name}".encode()).digest()[:16]
@@ -181,11 +192,11 @@ def row_after(facts: LoopMetadata, after: object) -> int:
 
 def row_of_counts(facts: LoopMetadata, after: object, correct: object) -> AccuracyRow:
     """A row of test images classified correctly: one count per bucket, or by bucket."""
-    _check_accuracy(facts, "counts")
+    check_accuracy(facts, "counts")
     if facts.num_instances is None:
         raise ConfigError(
             "counts arrived, but num_instances is not known; pass it to track, or fractions to "
-            "log_values"
+            "log_accuracies"
         )
     counts = _counts(facts.buckets, correct, "correct")
     return AccuracyRow(row_after(facts, after), facts.buckets, counts, facts.num_instances)
@@ -202,18 +213,19 @@ def row_of_predictions(
     facts: LoopMetadata, after: object, predictions: object
 ) -> tuple[AccuracyRow, RowPredictions]:
     """A row of (n,) classes or (n, classes) probabilities, softmaxed, of each bucket."""
-    _check_accuracy(facts, "predictions")
+    check_accuracy(facts, "predictions")
     if (images := facts.evaluation_set) is None:
         raise ConfigError(
-            "predictions arrived, but the images are not known; pass their true labels to track: "
-            "test_labels=[...]"
+            "predictions arrived, but the images are not known; pass their true labels beside the "
+            "predictions, or to track: test_labels=[...]"
         )
     row = row_after(facts, after)
     found = _predictions(images, row, predictions)
     return AccuracyRow(row, facts.buckets, found.correct(images), facts.num_instances), found
 
 
-def _check_accuracy(facts: LoopMetadata, what: str) -> None:
+def check_accuracy(facts: LoopMetadata, what: str) -> None:
+    """Refuse what is of accuracies alone where the score is another one."""
     if not facts.score.is_accuracy:
         raise ConfigError(
             f"{what} arrived, but the score is {facts.score.name}; pass it to log_values"
@@ -296,23 +308,31 @@ def _labels(what: str, values: object) -> NDArray[np.uint16]:
         or found.dtype.kind not in "iu"
         or bool(((found < 0) | (found >= MAX_CLASSES)).any())
     ):
+        kind = "texts" if found.dtype.kind in "US" else found.dtype
         raise ConfigError(
-            f"{what} are {found.dtype} of shape {found.shape}; expected one class, 0 to 65535, for "
-            "each image"
+            f"{what} are {kind} of shape {found.shape}; expected a class index, 0 to C - 1 of C "
+            f"classes (at most {MAX_CLASSES}), for each image"
         )
     return found.astype(np.uint16)
 
 
 def _keys(buckets: object) -> tuple[str, ...]:
     """Bucket keys: as they were given, or "1" to "T"."""
-    if isinstance(buckets, str) or not isinstance(buckets, Sequence):
-        number = _whole("buckets", buckets)
+    buckets = _plain(buckets)
+    # A set has no order.
+    if not isinstance(buckets, Iterable) or isinstance(buckets, (str, bytes, set, frozenset)):
+        number = _whole("buckets", buckets, "a list of names, or how many there are")
         if not 1 <= number <= MAX_BUCKETS:
             raise ConfigError(
                 f"buckets is {number}; expected 1 to {MAX_BUCKETS}, or the buckets' keys"
             )
         return tuple(str(j + 1) for j in range(number))
-    return tuple(key if isinstance(key, str) else str(key) for key in buckets)
+    keys = [_plain(key) for key in buckets]
+    for key in keys:
+        is_date = hasattr(key, "strftime") and key == key  # or a period of pandas
+        if isinstance(key, bool) or not (isinstance(key, (str, int)) or is_date):
+            raise ConfigError(f"buckets holds {shown(key)}; expected names or whole numbers")
+    return tuple(map(str, keys))
 
 
 def _counts(keys: tuple[str, ...], values: object, name: str = "num_instances") -> tuple[int, ...]:
@@ -332,7 +352,7 @@ def _values(keys: tuple[str, ...], values: object, what: str) -> tuple[float, ..
     return tuple(math.nan if value is None else value for value in plain)
 
 
-def _per_bucket(name: str, keys: tuple[str, ...], values: object) -> Sequence[Any]:
+def _per_bucket(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
     if isinstance(values, Mapping):
         values = {str(key): value for key, value in values.items()}  # as the keys themselves
         if strangers := [key for key in values if key not in keys]:
@@ -342,6 +362,8 @@ def _per_bucket(name: str, keys: tuple[str, ...], values: object) -> Sequence[An
         if missing := [key for key in keys if key not in values]:
             raise ConfigError(f"{name} lacks bucket {missing[0]!r}; expected a number for each")
         return [values[key] for key in keys]
+    if getattr(values, "ndim", 0):  # an array or a tensor
+        values = list(values)
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ConfigError(f"{name} is {shown(values)}; expected one entry per bucket")
     if len(values) != len(keys):
@@ -368,18 +390,18 @@ def _plain(value: Any) -> Any:
     return listed() if callable(listed) else value
 
 
-def _whole(name: str, value: object) -> int:
+def _whole(name: str, value: object, expected: str = "a whole number") -> int:
     value = _plain(value)
-    if isinstance(value, bool):
-        raise ConfigError(f"{name} is {value}; expected an integer")
-    try:
-        return operator.index(value)  # type: ignore[arg-type]  # anything but an integer is refused here
-    except TypeError as error:
-        hint = " (fractions go to log_values)" if name == "correct" else ""
-        raise ConfigError(f"{name} is {shown(value)}; expected integers{hint}") from error
+    with suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]  # what is none is refused
+    hint = " (fractions go to log_accuracies)" if name == "correct" else ""
+    raise ConfigError(f"{name} is {shown(value)}; expected {expected}{hint}")
 
 
 def _texts(what: str, given: Mapping[str, object] | None) -> dict[str, str]:
+    if not isinstance(given, (Mapping, type(None))):
+        raise ConfigError(f"{what} is {shown(given)}; expected a dictionary, as {{'lr': 0.1}}")
     found = {}
     for name, value in (given or {}).items():
         if not isinstance(name, str) or name.startswith(_RESERVED):

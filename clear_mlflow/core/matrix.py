@@ -429,7 +429,7 @@ class AccuracyMatrix:
         return f"AccuracyMatrix({', '.join([trained, *known])})"
 
     def __str__(self) -> str:
-        text: str = _drawn("terminal_tables", "matrix_text")(self)
+        text: str = drawn("terminal_tables", "matrix_text")(self)
         return text
 
     def to_frame(self, *, wide: bool = False) -> DataFrame:
@@ -477,11 +477,11 @@ class AccuracyMatrix:
             width: in inches; half an inch a bucket and two beside them when not given. Texts
                 have 8 to 9.5 points at any width.
         """
-        found: Figure = _drawn("pictures", "heatmap_figure")(self, title or None, width=width)
+        found: Figure = drawn("pictures", "heatmap_figure")(self, title or None, width=width)
         return found
 
     def _repr_html_(self) -> str:
-        found: str = _drawn("page.fragment", "run_html")("", self)
+        found: str = drawn("page.fragment", "run_html")("", self)
         return found
 
     def _with(self, **changed: object) -> AccuracyMatrix:
@@ -497,7 +497,8 @@ class AccuracyMatrix:
             object.__setattr__(self, name, part)
 
 
-def _drawn(module: str, name: str) -> Any:
+def drawn(module: str, name: str) -> Any:
+    """A function of a module of ``report``, loaded when it is used."""
     # Pictures are made of matrices, one floor above: named here, as pandas names matplotlib.
     return getattr(import_module(f"clear_mlflow.report.{module}"), name)
 

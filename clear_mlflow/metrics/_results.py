@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from clear_mlflow.core.matrix import AccuracyMatrix
+from numpy.typing import ArrayLike
+
+from clear_mlflow.core.matrix import AccuracyMatrix, drawn
 from clear_mlflow.core.score import ACCURACY, Score, number_of
-from clear_mlflow.core.text import NOT_MEASURED, one_line
+from clear_mlflow.core.text import NOT_MEASURED, one_line, printable
 from clear_mlflow.metrics import (
     ALL_METRICS,
     DEFAULT_FAMILIES,
@@ -68,6 +70,16 @@ class MetricResult:
         """What is behind the value: which is better where it is not the higher, or why none."""
         return self.reason or ("" if self.higher_is_better else "lower is better")
 
+    def __str__(self) -> str:
+        better = "higher" if self.higher_is_better else "lower"
+        ends = map(number_of(self.name, self.score), self.interval or ())
+        interval = f" [{', '.join(ends)}]" if self.interval else ""
+        told = self.reason or f"{better} is better"
+        return printable(f"{self.name} {self.text}{interval} ({told})")
+
+    def __repr__(self) -> str:
+        return f"MetricResult({self})"
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it: undefined is None, with its reason."""
         return {
@@ -80,15 +92,29 @@ class MetricResult:
         }
 
 
+class MetricResults(dict[str, MetricResult]):
+    """Metrics by name: a table where they are printed, or shown in a notebook."""
+
+    def __repr__(self) -> str:
+        table = drawn("terminal_tables", "metrics_table")(self.values())
+        text: str = drawn("terminal_tables", "as_text")(table)
+        return text
+
+    def _repr_html_(self) -> str:
+        found: str = drawn("page.fragment", "run_html")("", None, self.values())
+        return found
+
+
 def scores(
-    matrix: AccuracyMatrix,
+    matrix: AccuracyMatrix | ArrayLike,
     protocol: str = "iid",
     metrics: str | Sequence[str | Metric] = DEFAULT_FAMILIES,
-) -> dict[str, MetricResult]:
+) -> MetricResults:
     """Every chosen metric of a matrix: its value, its course, or why it has none.
 
     Args:
-        matrix: (k, T); row = trained through, column = tested on.
+        matrix: (k, T); row = trained through, column = tested on. Lists, an array, or a frame as
+            of ``AccuracyMatrix.to_frame(wide=True)`` are made one.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
         metrics: families by name, as ``["clear", "gem"]``, and metrics themselves.
 
@@ -98,13 +124,15 @@ def scores(
 
     Raises:
         ConfigError: there is no such protocol, or no such family.
+        RecordError: what arrived is no matrix.
 
-    >>> found = scores(AccuracyMatrix([[0.9, 0.6]]))
-    >>> found["clear/next_domain_accuracy"].value
-    0.6
+    >>> found = scores([[0.9, 0.6]])
+    >>> found["clear/next_domain_accuracy"]
+    MetricResult(clear/next_domain_accuracy 0.6000 (higher is better))
     >>> found["clear/backward_transfer"].reason
     'needs a past bucket: k >= 2 (trained on 1)'
     """
+    matrix = _matrix_of(matrix)
     asked = metrics.split(",") if isinstance(metrics, str) else metrics
     chosen: dict[str, Metric] = {}
     for one in asked:
@@ -119,7 +147,18 @@ def scores(
         lower_is_better={name for name, m in chosen.items() if not m.higher_is_better},
         series=found.series,
     )
-    return {result.name: result for result in listed}
+    return MetricResults((result.name, result) for result in listed)
+
+
+def _matrix_of(given: Any) -> AccuracyMatrix:
+    if isinstance(given, AccuracyMatrix):
+        return given
+    if not hasattr(given, "iterrows"):
+        return AccuracyMatrix(given)
+    # A frame of pandas, which need not be there.
+    initial = given.loc["initial"] if "initial" in given.index else None
+    rows = given.drop(index="initial", errors="ignore")
+    return AccuracyMatrix(rows, initial, buckets=[str(key) for key in given.columns])
 
 
 def results(

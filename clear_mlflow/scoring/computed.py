@@ -11,7 +11,7 @@ from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.metrics import Metric, anytime, course, of_score, with_costs
 from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._results import MetricResult, results
+from clear_mlflow.metrics._results import MetricResults, results
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import PredictionMetric
 from clear_mlflow.report.page.run_page import RunReport
@@ -94,9 +94,7 @@ class Scores:
             return "none"
         return "complete" if self.record.is_complete else "partial"
 
-    def results(
-        self, intervals: Mapping[str, tuple[float, float]] | None = None
-    ) -> dict[str, MetricResult]:
+    def results(self, intervals: Mapping[str, tuple[float, float]] | None = None) -> MetricResults:
         """Every metric by its name, with its course and why it has no value."""
         listed = results(
             self.summary,
@@ -106,7 +104,7 @@ class Scores:
             series=self.points,
             intervals=intervals,
         )
-        return {result.name: result for result in listed}
+        return MetricResults((result.name, result) for result in listed)
 
     @property
     def problem(self) -> str | None:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import mlflow
 from mlflow import MlflowClient
@@ -18,10 +19,12 @@ from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
     LoopMetadata,
+    check_accuracy,
     measured_test,
     row_of_counts,
     row_of_predictions,
     row_of_values,
+    with_truth,
 )
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, RowCost, row_cost
 from clear_mlflow.core.predictions import (
@@ -31,11 +34,14 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     predictions_file_name,
 )
+from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.core.warning import warn
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
-from clear_mlflow.metrics._results import MetricResult, scores
+from clear_mlflow.metrics._results import MetricResults, scores
+from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.report.terminal_tables import as_text, run_text
 from clear_mlflow.scoring.beside import read_tests
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import families_tag
@@ -45,6 +51,9 @@ from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.lifecycle import close, end, join, open_run, result_of
 from clear_mlflow.tracking.run_writer import RunWriter, now
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOOP_JSON = "own_loop.json"
 _LONGEST_NAME = 150
@@ -57,7 +66,8 @@ class LoopRun:
 
     A row is stored before :meth:`log_counts` and its like return. When the block ends, however it
     ends, the rows are read back and scored. A run that this opened is closed with the status that
-    is true; one that was active is left open.
+    is true; one that was active is left open. ``print`` and a notebook show the rows so far;
+    ``clear_mlflow.load(run.run_id)`` is the stored run, with frames and JSON.
 
     Args:
         facts: what is known of the loop.
@@ -82,6 +92,7 @@ class LoopRun:
         self._joined = False
         self._is_over = False
         self._scores: Scores | None = None
+        self._links: tuple[str, ...] = ()
         self._rows: dict[int, AccuracyRow] = {}  # that the run holds
         self._tests: dict[tuple[int, int], AnytimeRow] = {}  # by bucket and number
         self._predictions: str | None = None  # what the run keeps of them: labels or probs
@@ -102,7 +113,7 @@ class LoopRun:
         if active is None:
             run_id = open_run(
                 client,
-                self._run_name or _name_of(self._facts),
+                self._name,
                 lambda run: _rows_of(client, run, self._facts),  # another loop's is left as it is
                 rename=self._run_name is not None,
             )
@@ -126,7 +137,7 @@ class LoopRun:
                 with suppress(ClearError):
                     end(client, run_id, "FAILED", f"{type(error).__name__}: {error}")
             raise
-        self._writer = writer
+        self._writer, self._run_name = writer, run.info.run_name
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -140,7 +151,7 @@ class LoopRun:
             failure = refusal
         result = result_of(failure, self.run_id)
         closed = close(self._writer.client, self.run_id, result, ours=not self._joined)
-        self._scores = closed.scores
+        self._scores, self._links = closed.scores, tuple(closed.links)
         with suppress(OSError):  # whoever reads this may have gone
             for line in closed.links:
                 print(printable(line), file=sys.stderr, flush=True)
@@ -170,27 +181,60 @@ class LoopRun:
         """
         self._log(after, cost, lambda: (row_of_counts(self._facts, after, correct), None))
 
-    def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
-        """As :meth:`log_counts`, where only accuracies are known, or of another score.
+    def log_accuracies(self, after: int | str, accuracies: object, *, cost: Cost = None) -> None:
+        """As :meth:`log_counts`, where only accuracies are known.
 
         Args:
             after: as of :meth:`log_counts`.
-            values: the score on each bucket, or bucket key to score: accuracies are fractions from
-                0 to 1, another score any finite numbers; NaN, None or an absent key = not measured.
+            accuracies: on each bucket, or bucket key to accuracy: fractions from 0 to 1; NaN, None
+                or an absent key = not measured.
             cost: as of :meth:`log_counts`.
         """
+        check_accuracy(self._facts, "accuracies")
+        self.log_values(after, accuracies, cost=cost)
+
+    def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
+        """As :meth:`log_accuracies`, of the loop's ``score``: any finite numbers."""
         self._log(after, cost, lambda: (row_of_values(self._facts, after, values), None))
 
-    def log_predictions(self, after: int | str, predictions: object, *, cost: Cost = None) -> None:
+    def log_predictions(
+        self,
+        after: int | str,
+        predictions: object,
+        truth: Sequence[Any] | None = None,
+        *,
+        cost: Cost = None,
+    ) -> None:
         """As :meth:`log_counts`, by the answer for each test image; the counts follow.
 
         Args:
             after: as of :meth:`log_counts`.
             predictions: for each bucket, (n,) predicted classes, or (n, classes) probabilities
-                after the softmax, in the order of the ``test_labels`` of :func:`track`.
+                after the softmax, in the order of the true labels.
+            truth: as ``test_labels`` of :func:`track`, where that did not have them: from the
+                first row on, and the same in all.
             cost: as of :meth:`log_counts`.
         """
-        self._log(after, cost, lambda: row_of_predictions(self._facts, after, predictions))
+
+        def measured() -> tuple[AccuracyRow, RowPredictions]:
+            loop = self._facts if truth is None else with_truth(self._facts, truth)
+            found = row_of_predictions(loop, after, predictions)
+            if loop is not self._facts:
+                self._learn(loop)
+            return found
+
+        self._log(after, cost, measured)
+
+    def _learn(self, loop: LoopMetadata) -> None:
+        """Let the run, and all rows from now on, say what is known of the loop by now."""
+        if self._rows or self._tests:
+            raise RecordError(
+                "true labels arrived after rows without them; pass them to track: test_labels=[...]"
+            )
+        writer, self._facts = self._writing("the truth", "rows"), loop
+        writer.record_of = partial(writer.record_of, dataset=loop.dataset)
+        with mlflow_errors(f"log the test images of run {self.run_id}"):
+            self._describe(writer.client, writer.client.get_run(self.run_id))
 
     def _log(
         self,
@@ -212,6 +256,8 @@ class LoopRun:
             return
         path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(found.row)}"
         files = {} if predictions is None else {path: predictions.to_bytes()}
+        if files and self._predictions is None and (images := self._facts.evaluation_set):
+            files = {f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}": images.to_bytes(), **files}
         writer.write_row(writer.record_of(row=found, written_at=now()), files=files)
         self._rows[found.row] = found
         if predictions is None:
@@ -290,20 +336,57 @@ class LoopRun:
         Raises:
             TrackingError: there is no row.
         """
-        if self._scores is not None and self._scores.record is not None:
-            return self._scores.record.matrix
-        if not self._rows:
+        if (record := self._record) is None:
             raise TrackingError("there is no row yet; log one with log_counts")
-        return AccuracyMatrix.from_rows(self._rows.values())
+        return record.matrix
 
     @property
-    def metrics(self) -> dict[str, MetricResult]:
+    def metrics(self) -> MetricResults:
         """Every metric of the rows so far: its value and course, or why it has none."""
         if not self._rows:
-            return {}
+            return MetricResults()
         if self._scores is None:
             return scores(self.matrix, self._facts.protocol, self._families)
         return self._scores.results()
+
+    def plot(self, title: str = "", *, width: float | None = None) -> Figure:
+        """The cells that are evidence, as :meth:`AccuracyMatrix.plot`."""
+        return self.matrix.masked(self._facts.protocol).plot(title, width=width)
+
+    def _repr_html_(self) -> str:
+        if (record := self._record) is None:
+            return run_html(repr(self), None)
+        return run_html(self._name, record.evidence, self.metrics.values(), self._links)
+
+    def __str__(self) -> str:
+        if (record := self._record) is None:
+            return repr(self)
+        return as_text(*run_text(record, self.metrics.values()), "", *self._links)
+
+    def __repr__(self) -> str:
+        run = "not entered" if self._writer is None else self.run_id
+        count = f"{len(self._rows)} rows of {len(self._facts.buckets)} buckets"
+        return f"LoopRun({self._name!r}, {run}, {count})"
+
+    @property
+    def _record(self) -> Record | None:
+        """The rows so far; after the block, as they were read back from the store."""
+        if self._scores is not None and self._scores.record is not None:
+            return self._scores.record
+        if self._writer is None or not self._rows:
+            return None
+        record_of, time = self._writer.record_of, now()
+        return assemble(
+            {row_file_name(i): record_of(row=r, written_at=time) for i, r in self._rows.items()}
+        )
+
+    @property
+    def _name(self) -> str:
+        """What the run is called where nobody else named it."""
+        parts = [self._facts.facts.get("strategy", "own loop"), self._facts.dataset.name]
+        if self._facts.seed is not None:
+            parts.append(f"seed {self._facts.seed}")
+        return self._run_name or shortened(printable(" ".join(parts)), _LONGEST_NAME)
 
     def _writing(self, what: str, how: str) -> RunWriter:
         if self._writer is None or self._is_over:
@@ -352,7 +435,7 @@ class LoopRun:
         client.log_text(run_id, json.dumps(content, indent=2) + "\n", LOOP_JSON)
 
     def _log_dataset(self, writer: RunWriter) -> None:
-        """Log the dataset as an MLflow input, and the images that predictions will be of."""
+        """Log the dataset as an MLflow input, which stays what was known as the run began."""
         loop = self._facts
         profile: dict[str, Any] = {
             "digest": loop.dataset.digest,
@@ -368,9 +451,6 @@ class LoopRun:
             profile=profile,
             **{name: getattr(loop, name) for name in ("dataset", "protocol", "split", "seed")},
         )
-        if loop.evaluation_set is not None and self._predictions is None:
-            path = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
-            writer.write_file(path, loop.evaluation_set.to_bytes())
 
 
 def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:
@@ -392,7 +472,8 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
             if there != here:
                 raise TrackingError(
                     f"run {run.info.run_id} holds {name} with {what} {shown(there)}, but this loop "
-                    f"has {shown(here)}; start a new run"
+                    f"has {shown(here)}; {'pass it to track, or ' if here is None else ''}start a "
+                    "new run"
                 )
         found[row.row] = row
     return found
@@ -409,14 +490,6 @@ def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None
         raise TrackingError(
             f"the predictions in run {run.info.run_id} are of other test images; start a new run"
         )
-
-
-def _name_of(facts: LoopMetadata) -> str:
-    """What a run is called where nobody named it."""
-    parts = [facts.facts.get("strategy", "own loop"), facts.dataset.name]
-    if facts.seed is not None:
-        parts.append(f"seed {facts.seed}")
-    return shortened(printable(" ".join(parts)), _LONGEST_NAME)
 
 
 def _numbers(row: AccuracyRow) -> object:

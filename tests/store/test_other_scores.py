@@ -105,6 +105,12 @@ def test_a_run_goes_on_with_its_own_score_alone(store, experiment_id, monkeypatc
     assert run.matrix.num_rows == 2
 
 
+def test_accuracies_are_no_errors(store):
+    """A fraction under the name of an error would be ranked the wrong way round."""
+    with track() as run, pytest.raises(ClearError, match="the score is rmse; pass it to log_value"):
+        run.log_accuracies(1, [0.5, 0.5, 0.5])
+
+
 def test_a_name_that_metrics_have_is_refused_before_a_run(store, experiment_id):
     with pytest.raises(ClearError, match="give the score another name"):
         track(score="challenge_score")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlflow
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from courses import reasons, values
@@ -182,8 +183,8 @@ def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
 def test_accuracies_instead_of_counts(store):
     """What was not tested is not 0, and what needs counts says so."""
     with clear_mlflow.track(buckets=["x", "y"]) as run:
-        run.log_values(1, {"x": 0.5})
-        run.log_values(2, np.array([0.25, 0.75], dtype=np.float32))
+        run.log_accuracies(1, {"x": 0.5})
+        run.log_accuracies(2, np.array([0.25, 0.75], dtype=np.float32))
     np.testing.assert_equal(run.matrix.values, [[0.5, np.nan], [0.25, 0.75]])
     assert run.metrics["renate/backward_transfer"].value == -0.25
     assert run.metrics["renate/micro_average_accuracy"].reason
@@ -191,6 +192,24 @@ def test_accuracies_instead_of_counts(store):
         both.log_values(1, [0.5, None])
         both.log_counts(2, [1, 2])
     assert both.metrics["renate/micro_average_accuracy"].value == 3 / 7
+
+
+def test_a_tracked_run_shows_itself_as_the_stored_one(store):
+    """Before, while and after its block: no address of an object."""
+    run = clear_mlflow.track(**LOOP, seed=3)
+    told = "LoopRun('own loop own seed 3', not entered, 0 rows of 4 buckets)"
+    assert str(run) == repr(run) == told
+    assert "not entered" in run._repr_html_()
+    with run:
+        log_all(run, [0, 1])
+        assert f"{run.run_id}, 2 rows of 4 buckets" in repr(run)
+        assert "partial: 1 of 4 rows" in str(run)
+        assert "renate/forgetting" in run._repr_html_()
+        log_all(run, [2, 3, 4])
+    stored = clear_mlflow.load(run.run_id)
+    assert str(run) == str(stored)
+    assert run._repr_html_() == stored._repr_html_()
+    assert run.plot("a", width=4).get_size_inches()[0] == pytest.approx(4)
 
 
 LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
@@ -216,6 +235,39 @@ def test_predictions_are_counted_kept_and_scored(store):
         artifacts(store, found, "predictions")
     )
     assert any("macro" in name for name in found.data.metrics)
+
+
+def test_the_true_labels_may_come_with_the_answers(store, monkeypatch):
+    """The run is then one whose track was given them; other ones, or later ones, are refused."""
+    answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
+    with clear_mlflow.track(buckets=3) as run:
+        with pytest.raises(ConfigError, match="pass their true labels beside"):
+            run.log_predictions(1, answers)
+        run.log_predictions(1, answers, LABELS)
+        run.log_predictions(2, answers, LABELS)
+        run.log_predictions(3, answers)
+        with pytest.raises(RecordError, match="true labels differ from those before"):
+            run.log_predictions(3, answers, answers)
+    known = describe_loop(buckets=3, test_labels=LABELS)
+    stored = clear_mlflow.load(run.run_id)
+    assert stored.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 3
+    assert stored.predictions.images.digest == known.evaluation_set.digest
+    assert stored.record.dataset == known.dataset
+    assert stored.tags["dataset_digest"] == known.dataset.digest
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    with (
+        pytest.raises(TrackingError, match="but this loop has None; pass it to track, or"),
+        clear_mlflow.track(buckets=3),
+    ):
+        pass
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
+        again.log_predictions(3, answers, LABELS)
+    assert again.run_id == run.run_id
+    with clear_mlflow.track(buckets=3) as late:
+        late.log_accuracies(1, [0.5, 0.5, 0.5])
+        with pytest.raises(RecordError, match="true labels arrived after rows without them"):
+            late.log_predictions(2, answers, LABELS)
 
 
 def test_the_images_of_a_continued_run_are_the_same(store):
@@ -246,7 +298,10 @@ def test_buckets_may_be_years(store):
     ("row", "message"),
     [
         ((row_of_counts, 1, [1, 2, 3]), "correct has 3 entries for 4 buckets"),
-        ((row_of_counts, 1, [1.5, 2, 3, 4]), r"correct is 1.5; expected integers \(fractions go"),
+        (
+            (row_of_counts, 1, [1.5, 2, 3, 4]),
+            r"correct is 1.5; expected a whole number \(fractions go to log_accuracies",
+        ),
         ((row_of_counts, 1, [101, 2, 3, 4]), "expected 0 to its num_instances, 100"),
         ((row_of_counts, 1, "1234"), "expected one entry per bucket"),
         ((row_of_counts, 1, None), "expected one entry per bucket"),
@@ -257,7 +312,7 @@ def test_buckets_may_be_years(store):
             "after is 5; expected the buckets trained so far, 0 to 4",
         ),
         ((row_of_counts, "5", [1, 2, 3, 4]), "or the name of the last one as a text: '1', '2'"),
-        ((row_of_counts, 1.0, [1, 2, 3, 4]), "after is 1.0"),
+        ((row_of_counts, 1.0, [1, 2, 3, 4]), "after is 1.0; expected a whole number"),
         ((row_of_values, 1, [55, 60, 70, 80]), "not percent"),
         ((row_of_predictions, 1, [1, 2]), "the images are not known"),
     ],
@@ -268,6 +323,29 @@ def test_what_is_no_row_is_refused_in_one_line(row, message):
     with pytest.raises((ConfigError, RecordError), match=message) as told:
         measured(describe_loop(**LOOP), *given)
     assert "\n" not in str(told.value)
+
+
+def test_names_of_classes_are_no_predictions():
+    """Nor true labels: both are indices."""
+    loop = describe_loop(buckets=3, test_labels=LABELS)
+    with pytest.raises(ConfigError, match=r"row 1 are texts of .*; expected a class index, 0 to C"):
+        row_of_predictions(loop, 1, [["cat"] * 3, ["dog"] * 2, ["cat"] * 4])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        np.array(["2004", "2005"]),
+        np.array([2004, 2005]),
+        pd.Index(["2004", "2005"]),
+        pd.period_range("2004", periods=2, freq="Y"),
+        {"2004": 1, "2005": 2}.keys(),
+        (year for year in (2004, 2005)),
+    ],
+    ids=lambda keys: type(keys).__name__,
+)
+def test_buckets_are_named_by_any_list(keys):
+    assert describe_loop(buckets=keys).buckets == ("2004", "2005")
 
 
 @pytest.mark.parametrize("answers", [[256, 257, 258], [3] * 3])
@@ -285,10 +363,15 @@ def test_a_class_that_there_is_not_is_refused(answers):
         ({"buckets": 5000}, "buckets is 5000; expected 1 to 1000,"),
         ({"buckets": list(range(5000))}, "buckets holds 5000 keys; expected 1 to 1000"),
         ({"buckets": ["a", "a"]}, "is given twice"),
+        ({"buckets": ["a", None]}, "buckets holds None; expected names or whole numbers"),
+        ({"buckets": "2004"}, "buckets is '2004'; expected a list of names, or how many"),
+        ({"buckets": {"a"}}, "buckets is {'a'}; expected a list of names"),
+        ({"buckets": 2, "params": [1]}, r"params is \[1\]; expected a dictionary"),
+        ({"buckets": 2, "test_labels": [[0], []]}, "test_labels lacks a bucket's images"),
         ({"buckets": 2, "num_instances": [5]}, "num_instances has 1 entries for 2"),
         ({"buckets": 2, "num_instances": 0}, "expected 1 to 2"),
         ({"buckets": 2, "protocol": "offline"}, "protocol is 'offline'"),
-        ({"buckets": 2, "seed": "7"}, "seed is '7'"),
+        ({"buckets": 2, "seed": "7"}, "seed is '7'; expected a whole number"),
         ({"buckets": 2, "dataset": ""}, "the dataset's name is ''"),
         ({"buckets": 2, "tags": {"mlflow.user": "root"}}, "'mlflow.user'"),
         ({"buckets": 2, "test_ids": [["a"], ["b"]]}, "without test_labels"),
@@ -438,7 +521,7 @@ def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monke
             {"bucket": 4},
             "after is 4; expected the buckets trained so far, 0 to 3",
         ),
-        ({"num_instances": 9}, {"num_tests": 1.5}, "num_tests is 1.5; expected integers"),
+        ({"num_instances": 9}, {"num_tests": 1.5}, "num_tests is 1.5; expected a whole number"),
     ],
 )
 def test_a_test_inside_a_bucket_that_fits_nothing_is_one_line(loop, changes, part):

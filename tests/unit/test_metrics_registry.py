@@ -8,8 +8,8 @@ import pytest
 from courses import explain, series
 from published import SECOND_PLACE
 
-from clear_mlflow import AccuracyMatrix, metrics
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow import AccuracyMatrix, MetricResult, metrics, scores
+from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.metrics import (
     ALL_METRICS,
     DEFAULT_FAMILIES,
@@ -46,6 +46,48 @@ def test_the_default_is_clears_and_renates():
     assert of_families(DEFAULT_FAMILIES) == METRICS == ALL_METRICS[: len(METRICS)]
     assert [*FAMILIES] == ["clear", "renate", *sorted(FAMILIES.keys() - {"clear", "renate"})]
     assert {m.name for m in METRICS if not m.higher_is_better} == {"renate/forgetting"}
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (MetricResult(name="a/b", value=0.5), "a/b 0.5000 (higher is better)"),
+        (
+            MetricResult(name="a/b", value=0.5, interval=(0.25, 1), higher_is_better=False),
+            "a/b 0.5000 [0.2500, 1.0000] (lower is better)",
+        ),
+        (MetricResult(name="a/b", value=None, reason="needs k >= 2"), "a/b – (needs k >= 2)"),
+        (
+            MetricResult(name="a\nb", value=0.5),
+            "a\N{REPLACEMENT CHARACTER}b 0.5000 (higher is better)",
+        ),
+    ],
+)
+def test_a_result_is_shown_in_one_line(result, told):
+    assert str(result) == told
+    assert repr(result) == f"MetricResult({told})"
+
+
+def test_results_are_shown_as_a_table():
+    """In a terminal and in a notebook; they stay a dictionary."""
+    found = scores(FULL)
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [*found]
+    assert max(map(len, lines)) <= 80
+    assert "<code>renate/forgetting</code></th>" in found._repr_html_()
+    assert found == dict(found)
+
+
+def test_scores_take_what_a_matrix_is_made_of():
+    """A frame as the matrix gives it has the untrained model's row, and the keys."""
+    plain = scores([[0.8, 0.6], [0.7, 0.9]])
+    assert plain == scores(np.array([[0.8, 0.6], [0.7, 0.9]]))
+    assert plain["renate/forward_transfer"].value is None
+    full = AccuracyMatrix(FULL.values, initial=FULL.initial)
+    assert scores(full.to_frame(wide=True)) == scores(full)
+    assert scores(AccuracyMatrix(FULL.values).to_frame(wide=True)) == plain
+    with pytest.raises(RecordError, match="is no rectangle of numbers"):
+        scores("matrix.csv")
 
 
 def test_every_function_of_a_family_is_declared_under_its_own_name():

@@ -17,7 +17,7 @@ _FRAGMENT = "clear_mlflow.report.page/fragment"
 
 def run_html(
     title: str,
-    matrix: AccuracyMatrix,
+    matrix: AccuracyMatrix | None,
     metrics: Iterable[MetricResult] = (),
     links: Sequence[str] = (),
 ) -> str:
@@ -26,7 +26,7 @@ def run_html(
         _FRAGMENT,
         title=one_line(title, 160),
         progress=None,
-        map=_coloured(matrix),
+        map=None if matrix is None else _coloured(matrix),
         metrics=list(metrics),
         links=[_link(line) for line in links],
     )
