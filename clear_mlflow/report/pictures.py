@@ -260,10 +260,17 @@ def fitted(texts: Sequence[str], size: float, room: float, most: int) -> list[st
     >>> fitted(["the north's camera 1", "the north's camera 2"], 9, room=2, most=12)
     ["…'s camera 1", "…'s camera 2"]
     """
+    columns = enumerate(zip(*texts, strict=False))
+    shared = next((i for i, letters in columns if len({*letters}) > 1), 0)
+    middles = [ending(text, len(text) - shared + 1) for text in texts]
     found: list[str] = []
     for limit in range(most, 4, -1):
-        ways = [[plain_text(cut(text, limit)) for text in texts] for cut in (shortened, ending)]
-        found = max(ways, key=lambda way: len({*way}))
+        ways = (
+            [shortened(text, limit) for text in texts],
+            [ending(text, limit) for text in texts],
+            [shortened(text, limit) for text in middles],
+        )
+        found = [plain_text(text) for text in max(ways, key=lambda way: len({*way}))]
         if max(text_width(text, size) for text in found) <= room:
             break
     return found

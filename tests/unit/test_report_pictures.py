@@ -189,7 +189,9 @@ def test_nothing_is_outside_of_the_figure_or_on_another_text(keys, width):
 
 
 def test_what_is_cut_tells_least_apart():
-    """The end, or the beginning that all share."""
+    """The end, the beginning, or what all begin with and then the end."""
+    middle = [f"camera {j} of the north, first half of the year" for j in range(2)]
+    assert fitted(middle, 9, 0.65, 20) == ["…0 of t…", "…1 of t…"]
     assert fitted(["the same 1", "the same 2"], 9, 2, 6) == ["…ame 1", "…ame 2"]
     assert fitted(["photo", "painting"], 9, 0.45, 20) == ["photo", "paint…"]
 
