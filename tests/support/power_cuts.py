@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pathlib
 import shutil
 import sqlite3
 import threading
@@ -127,8 +128,12 @@ def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", flush)
+        # pathlib of Python 3.10 keeps the functions that it found when it was loaded.
+        kept = getattr(pathlib, "_normal_accessor", os)
         for name in ("link", "rename", "replace", "unlink"):
-            patch.setattr(os, name, noting(name))
+            noted = noting(name)
+            patch.setattr(os, name, noted)
+            patch.setattr(kept, name, noted)
         yield recorder.disks
         recorder.before("the end")
 

@@ -181,7 +181,8 @@ def test_types_that_numpy_lacks_are_one_line(tmp_path):
     labels = np.zeros(4, [("one", int), ("two", int)])
     np.savez(tmp_path / "x.npz", vectors=np.ones((4, 2)), label=labels, bucket=[1, 1, 2, 2])
     for name in ("x.safetensors", "x.npz"):
-        with pytest.raises(DataError, match=f"{name} cannot be read: "):
+        # Where ml_dtypes is installed, it is read, and lacks the column.
+        with pytest.raises(DataError, match=f"{name} (cannot be read: |has no column 'label')"):
             own_listing("vectors", str(tmp_path / name), cache_dir=tmp_path)
 
 
