@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from clear_mlflow import metrics
+from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
@@ -23,15 +24,19 @@ from clear_mlflow.metrics._results import MetricResult, scores
 
 if TYPE_CHECKING:
     from clear_mlflow.api.compare import compare
+    from clear_mlflow.api.compared import ComparedRuns
     from clear_mlflow.api.evaluate import evaluate
     from clear_mlflow.api.export import export
     from clear_mlflow.api.load import load, runs
+    from clear_mlflow.api.run import Run
     from clear_mlflow.api.sweep import sweep
     from clear_mlflow.api.track import track
     from clear_mlflow.api.train import train, train_ensemble
 
-# Each brings torch or mlflow: loaded when it is first asked for. Name to the module of its verb.
-_VERBS = {
+# Each brings torch or mlflow: loaded when it is first asked for. Name to its module of api.
+_OF_API = {
+    "ComparedRuns": "compared",
+    "Run": "run",
     "compare": "compare",
     "evaluate": "evaluate",
     "export": "export",
@@ -46,7 +51,10 @@ _VERBS = {
 __all__ = [
     "AccuracyMatrix",
     "AccuracyRow",
+    "ClearError",
+    "ComparedRuns",
     "MetricResult",
+    "Run",
     "Score",
     "__version__",
     "clear",
@@ -66,10 +74,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for by its name, from the module of its verb."""
-    if name not in _VERBS:
+    """What is asked for by its name, from its module."""
+    if name not in _OF_API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"clear_mlflow.api.{_VERBS[name]}"), name)
+    return getattr(import_module(f"clear_mlflow.api.{_OF_API[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -103,7 +104,7 @@ def sweep(
         primary: likewise.
 
     Returns:
-        What became of each run, and ``compared``, the comparison.
+        What became of each run, and ``compared``, the comparison; it shows itself.
 
     Raises:
         ConfigError: the grid asks for something that cannot be trained.
@@ -187,6 +188,11 @@ class SweptRun:
     tries: int = 0  # in this call
     note: str | None = None  # of its start: whether it resumes, or why it does not
 
+    @property
+    def name(self) -> str:
+        """Of the MLflow run: what it trains."""
+        return self.planned.name
+
     def to_dict(self) -> dict[str, Any]:
         """What became of it, as JSON has it."""
         return {
@@ -199,14 +205,17 @@ class SweptRun:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SweepResult:
-    """What became of all runs of a sweep."""
+    """What became of all runs of a sweep; a notebook shows their comparison, ``print`` its tables.
+
+    ``clear_mlflow.runs(EXPERIMENT)`` gives the runs as objects.
+    """
 
     run_id: str  # of the run above them
     runs: tuple[SweptRun, ...]
     comparison_run: Run | None = None
-    compared: ComparedRuns | None = None
+    comparison: ComparedRuns | None = None
     problems: tuple[str, ...] = ()  # what beside the runs went wrong, one line each
 
     @property
@@ -219,12 +228,42 @@ class SweepResult:
         """Whether every run is done, and compared."""
         return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
 
+    @property
+    def compared(self) -> ComparedRuns:
+        """The comparison of all runs that are done.
+
+        Raises:
+            ConfigError: none is, or they could not be compared.
+        """
+        if self.comparison is None:
+            raise ConfigError(
+                "; ".join([f"nothing was compared in {self.summary}", *self.problems])
+            )
+        return self.comparison
+
+    @property
+    def summary(self) -> str:
+        """How many runs are done, failed or are still to do."""
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items()))
+        return f"sweep {self.run_id}: {counts or 'no runs'}"
+
+    def __repr__(self) -> str:
+        return f"SweepResult({self.summary})"
+
+    def __str__(self) -> str:
+        parts = [self.summary, *self.problems]
+        return "\n\n".join(parts if self.comparison is None else [*parts, str(self.comparison)])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in (self.summary, *self.problems))
+        return lines if self.comparison is None else lines + self.comparison._repr_html_()
+
     def to_dict(self) -> dict[str, Any]:
         """What became of each run, and the comparison, as JSON has it."""
         return {
             "run_id": self.run_id,
             "runs": [run.to_dict() for run in self.runs],
-            "compared": None if self.compared is None else self.compared.to_dict(),
+            "compared": None if self.comparison is None else self.comparison.to_dict(),
             "problems": list(self.problems),
         }
 
@@ -344,7 +383,7 @@ class Sweep:
                     self.client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, made)
             links = tuple(comparison_links(self.client, run))
             compared = ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
-            return replace(result, comparison_run=run, compared=compared)
+            return replace(result, comparison_run=run, comparison=compared)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
 

@@ -192,13 +192,12 @@ def _show(out: Console, result: SweepResult, *, stopped: bool) -> None:
         ]
         if shown:
             out.print(_table(shown))
-        counts = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
-        out.print(f"\nsweep {result.run_id}: {counts}", highlight=False)
-        if result.compared is not None:
+        out.print(f"\n{result.summary}", highlight=False)
+        if (compared := result.comparison) is not None:
             out.print()
-            print_comparison(result.compared.comparison, out)
-            out.print(f"\ncompared in run {result.compared.run_id}", highlight=False)
-            print_links(result.compared.links)
+            print_comparison(compared.comparison, out)
+            out.print(f"\ncompared in run {compared.run_id}", highlight=False)
+            print_links(compared.links)
         if stopped:
             out.print("stopped: the same command does the rest")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 NOT_MEASURED = "–"
 
@@ -67,3 +69,9 @@ def ending(key: str, limit: int) -> str:
     """A key, or its end: keys of one stream differ there, as in bucket-01 and bucket-02."""
     text = printable(key)
     return text if len(text) <= limit else "…" + text[1 - limit :]
+
+
+def warn(message: str) -> None:
+    """Say on standard error, in one line, what a person should know while training continues."""
+    with suppress(OSError):  # nobody may be reading any more
+        print(f"warning: {one_line(message)}", file=sys.stderr, flush=True)

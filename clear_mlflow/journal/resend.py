@@ -12,7 +12,7 @@ from mlflow.entities import Metric, Run
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
-from clear_mlflow.core.warning import warn
+from clear_mlflow.core.text import warn
 from clear_mlflow.journal.journal import Entry, Journal
 from clear_mlflow.journal.sender import is_final, store_entry, store_metrics
 from clear_mlflow.store import names

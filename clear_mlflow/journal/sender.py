@@ -21,7 +21,7 @@ from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.core.warning import warn
+from clear_mlflow.core.text import warn
 from clear_mlflow.journal.journal import Entry, Journal, journal_places
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors

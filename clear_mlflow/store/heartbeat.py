@@ -24,9 +24,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.text import printable, shortened, shown
+from clear_mlflow.core.text import printable, shortened, shown, warn
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
-from clear_mlflow.core.warning import warn
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 

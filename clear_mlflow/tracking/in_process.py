@@ -8,7 +8,7 @@ import mlflow
 from mlflow import MlflowClient
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.core.warning import warn
+from clear_mlflow.core.text import warn
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.tracking.ensemble_run import run_of

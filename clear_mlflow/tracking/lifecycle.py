@@ -29,7 +29,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
-from clear_mlflow.core.warning import warn
+from clear_mlflow.core.text import warn
 from clear_mlflow.journal.journal import (
     JOURNAL_JSON,
     End,

@@ -35,9 +35,8 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.record import Record, assemble, row_file_name
-from clear_mlflow.core.text import printable, shortened, shown
+from clear_mlflow.core.text import printable, shortened, shown, warn
 from clear_mlflow.core.version import __version__, software
-from clear_mlflow.core.warning import warn
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
 from clear_mlflow.metrics._results import MetricResults, scores
 from clear_mlflow.report.page.fragment import run_html

@@ -18,9 +18,9 @@ from clear_mlflow.core.errors import ConfigError, DataError, RecordError, Tracki
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_index
+from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
-from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.journal import HeldError, Journal, left_journals, read_origin
 from clear_mlflow.journal.resend import list_artifacts, send_waiting
 from clear_mlflow.learning.measured import StreamMetadata

@@ -17,8 +17,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
+from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__
-from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.journal import Entry
 from clear_mlflow.journal.resend import StoredSteps, lacking
 from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error

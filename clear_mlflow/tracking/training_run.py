@@ -23,9 +23,9 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.record import TIMES, DatasetIdentity, row_file_name
+from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__, software
-from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import stored_steps
 from clear_mlflow.learning.measured import (
     MeasuredRow,

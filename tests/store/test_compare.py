@@ -282,7 +282,7 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     _, folder = comparison_of(store, experiment_id)
     told = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
-    assert sizes == {"random_crop_flip": 2, "random_crop": 1}
+    assert sizes == {"augment=random_crop_flip": 2, "augment=random_crop": 1}
 
 
 def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():

@@ -12,8 +12,8 @@ from mlflow.tracking._tracking_service.utils import _get_store
 from stored_runs import stored_run
 
 import clear_mlflow
-from clear_mlflow.api.sweep import Sweep
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.api.sweep import Sweep, SweepResult
+from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.scoring.scores import score
@@ -43,6 +43,10 @@ def test_a_comparison_that_is_gone_is_made_again(store, sweep):
     """In the trash, or beyond it."""
     first = sweep()
     assert first.is_well
+    assert repr(first) == f"SweepResult(sweep {first.run_id}: 2 done before)"
+    assert str(first).startswith(f"sweep {first.run_id}: 2 done before\n\n")
+    assert str(first.compared) in str(first)
+    assert first.compared._repr_html_() in first._repr_html_()
     metrics = store.get_run(first.run_id).data.metrics
     assert metrics["clear/challenge_score"] == metrics["leader/clear/challenge_score"]
     assert sweep().comparison_run.info.run_id == first.comparison_run.info.run_id
@@ -74,6 +78,16 @@ def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, 
     assert "[0/1] started: naive" in capsys.readouterr().err
     (above,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'sweep'")
     assert above.info.status == "KILLED"
+
+
+def test_what_was_not_compared_says_why():
+    """In one line, as a notebook shows it, too."""
+    result = SweepResult("some", (), problems=("the runs were not compared: <b>",))
+    with pytest.raises(
+        ConfigError, match="nothing was compared in sweep some: no runs; the runs were"
+    ):
+        result.compared  # noqa: B018
+    assert "not compared: &lt;b&gt;</p>" in result._repr_html_()
 
 
 def test_a_thread_sweeps(experiment_id):

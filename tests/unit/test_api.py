@@ -14,20 +14,20 @@ from clear_mlflow.learning.parameters.options import TrainOptions
 
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.
 PUBLIC = [
-    *("AccuracyMatrix", "AccuracyRow", "MetricResult", "Score", "__version__", "clear", "compare"),
+    *("AccuracyMatrix", "AccuracyRow", "ClearError", "ComparedRuns", "MetricResult", "Run"),
     *(
+        "Score",
+        "__version__",
+        "clear",
+        "compare",
         "evaluate",
         "export",
         "load",
         "metrics",
         "renate",
         "runs",
-        "scores",
-        "sweep",
-        "track",
-        "train",
     ),
-    "train_ensemble",
+    *("scores", "sweep", "track", "train", "train_ensemble"),
 ]
 
 

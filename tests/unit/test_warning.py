@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from clear_mlflow.core.warning import warn
+from clear_mlflow.core.text import warn
 
 
 def test_a_warning_is_one_line_on_standard_error(capsys):
@@ -22,7 +22,7 @@ def test_a_warning_that_nobody_can_read_ends_nothing():
     """The terminal has gone, or what the output was piped into."""
     code = (
         "import os, sys\n"
-        "from clear_mlflow.core.warning import warn\n"
+        "from clear_mlflow.core.text import warn\n"
         "sys.stdin.read()\n"
         "warn('the store is away')\n"
         "os.write(1, b'training goes on')\n"
