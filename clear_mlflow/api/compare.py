@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ from clear_mlflow.comparison.tables import (
 from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.learning.anytime.schedule import OFF
@@ -209,12 +211,14 @@ def read_comparison(
     if at_equal is not None:
         subjects, unequal = equal_runs(subjects, at_equal, group_by)
         others += unequal
-    if margin is not None and only_score(subjects).is_accuracy:
-        if margin > 100:
+    if margin is not None:
+        is_accuracy = only_score(subjects).is_accuracy
+        most, what = (100, "percentage points") if is_accuracy else (sys.float_info.max, "a number")
+        if not isinstance(margin, (int, float)) or not 0 < margin <= most:
             raise ConfigError(
-                f"margin is {margin:g}; expected percentage points above 0, for example 1 or 0.5"
+                f"margin is {shown(margin)}; expected {what} above 0, for example 1 or 0.5"
             )
-        margin /= 100
+        margin = margin / 100 if is_accuracy else margin
     arrangement = arrange(
         subjects,
         group_by,

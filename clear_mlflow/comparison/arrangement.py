@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from clear_mlflow.comparison.groups import (
     COST,
     NOT_SAID,
@@ -131,8 +129,6 @@ def arrange(
     metrics: Sequence[Metric] = METRICS,
 ) -> Arrangement:
     """Group runs by labels (none: each by itself), rank groups, and choose what is tested."""
-    if margin is not None and not 0 < margin < np.inf:
-        raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")
     metrics = of_score(metrics, only_score(subjects))
     definitions: list[Metric | AnytimeMetric] = [*metrics, *anytime.METRICS]
     groups, settings, notes = group_runs(subjects, by, level, rowless)

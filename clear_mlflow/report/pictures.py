@@ -253,7 +253,7 @@ def _write(sheet: Axes, x: float, y: float, text: str, size: float, **how: Any) 
 
 
 def fitted(texts: Sequence[str], size: float, room: float, most: int) -> list[str]:
-    """Texts that fit *room* inches, at a size in points; cut is what tells least apart.
+    """Texts that fit *room* inches, at a size in points; what distinguishes them least is cut.
 
     >>> fitted(["old", "camera 1 of the north", "camera 2 of the north"], 9, room=2, most=12)
     ['old', 'camera 1 of…', 'camera 2 of…']

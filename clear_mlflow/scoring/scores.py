@@ -47,7 +47,12 @@ def stored_scores(client: MlflowClient, run: Run) -> Scores:
     if not rows.records:
         return Scores(run_id=run.info.run_id, run_name=run.info.run_name or run.info.run_id)
     scores = _computed(client, run, rows, Scoring(), thorough=True)
-    return replace(scores, summary={**scores.summary, **earlier_summary(run, scores)})
+    earlier, points = earlier_summary(run, scores), dict(scores.points)
+    with mlflow_errors(f"read the metrics of run {run.info.run_id}"):
+        for name in earlier:
+            logged = client.get_metric_history(run.info.run_id, name)
+            points[name] = {m.step: m.value for m in sorted(logged, key=lambda m: m.timestamp)}
+    return replace(scores, summary={**scores.summary, **earlier}, points=points)
 
 
 def _computed(

@@ -226,6 +226,12 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
     assert [*stored.leaderboard(name)] == ["group", "seeds", name]
     one = clear_mlflow.compare([clear_mlflow.runs(experiment_id)[0]], log=False)
     assert {one.to_frame()[end].dtype for end in ("low", "high")} == {np.dtype(float)}
+    for margin in (-1, "1"):
+        told = f"margin is {margin!r}; expected percentage points above 0"
+        with pytest.raises(ConfigError, match=told):
+            clear_mlflow.compare(experiment_id, margin=margin, log=False)
+    with pytest.raises(ConfigError, match="runs holds 5; expected runs, their ids, or paths"):
+        clear_mlflow.load(5)
     with pytest.raises(ConfigError, match=r"primary.*'nope', which no run defines"):
         clear_mlflow.compare(experiment_id, primary="nope", log=False)
 

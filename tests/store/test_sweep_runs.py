@@ -83,9 +83,7 @@ def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, 
 def test_what_was_not_compared_says_why():
     """In one line, as a notebook shows it, too."""
     result = SweepResult("some", (), problems=("the runs were not compared: <b>",))
-    with pytest.raises(
-        ConfigError, match="nothing was compared in sweep some: no runs; the runs were"
-    ):
+    with pytest.raises(ConfigError, match="compared in sweep some: no runs; the runs were not"):
         result.compared  # noqa: B018
     assert "not compared: &lt;b&gt;</p>" in result._repr_html_()
 

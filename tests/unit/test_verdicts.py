@@ -178,8 +178,6 @@ def test_no_difference_can_be_a_result() -> None:
     assert verdict.equivalence is not None
     assert verdict.equivalence.p_value == pytest.approx(max(sides))
     assert f"are equivalent at {SCORE} within 1 percentage point: " in verdict.sentence
-    with pytest.raises(ConfigError, match="margin is -1"):
-        compared(subjects, margin=-1)
 
 
 def diverged(name: str, seed: int, rows: int = 2) -> Subject:
