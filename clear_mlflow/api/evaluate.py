@@ -17,7 +17,6 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.load import Runs, chosen, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
-from clear_mlflow.core.record import Record
 from clear_mlflow.learning.parameters.logged import is_of_a_training
 from clear_mlflow.metrics import FAMILIES, anytime
 from clear_mlflow.metrics import from_predictions as predicted
@@ -51,7 +50,6 @@ def evaluate(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
     metrics: str | Sequence[Any] = (),
-    joint_run: str | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
 ) -> list[ScoringResult]:
@@ -67,7 +65,6 @@ def evaluate(
         unscored_only: leave out runs that have scores.
         metrics: further families by name, and metrics of your own: functions, or
             ``"package.module:function"``.
-        joint_run: id of a run trained on all buckets so far at once, for chaudhry/intransigence.
         jobs: runs under way at once; as suits the store when not given.
         dry_run: say what would be done, and write nothing.
 
@@ -87,14 +84,12 @@ def evaluate_each(
     filter: str | None,  # noqa: A002
     unscored_only: bool,
     metrics: str | Sequence[Any],
-    joint_run: str | None,
     jobs: int | None,
     dry_run: bool,
     prepare: Callable[[MlflowClient, Run], object] | None = None,
 ) -> Iterator[ScoringResult]:
     """As :func:`evaluate`, run by run; *prepare* is called with each before its rows are read."""
-    listed = metrics.split(",") if isinstance(metrics, str) else [*metrics]
-    own = asked_metrics(["chaudhry", *listed] if joint_run else listed)
+    own = asked_metrics(metrics.split(",") if isinstance(metrics, str) else metrics)
     client = open_store()
     found, named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
     evaluation = Evaluation(
@@ -102,7 +97,6 @@ def evaluate_each(
         dry_run=dry_run,
         metrics=own.matrix,
         prediction_metrics=(*predicted.METRICS, *own.predictions),
-        joint=joint_record(client, joint_run) if joint_run else None,
         jobs=jobs,
         prepare=prepare,
     )
@@ -240,16 +234,6 @@ class Evaluation(Scoring):
                 write_scores(client, scores)
         log_models(client, run, scores)
         return scores
-
-
-def joint_record(client: MlflowClient, run_id: str) -> Record:
-    """The rows of the run that others' intransigence is measured against."""
-    with mlflow_errors(f"read the joint run {run_id}"):
-        run = client.get_run(run_id)
-    record = read_scores(client, run).record
-    if record is None:
-        raise RecordError(f"the joint run {run_id} holds no row to measure others against")
-    return record
 
 
 def log_results(client: MlflowClient, run_id: str, entries: Sequence[dict[str, object]]) -> None:

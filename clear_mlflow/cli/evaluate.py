@@ -10,7 +10,6 @@ import click
 from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import (
-    METRICS,
     SELECTION,
     chosen_runs,
     dry_run_option,
@@ -49,12 +48,6 @@ _FOREIGN = "Rows under names of their own"
     under=SELECTION,
 )
 @families_option
-@option(
-    "--joint-run",
-    "RUN",
-    "Id of a run trained on all buckets so far at once (cumulative), for chaudhry/intransigence.",
-    under=METRICS,
-)
 @metric_option
 @option(
     "--rows",
@@ -95,7 +88,6 @@ def evaluate(
     filter_string: str | None,
     only: str,
     metrics: tuple[str, ...] | None,
-    joint_run: str | None,
     metric: tuple[str, ...] | None,
     rows: RowPattern | None,
     rows_scale: str,
@@ -130,7 +122,6 @@ def evaluate(
         filter=filter_string,
         unscored_only=only == "unscored",
         metrics=(*(metrics or ()), *(metric or ())),
-        joint_run=joint_run,
         jobs=jobs,
         dry_run=dry_run,
         prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,

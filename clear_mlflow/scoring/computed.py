@@ -17,7 +17,6 @@ from clear_mlflow.metrics.from_predictions import PredictionMetric
 from clear_mlflow.report.page.run_page import RunReport
 from clear_mlflow.scoring.beside import Beside, failed_of
 from clear_mlflow.scoring.families import (
-    against_joint,
     logged_families,
     metrics_of,
     with_families_of,
@@ -33,8 +32,6 @@ class Scoring:
 
     # Beside those of the families that the run logs; families of built-in ones are logged then.
     metrics: Sequence[Metric] = ()
-    # Of a run that is trained on all buckets so far at once, which intransigence is against.
-    joint: Record | None = None
     prediction_metrics: Sequence[PredictionMetric] = predicted.METRICS
     thorough: bool = True  # read all artifacts, and write points and files that are gone
 
@@ -130,8 +127,6 @@ def compute(
     scoring, answers, tests = scoring or Scoring(), answers or Beside(), tests or Beside()
     families = with_families_of(logged_families(run.data.tags), scoring.metrics)
     metrics = with_costs(metrics_of(families, scoring.metrics), record.matrix)
-    if scoring.joint is not None:
-        metrics = against_joint(metrics, record, scoring.joint)
     metrics = of_score(metrics, record.matrix.score)
     asked: tuple[Metric | PredictionMetric | AnytimeMetric, ...]
     asked = (*metrics, *scoring.prediction_metrics, *anytime.METRICS)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 
-from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import Record
-from clear_mlflow.metrics import DEFAULT_FAMILIES, FAMILIES, Metric, chaudhry, of_families
+from clear_mlflow.metrics import DEFAULT_FAMILIES, FAMILIES, Metric, of_families
 from clear_mlflow.store import names
 
 
@@ -36,31 +31,3 @@ def metrics_of(families: Sequence[str], metrics: Sequence[Metric]) -> tuple[Metr
     """The metrics of the families that this program knows, and further ones, each once."""
     known = of_families(name for name in families if name in FAMILIES)
     return tuple({metric.name: metric for metric in (*known, *metrics)}.values())
-
-
-def against_joint(metrics: Sequence[Metric], record: Record, joint: Record) -> tuple[Metric, ...]:
-    """The same metrics, intransigence of a record measured against a joint run."""
-    found = partial(chaudhry.intransigence, joint=joint.evidence.oriented)
-    if (difference := _difference(record, joint)) is not None:
-        found = partial(_incomparable, f"needs a joint run of the same {difference}")
-    return tuple(
-        replace(metric, function=found) if metric.function is chaudhry.intransigence else metric
-        for metric in metrics
-    )
-
-
-def _difference(record: Record, joint: Record) -> str | None:
-    """What forbids to compare two runs cell by cell; None: nothing."""
-    ours, theirs = record.matrix, joint.matrix
-    both: dict[str, tuple[object, object]] = {
-        "buckets": (ours.buckets, theirs.buckets),
-        "data (its digest is another)": (record.dataset.digest, joint.dataset.digest),
-        "score": (ours.score, theirs.score),
-        "split": (record.split, joint.split),
-        "protocol": (record.protocol, joint.protocol),
-    }
-    return next((what for what, (one, other) in both.items() if one != other), None)
-
-
-def _incomparable(reason: str, matrix: AccuracyMatrix) -> float:
-    raise UndefinedMetricError(reason)

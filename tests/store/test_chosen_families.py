@@ -129,32 +129,6 @@ def test_a_family_that_only_a_later_version_knows_stays(store, experiment_id):
     assert scored_by(store, run.info.run_id) == ({"gem", "clear"}, "gem,of_tomorrow,clear")
 
 
-def test_intransigence_against_a_joint_run(store, experiment_id):
-    """At each step its diagonal less the run's own; a run of other data has a reason instead."""
-    correct, jointly = counts(150, 0), counts(180, 1)
-    run = log_run(store, experiment_id, "naive", correct, strategy="naive")
-    others = {
-        what: log_run(store, experiment_id, what, correct, strategy="naive", **{what: value})
-        for what, value in (("digest", "sha256:" + "cd" * 32), ("split", "validation"))
-    }
-    joint = log_run(store, experiment_id, "joint", jointly, strategy="cumulative")
-    done = invoke("evaluate", "--experiment", "test", "--joint-run", joint.info.run_id)
-    assert done.exit_code == 0, done.output
-    ours, theirs = matrix_of(correct).values, matrix_of(jointly).values
-    name = "chaudhry/intransigence"
-    assert steps(store, run.info.run_id)[name] == pytest.approx(
-        {k: theirs[k - 1, k - 1] - ours[k - 1, k - 1] for k in range(1, 5)}, abs=1e-12
-    )
-    assert set(steps(store, joint.info.run_id)[name].values()) == {0.0}
-    for what, told in (("digest", "same data"), ("split", "same split")):
-        data = store.get_run(others[what].info.run_id).data
-        assert name not in data.metrics
-        assert told in data.tags["mlflow.note.content"]
-    done = invoke("evaluate", "--experiment", "test", "--joint-run", "0" * 32)
-    assert done.exit_code == 2
-    assert "joint run" in done.output
-
-
 @pytest.mark.parametrize(
     "command",
     [

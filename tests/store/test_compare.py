@@ -132,7 +132,10 @@ def test_an_unknown_run_is_one_line(store, experiment_id, runs):
         (["--experiment", "test", "--group-by", "memory"], "group_by names 'memory'"),
         (["--experiment", "test", "--group-by", ","], "expected names with commas"),
         (["--experiment", "test", "--rank-by", "speed"], "is 'speed', which no run"),
-        (["--experiment", "test", "--margin", "101"], "margin is 101.0; expected percentage points"),
+        (
+            ["--experiment", "test", "--margin", "101"],
+            "margin is 101.0; expected percentage points",
+        ),
         (["--experiment", "test", "--filter", "tags.strategy = 'none'"], "none of the chosen runs"),
     ],
 )

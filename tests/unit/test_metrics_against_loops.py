@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from published import SECOND_PLACE
 
 from clear_mlflow import AccuracyMatrix, metrics
-from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import (
     ALL_METRICS,
     FAMILIES,
-    chaudhry,
     wild_time,
 )
 
@@ -318,20 +316,6 @@ def test_the_stream_is_split_in_the_middle(width, split):
     assert known == pytest.approx(cells[split, : split + 1].mean(), abs=1e-12)
 
 
-def test_intransigence_is_of_the_bucket_just_trained():
-    """At each step against the joint run's row of that step."""
-    joint = AccuracyMatrix([[0.8, 0.1, 0.2], [0.8, 0.95, 0.3]])
-    of_joint = partial(chaudhry.intransigence, joint=joint)
-    matrix = AccuracyMatrix([[0.7, 0.6, 0.4], [0.6, 1.0, 0.3], [0.5, 0.6, 0.95]])
-    assert of_joint(matrix.after(1)) == pytest.approx(0.1)
-    assert of_joint(matrix.after(2)) == pytest.approx(-0.05)
-    with pytest.raises(UndefinedMetricError, match=r"row 3 of the joint run .*trained on 2"):
-        of_joint(matrix)
-    unmeasured = AccuracyMatrix([[math.nan, 0.1, 0.2]])
-    with pytest.raises(UndefinedMetricError, match=r"J\[0, 0\] was not measured"):
-        chaudhry.intransigence(matrix.after(1), unmeasured)
-
-
 PAST = "needs a past bucket: k >= 2 (trained on 1)"
 SECOND = "needs a second trained bucket: k >= 2 (trained on 1)"
 SPLIT = "needs the row of the split: k >= 3 (trained on 1)"
@@ -351,7 +335,6 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
                 "renate/backward_transfer": PAST,
                 "renate/forward_transfer": SECOND,
                 "renate/micro_average_accuracy": "needs test counts per bucket",
-                "chaudhry/intransigence": "needs a joint run (--joint-run)",
                 "diaz_rodriguez/remembering": PAST,
                 "diaz_rodriguez/positive_backward_transfer": PAST,
                 "capymoa/backward_transfer": PAST,

@@ -41,7 +41,6 @@ from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.page.line_chart import padded, round_ticks
 from clear_mlflow.report.page.run_page import RunReport, run_page
 from clear_mlflow.report.terminal_tables import matrix_table
-from clear_mlflow.scoring.families import against_joint
 
 RMSE = Score("rmse", higher_is_better=False)
 MACRO_F1 = Score("macro_f1")
@@ -162,17 +161,6 @@ def test_what_needs_an_accuracy_is_left_out_with_its_reason():
         "renate/micro_average_accuracy",
         "wild_time/fix_id_accuracy",
     }
-
-
-def test_intransigence_of_an_error_is_what_joint_training_spares():
-    """Above 0: the joint run's error is lower."""
-    run, joint = run_of(), run_of([[2.0, 9, 9], [9, 2.0, 9], [9, 9, 1.0]])
-    family = metrics.FAMILIES["chaudhry"]
-    found = metrics.summarize(run.matrix, metrics=against_joint(family, run, joint))
-    assert found["chaudhry/intransigence"] == 0.5
-    other = run_of(score=Score("mae", higher_is_better=False))
-    reasons = courses.explain(run.matrix, metrics=against_joint(family, run, other))
-    assert reasons["chaudhry/intransigence"] == "needs a joint run of the same score"
 
 
 def test_a_metric_of_ones_own_says_whether_it_takes_any_score():
