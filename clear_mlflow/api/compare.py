@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def read_comparison(
     if margin is not None:
         is_accuracy = only_score(subjects).is_accuracy
         most, what = (100, "percentage points") if is_accuracy else (sys.float_info.max, "a number")
-        if not isinstance(margin, (int, float)) or not 0 < margin <= most:
+        if not isinstance(margin, Real) or not 0 < margin <= most:
             raise ConfigError(
                 f"margin is {shown(margin)}; expected {what} above 0, for example 1 or 0.5"
             )

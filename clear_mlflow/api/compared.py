@@ -95,10 +95,10 @@ class ComparedRuns:
 
         Args:
             metric: by name; the one that ranks when not given.
-            width: in inches; 5 when not given. Texts have 8 points at any width.
+            width: in inches, 1.5 at least; 5 when not given. Texts have 8 points at any width.
 
         Raises:
-            ConfigError: the metric is none of the matrix.
+            ConfigError: the metric is none of the matrix, or the width is too small.
         """
         return course_figure(self.comparison, metric, width=width)
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import bundles_in, read_bundles
+from clear_mlflow.api.bundle import ARCHIVE, bundles_in, read_bundles
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import ExperimentName, shown
@@ -52,6 +52,7 @@ def runs(
         filter: in MLflow's search syntax, as ``"tags.strategy = 'replay'"``.
 
     Raises:
+        ConfigError, RecordError: there is no bundle, or it was changed.
         TrackingError: there is no such experiment, or the store does not answer.
     """
     client = open_store()
@@ -59,8 +60,7 @@ def runs(
         found = select(client, filter=filter)
     else:
         found, _ = chosen(client, experiment, filter=filter)
-    there = (run for run in found if isinstance(run, MlflowRun))
-    stored = read_matrices(client, there, metrics=())
+    stored = read_matrices(client, those_there(found, "read"), metrics=())
     return [Run(client, one.run, record=one.record) for one in stored if one.record is not None]
 
 
@@ -109,7 +109,7 @@ def chosen(
             raise ConfigError(f"runs holds {shown(run)}; expected runs, their ids, or paths")
         elif found := [] if _RUN_ID.fullmatch(str(run)) else bundles_in(Path(run)):
             bundled += chain.from_iterable(map(read_bundles, found))
-        elif "/" in str(run):
+        elif isinstance(run, Path) or "/" in run or run.endswith(ARCHIVE):
             raise ConfigError(f"{shown(str(run), 200)} is no bundle, nor a folder that holds any")
         else:
             ids.append(str(run))

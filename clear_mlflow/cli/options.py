@@ -175,7 +175,7 @@ def _stdout_kept() -> Iterator[IO[str]]:
     """Standard output, where nothing else gets: neither what Python prints, nor C or a process."""
     with ExitStack() as stack:
         kept: IO[str] = sys.stdout
-        with suppress(OSError):  # in tests it may be no file
+        with suppress(OSError, AttributeError):  # in tests it is no file; closed, it is None
             ours = kept.fileno()
             kept = stack.enter_context(os.fdopen(os.dup(ours), "w", encoding="utf-8"))
             stack.callback(os.dup2, kept.fileno(), ours)

@@ -476,6 +476,9 @@ class AccuracyMatrix:
             title: above it; a paper's caption makes it superfluous.
             width: in inches; half an inch a bucket and two beside them when not given. Texts
                 have 8 to 9.5 points at any width.
+
+        Raises:
+            ConfigError: the width is below 2.7 inches.
         """
         found: Figure = drawn("pictures", "heatmap_figure")(self, title or None, width=width)
         return found

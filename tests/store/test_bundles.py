@@ -154,7 +154,8 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
     for path, problem in (
         ("paper.tar.xz/none", "is not in its archive"),
         ("other.tar.xz/none", "is no bundle, nor a folder that holds any"),
-        ("./other.tar.xz", "is no bundle"),
+        ("other.tar.xz", "is no bundle"),
+        (Path("other"), "is no bundle"),
     ):
         with pytest.raises((ConfigError, RecordError), match=problem):
             clear_mlflow.load(path)

@@ -230,6 +230,8 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
         told = f"margin is {margin!r}; expected percentage points above 0"
         with pytest.raises(ConfigError, match=told):
             clear_mlflow.compare(experiment_id, margin=margin, log=False)
+    with pytest.raises(TrackingError, match="cannot read run 0000"):
+        clear_mlflow.runs("0" * 32)
     with pytest.raises(ConfigError, match="runs holds 5; expected runs, their ids, or paths"):
         clear_mlflow.load(5)
     with pytest.raises(ConfigError, match=r"primary.*'nope', which no run defines"):
