@@ -76,7 +76,8 @@ HEAD = """# Results
 
 All [strategies](strategies.md) with their defaults on the streams in the package, five seeds each
 where seeds differ, beside what others published for CLEAR. The runs are in
-[benchmarks/results](../benchmarks/results): an archive of [bundles](compare.md#bundles) and the grid for each table.
+[benchmarks/results](../benchmarks/results): an archive of [bundles](compare.md#bundles) and the
+grid for each table.
 
 ```
 clear-mlflow compare benchmarks/results/digits.tar.xz --baseline naive
