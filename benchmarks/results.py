@@ -58,7 +58,7 @@ STUDIES = {
     ),
     "digits-writers": (
         "naive",
-        "The same scans by their writers, [not by years](datasets.md): fourteen buckets, 18 epochs "
+        "The same scans by their writers, [not by years](datasets.md): seven buckets, 18 epochs "
         "a bucket.",
         "Little is forgotten here, and little is gained: 1.6 points by `replay` and `er_ace`, 0.9 "
         "by `si`.",

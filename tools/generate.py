@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from badges import licence_badge, python_badge
@@ -11,6 +12,7 @@ from hosting import citation, notebook, readme
 from metrics_table import metrics_page
 from mlproject import mlproject, mlproject_in_a_container
 from parameters import parameters_page
+from program_output import page_with_outputs, update_outputs
 from python_reference import python_page
 from reference import reference
 from signatures import train_options
@@ -18,7 +20,7 @@ from signatures import train_options
 ROOT = Path(__file__).parent.parent
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "README.md": readme,
+    "README.md": lambda: update_outputs(readme()),
     "CITATION.cff": citation,
     "MLproject": mlproject,
     "examples/docker/MLproject": mlproject_in_a_container,
@@ -30,6 +32,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/metrics.md": metrics_page,
     "docs/parameters.md": parameters_page,
     "docs/python.md": python_page,
+    "docs/statistics.md": partial(page_with_outputs, "statistics.md"),
 }
 
 

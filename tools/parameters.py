@@ -38,7 +38,10 @@ table says so: `bf16` if it has instructions for it, else `off`. `split=auto` is
 Sources: the recipe of CLEAR's images is that of the CLEAR authors' example in Avalanche, the
 challenge's starter kit and Renate's benchmark; that of features is the linear protocol of the
 [CLEAR paper](https://arxiv.org/abs/2201.06289), with the epochs, weight decay and step of the
-authors' `clear100_feature_*.yaml`. Those of the embedded datasets are ours.
+authors' `clear100_feature_*.yaml`. Those of the embedded datasets are ours. Two published settings
+differ: the authors' file for CLEAR-10 features has 1 epoch and batch 1024
+(`clear10_feature_res50_moco_public_private.yaml`), and Renate gives CLEAR-100 a memory of 10,000
+images (`offline-er-clear100.json`); pass `epochs`, `batch_size` and `memory` to follow them.
 
 ## All parameters
 """

@@ -35,7 +35,7 @@ def test_the_commands_of_the_first_screen_are_known():
         "mlflow run . --env-manager local",
         "pytest",
     ]
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 6
     assert len(PYTHON) == 2
 
 
