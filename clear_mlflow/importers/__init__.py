@@ -79,7 +79,13 @@ def read_runs(
         )
     try:
         said = reading or Reading()
-        source = replace(source, buckets=said.buckets or ())
+        keys = said.same_data_as.buckets if said.same_data_as is not None else ()
+        source = replace(
+            source,
+            buckets=said.buckets or keys,
+            columns=said.columns,
+            row_labels=said.row_labels,
+        )
         runs = tuple(finish(source, found, parsed, said) for parsed in found.parse(source))
         if not runs:
             raise RecordError("holds no run")
