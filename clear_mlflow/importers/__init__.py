@@ -96,7 +96,6 @@ def read_runs(
         raise ConfigError(f"{name}: {error}") from error
 
 
-def passed_over(name: str, siblings: Sequence[str]) -> str | None:
-    """Why a file in a folder is not to be imported; None where it may hold results."""
-    reasons = (kind.passes_over(name, siblings) for kind in FORMATS.values())
-    return next((reason for reason in reasons if reason), None)
+def passed_over(names: Sequence[str]) -> dict[str, str]:
+    """Return the files of a folder that are not to be imported, each with the reason."""
+    return {k: v for kind in FORMATS.values() for k, v in kind.passes_over(names).items()}

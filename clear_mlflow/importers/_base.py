@@ -107,8 +107,8 @@ class Format:
     scale: str | None = None  # fraction or percent, where the format itself says so
     has_initial: bool = False  # the format itself marks the untrained model's row
     is_general: bool = False  # many programs write it: tried after those of one program
-    # Why a file is no matrix, by its name and those of all files beside it; None = it is one.
-    passes_over: Callable[[str, Sequence[str]], str | None] = lambda _name, _siblings: None
+    # Of the names of a folder's files: which are no matrix, and why.
+    passes_over: Callable[[Sequence[str]], Mapping[str, str]] = lambda _names: {}
 
 
 @dataclass(frozen=True, kw_only=True)

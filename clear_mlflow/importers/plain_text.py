@@ -194,7 +194,7 @@ def _is_header(table: Sequence[Sequence[str]], stated: Sequence[str]) -> bool:
     if first and first.lower() in _CORNERS and not _counts(rest) and all(map(str.isdecimal, rest)):
         raise RecordError(f"begins with {shown(','.join(table[0]))}: {_to_name(rest)}")
     if _is_corner(first):
-        return _counts(rest)
+        return all(map(str.isdecimal, rest)) and _counts(sorted(rest, key=int))
     # 0, 1, 2 or 1, 2, 3 above a square.
     return len(rest) >= 1 and len(table) == len(rest) + 2 and _counts([first, *rest])
 
