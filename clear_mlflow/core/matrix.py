@@ -529,9 +529,11 @@ def row_positions(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
     by_key = {key: position for position, key in enumerate(keys)}
     if len(set(labels)) == len(labels):
         positions = [by_key.get(label, -1) for label in labels]
-        if -1 not in positions and (not numbers or 0 in positions):
+        # With buckets from 0, rows from 1 may count the buckets trained so far.
+        may_count = numbers and min(numbers) == 1 and keys[0] == "0"
+        if -1 not in positions and not may_count:
             return positions
-        if numbers and max(numbers) - min(numbers) < len(numbers) and -1 in positions:
+        if numbers and -1 in positions and max(numbers) - min(numbers) < len(numbers):
             return [number - min(numbers) for number in numbers]
         if not numbers and {*positions} <= {-1}:
             return [*range(len(labels))]

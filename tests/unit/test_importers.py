@@ -143,7 +143,7 @@ def test_labels_zeros_and_names_decide_what_a_cell_is(content, said, rows):
         ("0.1,0.2\n0.3,0.4\n0.5,0.6\n", "say orientation=columns"),
         ("lr,b1,b2\n0.1,0.5,0.4\n0.1,0.3,0.9\n", "say columns="),
         (",3,1,2\n1,0.5,0.4,0.3\n", "say columns="),
-        (",1,2,3\n2,0.5,0.4,0.3\n3,0.5,0.4,0.3\n", "say row_labels=ignore"),
+        (",0,1,2\n1,0.5,0.4,0.3\n2,0.5,0.4,0.3\n", "say row_labels=ignore"),
         (",1,2,3\n1,0.5,0.4,0.3\n1,0.5,0.4,0.3\n", "say row_labels=ignore"),
         (",a,b,c\n1,0.5,0.4,0.3\n3,0.5,0.4,0.3\n", "say row_labels=ignore"),
         (str(np.zeros((40, 40))), "save it with numpy.savetxt"),
