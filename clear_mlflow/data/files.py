@@ -40,6 +40,8 @@ TRAINING_FOLDER = "training_folder"  # of the older layout
 FILE_LISTS = "filelists"  # in it: lists of images for each bucket, the first of all of them
 ALL_IMAGES = "all.txt"
 
+# What operating systems leave in folders that people looked at.
+_SYSTEM_FILE = re.compile(r"(eh)?thumbs\.db|desktop\.ini|\.ds_store|\._.+", re.IGNORECASE)
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
@@ -95,12 +97,27 @@ def resolve_root(root: Path) -> Path:
         raise DataError(f"data root {path_text(root)} cannot be read: {reason(error)}") from None
 
 
-def names_in(folder: Path) -> list[str]:
-    """The names of what lies in a folder, sorted, without hidden ones."""
+def names_in(folder: Path, *, skipped: list[Path] | None = None) -> list[str]:
+    """Return the sorted names in a folder, without hidden ones and system files.
+
+    System files are appended to *skipped*.
+    """
     try:
-        return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
+        names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
+    system_files = [name for name in names if _SYSTEM_FILE.fullmatch(name)]
+    if skipped is not None:
+        skipped += [folder / name for name in system_files]
+    return [name for name in names if not (name.startswith(".") or name in system_files)]
+
+
+def describe_skipped(skipped: Sequence[Path]) -> tuple[str, ...]:
+    """Return a warning about system files that were skipped, if there are some."""
+    if not skipped:
+        return ()
+    first = path_text(skipped[0])
+    return (f"{len(skipped)} files of an operating system were skipped, for example {first}",)
 
 
 def names_of(names: Sequence[str]) -> str:
@@ -115,12 +132,13 @@ def images_in(
     root: Path,
     endings: tuple[str, ...] = IMAGE_ENDINGS,
     report: Report = stop,
+    skipped: list[Path] | None = None,
 ) -> Iterator[Path]:
     """The files in the folder of a class, images by their names, of which there are some."""
     names: list[str] = []
     with reported(report, "structure", folder):
         resolve_folder(folder, root=root)
-        names = names_in(folder)
+        names = names_in(folder, skipped=skipped)
         if not names:
             error = DataError(f"{path_text(folder)} is empty; expected images, or no such folder")
             report("empty-class", folder, error)

@@ -15,6 +15,7 @@ from clear_mlflow.data.files import (
     IMAGE_FOLDER,
     METADATA,
     TRAINING_FOLDER,
+    describe_skipped,
     images_in,
     in_stream_order,
     is_class_name,
@@ -44,7 +45,7 @@ def is_below(root: Path) -> bool:
 def listing(root: Path, report: Report = stop) -> Listing:
     """List a dataset in the challenge layout; hidden files are left alone."""
     real_root = resolve_root(root)
-    folder = real_root / IMAGE_FOLDER
+    folder, skipped = real_root / IMAGE_FOLDER, list[Path]()
     resolve_folder(folder, root=real_root)
     names = names_in(folder)
     if not names:
@@ -54,7 +55,7 @@ def listing(root: Path, report: Report = stop) -> Listing:
     for key in keys:
         with reported(report, "structure", folder / key):
             resolve_folder(folder / key, root=real_root)
-            classes[key] = names_in(folder / key)
+            classes[key] = names_in(folder / key, skipped=skipped)
     class_names = tuple(sorted({name for found in classes.values() for name in found}))
     first = classes.get(keys[0], [])
     for key, found in classes.items():
@@ -72,18 +73,24 @@ def listing(root: Path, report: Report = stop) -> Listing:
                 f"{path_text(folder / keys[0] / name)} is called {shown(name)}; expected the name "
                 "of a class"
             )
+    images = {
+        key: image_set(
+            (class_names.index(name), path)
+            for name in found
+            for path in images_in(
+                folder / key / name,
+                root=real_root,
+                endings=_ENDINGS,
+                report=report,
+                skipped=skipped,
+            )
+        )
+        for key, found in classes.items()
+    }
     return Listing(
         layout="challenge",
         root=real_root,
         class_names=class_names,
-        images={
-            key: image_set(
-                (class_names.index(name), path)
-                for name in found
-                for path in images_in(
-                    folder / key / name, root=real_root, endings=_ENDINGS, report=report
-                )
-            )
-            for key, found in classes.items()
-        },
+        images=images,
+        warnings=describe_skipped(skipped),
     )
