@@ -97,27 +97,23 @@ def resolve_root(root: Path) -> Path:
         raise DataError(f"data root {path_text(root)} cannot be read: {reason(error)}") from None
 
 
-def names_in(folder: Path, *, skipped: list[Path] | None = None) -> list[str]:
-    """Return the sorted names in a folder, without hidden ones and system files.
-
-    System files are appended to *skipped*.
-    """
+def names_in(folder: Path) -> list[str]:
+    """Return the sorted names in a folder, without hidden ones and system files."""
     try:
-        names = sorted(entry.name for entry in folder.iterdir())
+        names = sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
     except OSError as error:
         raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
-    system_files = [name for name in names if _SYSTEM_FILE.fullmatch(name)]
-    if skipped is not None:
-        skipped += [folder / name for name in system_files]
-    return [name for name in names if not (name.startswith(".") or name in system_files)]
+    return [name for name in names if not _SYSTEM_FILE.fullmatch(name)]
 
 
-def describe_skipped(skipped: Sequence[Path]) -> tuple[str, ...]:
-    """Return a warning about system files that were skipped, if there are some."""
-    if not skipped:
-        return ()
-    first = path_text(skipped[0])
-    return (f"{len(skipped)} files of an operating system were skipped, for example {first}",)
+def note_system_files(images: Iterable[Path]) -> tuple[str, ...]:
+    """Return a warning about the system files next to images, if there are some."""
+    files = (file for folder in {image.parent for image in images} for file in folder.iterdir())
+    skipped = sorted(file for file in files if _SYSTEM_FILE.fullmatch(file.name))
+    return tuple(
+        f"{len(skipped)} system files were skipped, for example {path_text(first)}"
+        for first in skipped[:1]
+    )
 
 
 def names_of(names: Sequence[str]) -> str:
@@ -132,13 +128,12 @@ def images_in(
     root: Path,
     endings: tuple[str, ...] = IMAGE_ENDINGS,
     report: Report = stop,
-    skipped: list[Path] | None = None,
 ) -> Iterator[Path]:
     """The files in the folder of a class, images by their names, of which there are some."""
     names: list[str] = []
     with reported(report, "structure", folder):
         resolve_folder(folder, root=root)
-        names = names_in(folder, skipped=skipped)
+        names = names_in(folder)
         if not names:
             error = DataError(f"{path_text(folder)} is empty; expected images, or no such folder")
             report("empty-class", folder, error)

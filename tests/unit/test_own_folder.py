@@ -97,7 +97,7 @@ def test_files_of_operating_systems_are_skipped_with_a_note(root):
     after = load(root)
     assert after.digest == before.digest
     (note,) = set(after.warnings) - set(before.warnings)
-    assert note.startswith("3 files of an operating system were skipped, for example ")
+    assert note.startswith("3 system files were skipped, for example ")
 
 
 def test_names_that_tell_no_order_need_one(tmp_path):

@@ -15,12 +15,12 @@ from clear_mlflow.data.files import (
     IMAGE_FOLDER,
     METADATA,
     TRAINING_FOLDER,
-    describe_skipped,
     images_in,
     in_stream_order,
     is_class_name,
     is_folder,
     names_in,
+    note_system_files,
     path_text,
     resolve_folder,
     resolve_root,
@@ -45,7 +45,7 @@ def is_below(root: Path) -> bool:
 def listing(root: Path, report: Report = stop) -> Listing:
     """List a dataset in the challenge layout; hidden files are left alone."""
     real_root = resolve_root(root)
-    folder, skipped = real_root / IMAGE_FOLDER, list[Path]()
+    folder = real_root / IMAGE_FOLDER
     resolve_folder(folder, root=real_root)
     names = names_in(folder)
     if not names:
@@ -55,7 +55,7 @@ def listing(root: Path, report: Report = stop) -> Listing:
     for key in keys:
         with reported(report, "structure", folder / key):
             resolve_folder(folder / key, root=real_root)
-            classes[key] = names_in(folder / key, skipped=skipped)
+            classes[key] = names_in(folder / key)
     class_names = tuple(sorted({name for found in classes.values() for name in found}))
     first = classes.get(keys[0], [])
     for key, found in classes.items():
@@ -78,19 +78,12 @@ def listing(root: Path, report: Report = stop) -> Listing:
             (class_names.index(name), path)
             for name in found
             for path in images_in(
-                folder / key / name,
-                root=real_root,
-                endings=_ENDINGS,
-                report=report,
-                skipped=skipped,
+                folder / key / name, root=real_root, endings=_ENDINGS, report=report
             )
         )
         for key, found in classes.items()
     }
-    return Listing(
-        layout="challenge",
-        root=real_root,
-        class_names=class_names,
-        images=images,
-        warnings=describe_skipped(skipped),
+    notes = note_system_files(
+        path for bucket_images in images.values() for path in bucket_images.paths
     )
+    return Listing("challenge", real_root, class_names, images, warnings=notes)

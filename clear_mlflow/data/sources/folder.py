@@ -14,10 +14,10 @@ from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
     IMAGE_ENDINGS,
-    describe_skipped,
     images_in,
     is_folder,
     names_in,
+    note_system_files,
     path_text,
     resolve_folder,
     resolve_root,
@@ -31,7 +31,7 @@ Arguments = OrderedArguments
 
 def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> Listing:
     """List the stream in a folder; hidden files, and files beside the buckets, are left alone."""
-    real_root, skipped = resolve_root(root), list[Path]()
+    real_root = resolve_root(root)
     folders = _folders(real_root, root=real_root)
     named = {folder.name for folder in folders}
     if named & {TRAIN, TEST}:
@@ -42,19 +42,19 @@ def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> List
                 f"{shown(odd[0])} {what}; expected the folders train and test and no others, or "
                 "the buckets themselves"
             )
-        parts = [(real_root / part, part) for part in (TRAIN, TEST)]
+        entries = [e for part in (TRAIN, TEST) for e in _entries(real_root / part, part, real_root)]
     else:
-        parts = [(real_root, TRAIN)]
-    entries = [e for base, part in parts for e in _entries(base, part, real_root, skipped)]
+        entries = list(_entries(real_root, TRAIN, real_root))
     order = arguments.buckets_in_order
     listed = listing_of(entries, root=real_root, layout="folder", order=order)
-    return replace(listed, warnings=(*listed.warnings, *describe_skipped(skipped)))
+    notes = note_system_files(Path(entry.path) for entry in entries)
+    return replace(listed, warnings=(*listed.warnings, *notes))
 
 
-def _entries(base: Path, split: str, root: Path, skipped: list[Path]) -> Iterator[Entry]:
+def _entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
     for bucket in _folders(base, root=root):
         for folder in _folders(bucket, root=root):
-            for path in images_in(folder, root=root, skipped=skipped):
+            for path in images_in(folder, root=root):
                 yield Entry(path, folder.name, bucket.name, split)
 
 

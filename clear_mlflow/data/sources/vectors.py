@@ -107,19 +107,14 @@ def warn_collapsed(columns: Iterable[tuple[str, NDArray[Any]]]) -> tuple[str, ..
     """Return a warning if distinct integers of a column become equal as 32-bit floats."""
     collapsed = []
     for name, column in columns:
-        if column.dtype.kind not in "iufO" or column.dtype in (np.float16, np.float32):
-            continue
         with np.errstate(all="ignore"):  # infinite numbers are refused later
             distinct = np.unique(column[np.abs(column.astype(np.float64)) >= 2**24])
             integers = distinct[distinct % 1 == 0]
             if len(np.unique(integers.astype(np.float32))) < len(integers):
                 collapsed.append(name)
-    if not collapsed:
-        return ()
-    return (
-        f"distinct integers become equal as 32-bit floats in {names_of(collapsed)}; leave such "
-        "columns out, or subtract an offset",
-    )
+    advice = "leave such columns out, or subtract an offset"
+    text = f"distinct integers become equal as 32-bit floats in {names_of(collapsed)}; {advice}"
+    return (text,) if collapsed else ()
 
 
 def _of_csv(file: Path, arguments: Arguments) -> _Read:
