@@ -85,7 +85,7 @@ class Importer:
         self.experiment_id = experiment_for(client, experiment)
         self._there = {} if again else _imported_before(client, self.experiment_id)
         self._again = again
-        self._same_data = None if facts.same_data_as is None else _same_data(facts)
+        self._same_data = _read_same_data(facts)
         self._taken: dict[Path, list[tuple[Path, NDArray[np.float64]]]] = {}  # by folder
 
     def files(
@@ -103,8 +103,8 @@ class Importer:
                 found = recognise(source) if kind == AUTO else FORMATS[kind]
                 runs = read_runs(source, kind=found.name if found else AUTO, reading=reading)
                 for run in runs:
-                    if twin := self._twin(path, run.matrix):
-                        same = f"contains the same matrix as {twin}"
+                    if copy := self._find_copy(path, run.matrix):
+                        same = f"contains the same matrix as {copy}"
                         yield ImportedFile(label, outcome="passed over", detail=same)
                         continue
                     title = (name or str(Path(label).with_suffix("")), run.label)
@@ -112,7 +112,7 @@ class Importer:
             except ClearError as error:
                 yield ImportedFile(label, detail=str(error))
 
-    def _twin(self, path: Path, matrix: AccuracyMatrix) -> str:
+    def _find_copy(self, path: Path, matrix: AccuracyMatrix) -> str:
         """Return the file of another type next to this one with the same matrix, to 4 digits."""
         taken = self._taken.setdefault(path.parent, [])
         for other, values in taken:
@@ -223,22 +223,16 @@ def seed_of(text: str | None) -> int | None:
     return value if -(2**63) <= value < 2**64 else None
 
 
-def _same_data(facts: ImportMetadata) -> Record:
-    """Read the run whose data the imported files were tested on.
-
-    Raises ConfigError if that data is not known, or has another name than the one stated.
-    """
-    record = load_run(str(facts.same_data_as)).record
-    name = record.dataset.name
-    if record.dataset.digest == UNKNOWN:
+def _read_same_data(metadata: ImportMetadata) -> Record | None:
+    """Read the run whose data the imported files were tested on, or None if none was named."""
+    if metadata.same_data_as is None:
+        return None
+    record = load_run(metadata.same_data_as).record
+    name, digest = record.dataset.name, record.dataset.digest
+    if digest == UNKNOWN or metadata.dataset not in (None, name):
         raise ConfigError(
-            f"same_data_as is {shown(facts.same_data_as)}, whose own dataset digest is unknown; "
-            "name a run that was trained or tracked here"
-        )
-    if facts.dataset not in (None, name):
-        raise ConfigError(
-            f"dataset is {shown(facts.dataset)}, but the run of same_data_as was tested on "
-            f"{shown(name)}; leave dataset out"
+            f"same_data_as names a run on dataset {shown(name)} with the digest {shown(digest)}; "
+            "expected a run with a known digest, and leave dataset out"
         )
     return record
 
@@ -260,12 +254,12 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
         if not os.path.isdir(root):  # noqa: PTH112  (False, too, where one may not look)
             yield root, root.name, None
             continue
-        seen = 0
+        num_files = 0
         for folder, folders, files in os.walk(root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             visible = sorted(name for name in files if not name.startswith("."))
-            seen += len(folders) + len(visible)
-            if seen > MAX_IMPORTED_FILES:
+            num_files += len(folders) + len(visible)
+            if num_files > MAX_IMPORTED_FILES:
                 raise DataError(
                     f"{shown(root.name)} holds more than {MAX_IMPORTED_FILES} files; import its "
                     "folders one by one"

@@ -520,17 +520,14 @@ def whole_grid(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 def row_positions(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
     """Return the position of each labelled row: its bucket's, or by its number.
 
-    Labels that are neither buckets nor numbers keep their order.
-
-    Raises:
-        RecordError: a label occurs twice, or the labels are only in part buckets or consecutive.
+    Labels that are neither buckets nor numbers keep their order. Raises RecordError if a label
+    occurs twice, or the labels only in part name buckets or follow each other.
     """
-    numbers = label_numbers(labels)
-    by_key = {key: position for position, key in enumerate(keys)}
+    numbers, key_positions = label_numbers(labels), {key: j for j, key in enumerate(keys)}
+    positions = [key_positions.get(label, -1) for label in labels]
+    # With buckets from 0, rows from 1 may count the buckets trained so far.
+    may_count = numbers and min(numbers) == 1 and keys[0] == "0"
     if len(set(labels)) == len(labels):
-        positions = [by_key.get(label, -1) for label in labels]
-        # With buckets from 0, rows from 1 may count the buckets trained so far.
-        may_count = numbers and min(numbers) == 1 and keys[0] == "0"
         if -1 not in positions and not may_count:
             return positions
         if numbers and -1 in positions and max(numbers) - min(numbers) < len(numbers):
@@ -544,10 +541,10 @@ def row_positions(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
 
 
 def label_numbers(labels: Sequence[str]) -> list[int]:
-    """Return the numbers that labels end in, if they differ in nothing else; none otherwise."""
+    """Return the numbers in which labels differ, or an empty list if they differ otherwise."""
     matches = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", label) for label in labels]
     prefixes = {match and match[1] for match in matches}
-    return [int(m[2]) for m in matches if m] if len(prefixes) == 1 else []
+    return [int(match[2]) for match in matches if match] if len(prefixes) == 1 else []
 
 
 def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:

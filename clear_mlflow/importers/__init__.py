@@ -79,13 +79,7 @@ def read_runs(
         )
     try:
         said = reading or Reading()
-        keys = said.same_data_as.buckets if said.same_data_as is not None else ()
-        source = replace(
-            source,
-            buckets=said.buckets or keys,
-            columns=said.columns,
-            row_labels=said.row_labels,
-        )
+        source = replace(source, reading=said)
         runs = tuple(finish(source, found, parsed, said) for parsed in found.parse(source))
         if not runs:
             raise RecordError("holds no run")
@@ -98,4 +92,7 @@ def read_runs(
 
 def passed_over(names: Sequence[str]) -> dict[str, str]:
     """Return the files of a folder that are not to be imported, each with the reason."""
-    return {k: v for kind in FORMATS.values() for k, v in kind.passes_over(names).items()}
+    reasons: dict[str, str] = {}
+    for file_format in FORMATS.values():
+        reasons |= file_format.passes_over(names)
+    return reasons

@@ -37,9 +37,7 @@ class Source:
 
     name: str
     content: bytes  # at most untrusted.MAX_LOG_BYTES
-    buckets: tuple[str, ...] = ()  # names that a person stated
-    columns: tuple[str, ...] = ()  # the columns that are buckets, likewise
-    row_labels: str = "auto"  # what the first column is: see Reading
+    reading: Reading = field(default_factory=lambda: Reading())
 
     @cached_property
     def head(self) -> str:
@@ -107,7 +105,7 @@ class Format:
     scale: str | None = None  # fraction or percent, where the format itself says so
     has_initial: bool = False  # the format itself marks the untrained model's row
     is_general: bool = False  # many programs write it: tried after those of one program
-    # Of the names of a folder's files: which are no matrix, and why.
+    # From the names of a folder's files: those without a matrix, and the reason.
     passes_over: Callable[[Sequence[str]], Mapping[str, str]] = lambda _names: {}
 
 
@@ -125,6 +123,12 @@ class Reading:
     buckets: tuple[str, ...] | None = None
     score: Score = ACCURACY  # what the cells are, where a file does not say it
     same_data_as: AccuracyMatrix | None = None  # of a run that was tested on the same data
+
+    @property
+    def stated_buckets(self) -> list[str]:
+        """The names of buckets that a person stated."""
+        other = self.same_data_as
+        return [*(self.buckets or (() if other is None else other.buckets))]
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
         rows = _rectangle(None, rows)[1:].T.tolist()
         labels, keys = (keys, labels) if labels is not None else (None, keys)
     if labels is not None:
-        rows = _in_order(rows, labels, keys)
+        rows = _order_rows(rows, labels, keys)
     if reading.initial == "first-row":
         if kind.has_initial or initial is not None:
             raise ConfigError(
@@ -161,14 +165,22 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
         raise RecordError(
             f"has {values.shape[0]} rows for {values.shape[1]} buckets; expected a row per bucket "
             "trained and a column per bucket tested on. If the first row is the untrained model's, "
-            "say initial=first-row; if a column is one test after training, say orientation=columns"
+            "pass initial=first-row; if a column is one test after training, orientation=columns"
         )
     counts, keys = reading.num_instances or parsed.num_instances, reading.buckets or keys
     if isinstance(counts, (tuple, list)) and len(counts) == 1:
         counts = [*counts] * values.shape[1]
     if (other := reading.same_data_as) is not None:
-        counts, keys = _same_data(other, counts, keys, values.shape[1])
+        keys, counts = keys or other.buckets, other.num_instances if counts is None else counts
     matrix = AccuracyMatrix(_future(values, kind, reading), first, counts, keys, score)
+    if other is not None and not (
+        matrix.buckets == other.buckets
+        and np.array_equal(matrix.num_instances, other.num_instances)
+    ):
+        raise ConfigError(
+            f"same_data_as names a run on the buckets {shown(other.buckets)} with "
+            f"{shown(other.num_instances)} test images, but other ones arrived"
+        )
     if matrix.num_rows == 0 and matrix.initial is None:
         raise RecordError(f"holds no {score.name} that was measured")
     if matrix.num_instances is not None and score.is_accuracy:
@@ -246,57 +258,39 @@ def _rectangle(initial: Sequence[float] | None, rows: Sequence[Sequence[float]])
     return cells
 
 
-def _is_transposed(kind: Format, parsed: Parsed, reading: Reading) -> bool:
-    """Return True if a column of the file is one test after training.
-
-    Raises RecordError if zeros do not settle it, ConfigError if the format does.
-    """
-    is_free = kind.is_general and parsed.initial is None
+def _is_transposed(file_format: Format, parsed: Parsed, reading: Reading) -> bool:
+    """Return True if a column of the file is one test after training."""
+    is_free = file_format.is_general and parsed.initial is None
     if reading.orientation != "auto" and not is_free:
         raise ConfigError(
-            f"orientation is {reading.orientation!r}, but {kind.title} itself marks what a row is; "
-            "leave orientation out"
+            f"orientation is {reading.orientation!r}, but {file_format.title} itself marks the "
+            "rows; leave orientation out"
         )
     orientation = parsed.orientation if reading.orientation == "auto" else reading.orientation
-    size = len(parsed.rows)
-    if orientation != "auto" or not is_free or {*map(len, parsed.rows)} != {size} or size < 2:
+    rows = parsed.rows
+    if orientation != "auto" or not is_free or not {*map(len, rows)} <= {len(rows)}:
         return orientation == "columns"
-    cells = np.nan_to_num(np.array(parsed.rows))
+    cells = np.nan_to_num(np.array(rows))
     is_proven = not np.tril(cells, -1).any() and bool(np.triu(cells, 1).any())
-    if is_proven and size == 2 and parsed.rows[1][0] == 0:
+    if is_proven and len(rows) == 2 and rows[1][0] == 0:
         raise RecordError(
-            "holds 0 below the diagonal only: say orientation=columns if a column is one test "
-            "after training, or orientation=rows if a row is"
+            "contains 0 below the diagonal: pass orientation=columns if a column is one test after "
+            "training, or orientation=rows if a row is"
         )
     return is_proven
 
 
-def _in_order(
+def _order_rows(
     rows: Sequence[Sequence[float]], labels: Sequence[str], keys: Sequence[str] | None
 ) -> list[Sequence[float]]:
-    """Return the rows in the order of their labels; a row without label is not measured."""
+    """Return the rows in the order of their labels, with NaN for missing rows."""
     width = max(map(len, rows), default=0)
     try:
         positions = row_positions(labels, keys or [str(j + 1) for j in range(width)])
     except RecordError as error:
-        raise RecordError(f"{error}; say row_labels=ignore if the rows are in order") from error
+        raise RecordError(f"{error}; pass row_labels=ignore if the rows are in order") from error
     by_position = dict(zip(positions, rows, strict=True))
     return [by_position.get(i, [NAN] * width) for i in range(max(positions, default=-1) + 1)]
-
-
-def _same_data(other: AccuracyMatrix, counts: Any, keys: Any, width: int) -> tuple[Any, Any]:
-    """Return test images and keys of a run on the same data, which the file must not contradict."""
-    expected = None if other.num_instances is None else other.num_instances.tolist()
-    for name, value, theirs in (
-        ("buckets", keys, list(other.buckets)),
-        ("num_instances", counts, expected),
-    ):
-        if width != other.num_buckets or not (value is None or list(value) == theirs):
-            raise ConfigError(
-                f"same_data_as names a run with {other.num_buckets} buckets and {name} "
-                f"{shown(theirs)}; {width} and {shown(value)} arrived: it is not the same data"
-            )
-    return expected, other.buckets
 
 
 def _check_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
@@ -362,7 +356,7 @@ def _future(values: _Cells, kind: Format, reading: Reading) -> _Cells:
     cells = cells[~np.isnan(cells)]
     if kind.is_general and reading.future == "auto" and cells.size and not cells.any():
         raise RecordError(
-            "holds 0 for every bucket not trained on yet: say future=not-tested if those buckets "
+            "contains 0 for every future bucket: pass future=not-tested if future buckets "
             "were not tested, or future=tested if the accuracy there is 0"
         )
     if reading.future != "not-tested":

@@ -11,7 +11,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import label_numbers
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RESULTS_BYTES
-from clear_mlflow.importers._base import NAN, Format, Parsed, Source
+from clear_mlflow.importers._base import NAN, Format, Parsed, Reading, Source
 
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
 _MOST_CELLS = 4 * MAX_BUCKETS + 1  # in a line: some programs set several metrics side by side
@@ -41,7 +41,7 @@ def cells_of(line: str) -> list[str]:
 
 
 def table_of(source: Source) -> list[list[str]]:
-    """The cells of every line that is no remark, or of every row of an array that NumPy printed."""
+    """Return the cells of every line without remarks, or of an array that NumPy printed."""
     table = []
     if source.is_printed_array:
         rows = re.findall(r"\[([^\[\]]*)\]", untrusted.decoded(source.content))
@@ -94,16 +94,16 @@ def _is_row(line: str) -> bool:
 def _parse(source: Source) -> list[Parsed]:
     """Rows of numbers; a first line and a first column of other texts are names."""
     source.bounded(MAX_RESULTS_BYTES)
-    table = table_of(source)
+    table, reading = table_of(source), source.reading
     if not table:
         raise RecordError("holds no row of numbers")
     first = table[0] if table[0][0] else table[0][1:]
     hint = _to_name(first) if all(c.isdecimal() and float(c) > 100 for c in first) else ""
-    names = table.pop(0) if _is_header(table, source.buckets) else None
+    names = table.pop(0) if _is_header(table, reading.stated_buckets) else None
     column = [row[0] for row in table if row]
     labels, corner = None, ""
     if (
-        source.row_labels != "auto"
+        reading.row_labels != "auto"
         or not any(map(is_cell, column))
         or column[0].lower() in _INITIAL
         or (names and (_is_corner(names[0]) or column == names[1 : len(column) + 1]))
@@ -113,20 +113,20 @@ def _parse(source: Source) -> list[Parsed]:
             corner, *names = names
     if names is not None:
         names = [name.removeprefix("'") for name in names]
-    if names is not None or source.columns:
-        kept = _bucket_columns(names, max(map(len, table), default=0), source)
-        names = names and [names[j] for j in kept]
-        table = [[row[j] for j in kept if j < len(row)] for row in table]
+    if names is not None or reading.columns:
+        positions = _bucket_columns(names, max(map(len, table), default=0), reading)
+        names = names and [names[j] for j in positions]
+        table = [[row[j] for j in positions if j < len(row)] for row in table]
     initial, rows = None, [[to_cell(cell) for cell in row] for row in table]
     if labels is not None and (at := {label.lower() for label in labels} & {*_INITIAL}):
         position = [label.lower() for label in labels].index(min(at))
         initial = rows.pop(position)
         labels.pop(position)
-    is_stated = source.columns or names in (None, labels, list(source.buckets))
+    is_stated = reading.columns or names in (None, labels, reading.stated_buckets)
     numbers = [] if is_stated else label_numbers(names or ())
     if numbers != sorted(numbers):
         raise RecordError(
-            f"names its columns {shown(names)}, out of order; say columns=... in the order of the "
+            f"names its columns {shown(names)}, out of order; pass columns=... in the order of the "
             "stream"
         )
     return [
@@ -134,7 +134,7 @@ def _parse(source: Source) -> list[Parsed]:
             rows=rows,
             initial=initial,
             buckets=names and tuple(names),
-            labels=None if source.row_labels == "ignore" else labels,
+            labels=None if reading.row_labels == "ignore" else labels,
             orientation=_orientation(corner, names or ()),
             hint=hint,
         )
@@ -149,33 +149,34 @@ def _is_corner(name: str) -> bool:
 
 def _orientation(corner: str, names: Sequence[str]) -> str:
     """Return what the names prove: a row is one test ("rows"), a column is, or "auto"."""
-    tested = all(map(_TESTED.search, names)) if names else False
-    if _TRAINED.search(corner) or tested:
+    are_tested, are_trained = (
+        bool(names) and all(map(pattern.search, names)) for pattern in (_TESTED, _TRAINED)
+    )
+    if _TRAINED.search(corner) or are_tested:
         return "rows"
-    trained = all(map(_TRAINED.search, names)) if names else False
-    return "columns" if _TESTED.search(corner) or trained else "auto"
+    return "columns" if _TESTED.search(corner) or are_trained else "auto"
 
 
-def _bucket_columns(names: Sequence[str] | None, width: int, source: Source) -> list[int]:
+def _bucket_columns(names: Sequence[str] | None, width: int, reading: Reading) -> list[int]:
     """Return the positions of the columns that are buckets.
 
-    Raises ConfigError if a stated column is missing, RecordError if some may be no buckets.
+    Raises ConfigError if a stated column is missing, RecordError if a column may be no bucket.
     """
-    known = [str(j + 1) for j in range(width)] if names is None else [*names]
-    if missing := [name for name in source.columns if name not in known]:
+    all_names = [str(j + 1) for j in range(width)] if names is None else [*names]
+    if missing := [name for name in reading.columns if name not in all_names]:
         raise ConfigError(
-            f"columns names {shown(missing[0])}, but the columns are {shown(','.join(known))}"
+            f"columns names {shown(missing[0])}, but the columns are {shown(','.join(all_names))}"
         )
-    if source.columns or known == [*source.buckets]:
-        return [known.index(name) for name in source.columns or known]
-    kept = [j for j, name in enumerate(known) if not _NO_BUCKET.fullmatch(name)]
-    without_number = [known[j] for j in kept if not re.search("[0-9]", known[j])]
-    if 0 < len(without_number) < len(kept):
+    if reading.columns or all_names == reading.stated_buckets:
+        return [all_names.index(name) for name in reading.columns or all_names]
+    buckets = [name for name in all_names if not _NO_BUCKET.fullmatch(name)]
+    without_number = [name for name in buckets if not re.search("[0-9]", name)]
+    if 0 < len(without_number) < len(buckets):
         raise RecordError(
-            f"has the column {shown(without_number[0])} next to numbered ones; say columns=... "
+            f"has the column {shown(without_number[0])} next to numbered ones; pass columns=... "
             "with the names of the columns that are buckets"
         )
-    return kept
+    return [j for j, name in enumerate(all_names) if name in buckets]
 
 
 def _is_header(table: Sequence[Sequence[str]], stated: Sequence[str]) -> bool:

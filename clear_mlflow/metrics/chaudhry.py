@@ -32,9 +32,9 @@ def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
     0.3
     """
     need_trained(matrix, 2, "a past bucket")
-    seen = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
-    cells_where(matrix, seen)
-    past = np.where(seen, matrix.values[:, : matrix.num_rows - 1], -np.inf)
+    measured = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
+    cells_where(matrix, measured)
+    past = np.where(measured, matrix.values[:, : matrix.num_rows - 1], -np.inf)
     return float((past[:-1].max(axis=0) - past[-1]).mean())
 
 

@@ -1,11 +1,6 @@
 """The metrics of ZSCL: transfer, average and last, each a mean over buckets.
 
-Each takes a (k, T) matrix R (row: trained through, column: tested on) and returns a fraction in
-[0, 1], higher is better; raises UndefinedMetricError, with the reason, if a cell that it needs was
-not measured.
-
-Source: Zheng et al., Preventing Zero-Shot Transfer Degradation in Continual Learning of
-Vision-Language Models, ICCV 2023, arXiv:2303.06628; ``statistics`` in ``mtil/results.ipynb`` of
+Source: Zheng et al., ZSCL, ICCV 2023, arXiv:2303.06628; ``statistics`` in ``mtil/results.ipynb`` of
 Thunderbeee/ZSCL, b96e714.
 """
 

@@ -216,9 +216,9 @@ def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
     ("options", "content", "part"),
     [
         (("--dataset", "other"), "0.5,0.25\n0.5,0.75\n", "leave dataset out"),
-        (("--buckets", "a,b"), "0.5,0.25\n0.5,0.75\n", "it is not the same data"),
-        (("--num-instances", "4"), "0.5,0.25\n0.5,0.75\n", "it is not the same data"),
-        ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "it is not the same data"),
+        (("--buckets", "a,b"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
+        (("--num-instances", "4"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
+        ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "2 bucket keys arrived for 3 columns"),
     ],
 )
 def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_refused(

@@ -31,7 +31,7 @@ CALIBRATION = {
     for name in ("expected_calibration_error", "negative_log_likelihood", "brier_score")
 }
 CHANGES = {f"class_changes/{name}" for name in ("known", "new", "vanished", "unseen_auroc")}
-AMCA = "amca/average_mean_class_accuracy"
+AMCA = "macro_accuracy/average_over_rows"
 MACRO = {f"macro_accuracy/{name}" for name in ("in_domain", "next_domain", "average")} | {AMCA}
 
 
