@@ -108,7 +108,7 @@ def _parse(source: Source) -> list[Parsed]:
         or column[0].lower() in _INITIAL
         or (names and (_is_corner(names[0]) or column == names[1 : len(column) + 1]))
     ):
-        labels, table = column, [row[1:] for row in table]
+        labels, table = [label.removeprefix("'") for label in column], [row[1:] for row in table]
         if names and len(names) > max(map(len, table), default=0):
             corner, *names = names
     if names is not None:
