@@ -65,8 +65,8 @@ def _counts(text: str) -> tuple[int, ...]:
 @option(
     "--same-data-as",
     "RUN",
-    "A run of yours that was tested on the same images: its dataset, buckets and test counts are "
-    "those of the files.",
+    "A run that was tested on the same images: the files take over its dataset, buckets and test "
+    "counts.",
     under=_SAID,
 )
 @option("--strategy", "NAME", "To group runs by; auto: as in the file.", default=AUTO, under=_SAID)
@@ -121,7 +121,7 @@ def _counts(text: str) -> tuple[int, ...]:
 @option(
     "--orientation",
     [AUTO, "rows", "columns"],
-    "What one test after training is: a row or a column. auto: what names, zeros or empty cells "
+    "Whether a row or a column is one test after training. auto: as names, zeros or empty cells "
     "prove, else a row.",
     under=_READ,
 )

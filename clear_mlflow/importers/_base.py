@@ -175,7 +175,7 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
     matrix = AccuracyMatrix(_future(values, kind, reading), first, counts, keys, score)
     if other is not None and not (
         matrix.buckets == other.buckets
-        and np.array_equal(matrix.num_instances, other.num_instances)
+        and np.array_equal(np.array(matrix.num_instances), np.array(other.num_instances))
     ):
         raise ConfigError(
             f"same_data_as names a run on the buckets {shown(other.buckets)} with "

@@ -142,7 +142,7 @@ def _parse(source: Source) -> list[Parsed]:
 
 
 def _is_corner(name: str) -> bool:
-    """Return True if a name stands above row labels and not above a bucket."""
+    """Return True if a name is the title of row labels, and not of a bucket."""
     is_axis = bool(_TRAINED.search(name) or _TESTED.search(name))
     return name.lower() in _CORNERS or (is_axis and not re.search("[0-9]", name))
 

@@ -47,7 +47,7 @@ def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> List
         entries = list(_entries(real_root, TRAIN, real_root))
     order = arguments.buckets_in_order
     listed = listing_of(entries, root=real_root, layout="folder", order=order)
-    notes = note_system_files(Path(entry.path) for entry in entries)
+    notes = note_system_files(e.path for e in entries if isinstance(e.path, Path))
     return replace(listed, warnings=(*listed.warnings, *notes))
 
 
