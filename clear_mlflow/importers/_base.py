@@ -271,7 +271,8 @@ def _is_transposed(file_format: Format, parsed: Parsed, reading: Reading) -> boo
     if orientation != "auto" or not is_free or not {*map(len, rows)} <= {len(rows)}:
         return orientation == "columns"
     cells = np.nan_to_num(np.array(rows))
-    is_proven = not np.tril(cells, -1).any() and bool(np.triu(cells, 1).any())
+    has_diagonal, has_future = np.diagonal(cells).all(), np.triu(cells, 1).any()
+    is_proven = bool(has_diagonal and has_future and not np.tril(cells, -1).any())
     if is_proven and len(rows) == 2 and rows[1][0] == 0:
         raise RecordError(
             "contains 0 below the diagonal: pass orientation=columns if a column is one test after "

@@ -114,6 +114,7 @@ ROWS = [",".join(map(str, row)) for row in SQUARE]
         ("tested_on,1,2,3\n" + "\n".join(f"{j + 1},{row}" for j, row in enumerate(ROWS)), {}, None),
         (CSV, {"orientation": "columns"}, None),
         (EMPTIES, {"orientation": "rows"}, np.transpose(PAST_ONLY)),
+        (",0.5,0.25\n,,0.375\n,,\n", {}, [[NAN, 0.5, 0.25], [NAN, NAN, 0.375]]),
         ("trained,1,2\n1,0.75,0.5\n2,,0.875\n", {}, [[0.75, 0.5], [NAN, 0.875]]),
         # NumPy breaks long rows.
         (str(np.array(SQUARE)), {}, SQUARE),
