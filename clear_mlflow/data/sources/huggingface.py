@@ -109,9 +109,8 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
         else:
             column = rows.select_columns([arguments.vector]).with_format("numpy")
             numbers = np.array(column[:][arguments.vector])
-            named = ((f"{arguments.vector}[{j}]", values) for j, values in enumerate(numbers.T))
-            warnings += warn_collapsed(named)
             paths = numbers.astype(np.float32)
+            warnings += warn_collapsed(paths, lambda j: numbers[:, j])
     except (DataError, ConfigError):
         raise
     except Exception as error:  # what a damaged dataset makes the package raise has no end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -103,15 +103,24 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
     )
 
 
-def warn_collapsed(columns: Iterable[tuple[str, NDArray[Any]]]) -> tuple[str, ...]:
-    """Return a warning if distinct integers of a column become equal as 32-bit floats."""
+def warn_collapsed(
+    vectors: NDArray[np.float32], exact: Callable[[int], NDArray[Any]], names: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return a warning if distinct integers of a column become equal as 32-bit floats.
+
+    Args:
+        vectors: (rows, width).
+        exact: returns the numbers of a column as they are stored.
+        names: names of the columns; numbers from 1 if not given.
+    """
+    least, most = (f.reduce(vectors, axis=0, initial=0) for f in (np.fmin, np.fmax))
     collapsed = []
-    for name, column in columns:
+    for j in np.flatnonzero(np.maximum(most, -least) >= 2**24).tolist():
         with np.errstate(all="ignore"):  # infinite numbers are refused later
-            distinct = np.unique(column[np.abs(column.astype(np.float64)) >= 2**24])
+            distinct = np.unique(exact(j))
             integers = distinct[distinct % 1 == 0]
             if len(np.unique(integers.astype(np.float32))) < len(integers):
-                collapsed.append(name)
+                collapsed.append(names[j] if names else str(j + 1))
     advice = "leave such columns out, or subtract an offset"
     text = f"distinct integers become equal as 32-bit floats in {names_of(collapsed)}; {advice}"
     return (text,) if collapsed else ()
@@ -135,14 +144,12 @@ def _of_csv(file: Path, arguments: Arguments) -> _Read:
                 f"{path_text(file)} has a text in column {shown(name)} ({error}); expected "
                 "numbers: pass dataset_args=columns=A:B with the columns that hold them"
             ) from None
-    large = np.abs(vectors).max(axis=0, initial=0, where=~np.isnan(vectors)) >= 2**24
     integer = re.compile("[+-]?[0-9]{1,19}")
-    exact = (
-        (name, np.array([int(text) for text in texts[name] if integer.fullmatch(text)], object))
-        for name, is_large in zip(names, large, strict=True)
-        if is_large
-    )
-    return columns, vectors, warn_collapsed(exact)
+
+    def exact(j: int) -> NDArray[Any]:
+        return np.array([int(text) for text in texts[names[j]] if integer.fullmatch(text)], object)
+
+    return columns, vectors, warn_collapsed(vectors, exact, names)
 
 
 def _of_parquet(file: Path, arguments: Arguments) -> _Read:
@@ -176,15 +183,14 @@ def _of_parquet(file: Path, arguments: Arguments) -> _Read:
                 for j, name in enumerate(names):
                     part[:, j] = group[name].to_pandas().to_numpy(np.float64, na_value=np.nan)
             parts.append(part)
-        vectors = np.concatenate(parts)
-        exact = (
-            (f"{names[0]}[{j}]", column)
-            if is_list
-            else (names[j], opened.read(columns=[names[j]])[names[j]].drop_null().to_numpy())
-            for j, column in enumerate(vectors.T)
-            if np.abs(column).max(initial=0, where=~np.isnan(column)) >= 2**24
+        stored = np.concatenate(parts)
+        vectors = stored.astype(np.float32, copy=False)
+        if is_list:
+            return columns, vectors, warn_collapsed(vectors, lambda j: stored[:, j])
+        warnings = warn_collapsed(
+            vectors, lambda j: opened.read([names[j]])[0].drop_null().to_numpy(), names
         )
-        return columns, vectors.astype(np.float32, copy=False), warn_collapsed(exact)
+        return columns, vectors, warnings
 
 
 def _of_arrays(file: Path, arguments: Arguments) -> _Read:
@@ -227,9 +233,9 @@ def _of_arrays(file: Path, arguments: Arguments) -> _Read:
         role: pd.Categorical(text.astype(str))
         for role, text in zip([*roles][1:], texts, strict=True)
     }
-    warnings = warn_collapsed((f"{name}[:, {j}]", column) for j, column in enumerate(vectors.T))
     with np.errstate(over="ignore"):
-        return columns, vectors.astype(np.float32, copy=False), warnings
+        narrow = vectors.astype(np.float32, copy=False)
+    return columns, narrow, warn_collapsed(narrow, lambda j: vectors[:, j])
 
 
 def _hashed(
