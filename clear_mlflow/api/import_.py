@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import Param, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
+from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import ClearError, DataError
+from clear_mlflow.api.load import load as load_run
+from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, row_file_name
 from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES
 from clear_mlflow.core.version import __version__
@@ -57,6 +60,7 @@ class ImportMetadata:
     protocol: str = "iid"
     split: str = TEST
     families: tuple[str, ...] = DEFAULT_FAMILIES  # of metrics to log
+    same_data_as: str | None = None  # a run that was tested on the same data
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,15 @@ class Importer:
         self.experiment_id = experiment_for(client, experiment)
         self._there = {} if again else _imported_before(client, self.experiment_id)
         self._again = again
+        self._same_data = _read_same_data(facts)
+        self._taken: dict[Path, list[tuple[Path, NDArray[np.float64]]]] = {}  # by folder
 
     def files(
         self, paths: Iterable[Path], reading: Reading, *, kind: str, name: str | None
     ) -> Iterator[ImportedFile]:
         """Import files, and those of folders; one that cannot be read stops no other."""
+        if self._same_data is not None:
+            reading = replace(reading, same_data_as=self._same_data.matrix)
         for path, label, reason in _files(paths):
             if reason is not None:
                 yield ImportedFile(label, outcome="passed over", detail=reason)
@@ -95,10 +103,24 @@ class Importer:
                 found = recognise(source) if kind == AUTO else FORMATS[kind]
                 runs = read_runs(source, kind=found.name if found else AUTO, reading=reading)
                 for run in runs:
+                    if copy := self._find_copy(path, run.matrix):
+                        same = f"contains the same matrix as {copy}"
+                        yield ImportedFile(label, outcome="passed over", detail=same)
+                        continue
                     title = (name or str(Path(label).with_suffix("")), run.label)
                     yield self._take(run, path.name, label, found, " ".join(filter(None, title)))
             except ClearError as error:
                 yield ImportedFile(label, detail=str(error))
+
+    def _find_copy(self, path: Path, matrix: AccuracyMatrix) -> str:
+        """Return the file of another type next to this one with the same matrix, to 4 digits."""
+        taken = self._taken.setdefault(path.parent, [])
+        for other, values in taken:
+            is_other_type = other.suffix != path.suffix and values.shape == matrix.values.shape
+            if is_other_type and np.allclose(values, matrix.values, 0, 6e-5, equal_nan=True):
+                return other.name
+        taken.append((path, matrix.values))
+        return ""
 
     def _take(
         self, imported: Imported, file: str, label: str, found: Format | None, run_name: str
@@ -112,7 +134,8 @@ class Importer:
         facts = self._facts_of(imported)
         # Each row says where it is from.
         origin: JSON = {"format": kind, "digest": imported.digest}
-        records = foreign_records(imported.matrix, facts, origin)
+        dataset = self._same_data.dataset if self._same_data is not None else None
+        records = foreign_records(imported.matrix, facts, origin, dataset)
         name = shortened(run_name, _LONGEST_NAME)
         shown_file = shortened(file, _LONGEST_NAME)
         tags = {
@@ -164,11 +187,16 @@ class Importer:
             "protocol": said.protocol,
             "split": said.split,
         }
+        if self._same_data is not None:
+            found["dataset"] = self._same_data.dataset.name
         return {key: shortened(value, _LONGEST_NAME) for key, value in found.items() if value}
 
 
 def foreign_records(
-    matrix: AccuracyMatrix, facts: Mapping[str, str], origin: JSON
+    matrix: AccuracyMatrix,
+    facts: Mapping[str, str],
+    origin: JSON,
+    dataset: DatasetIdentity | None = None,
 ) -> list[RowRecord]:
     """The rows of a matrix that another program measured; *origin* says where it is from."""
     written_at = now()
@@ -177,7 +205,7 @@ def foreign_records(
             row=row,
             protocol=facts["protocol"],
             split=facts["split"],
-            dataset=DatasetIdentity(facts.get("dataset", UNKNOWN), UNKNOWN),
+            dataset=dataset or DatasetIdentity(facts.get("dataset", UNKNOWN), UNKNOWN),
             seed=seed_of(facts.get("seed")),
             package_version=__version__,
             written_at=written_at,
@@ -193,6 +221,20 @@ def seed_of(text: str | None) -> int | None:
         return None
     value = int(text) if len(text) <= 20 else 2**64
     return value if -(2**63) <= value < 2**64 else None
+
+
+def _read_same_data(metadata: ImportMetadata) -> Record | None:
+    """Read the run whose data the imported files were tested on, or None if none was named."""
+    if metadata.same_data_as is None:
+        return None
+    record = load_run(metadata.same_data_as).record
+    name, digest = record.dataset.name, record.dataset.digest
+    if digest == UNKNOWN or metadata.dataset not in (None, name):
+        raise ConfigError(
+            f"same_data_as names a run on dataset {shown(name)} with the digest {shown(digest)}; "
+            "expected a run with a known digest, and leave dataset out"
+        )
+    return record
 
 
 def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
@@ -212,22 +254,25 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
         if not os.path.isdir(root):  # noqa: PTH112  (False, too, where one may not look)
             yield root, root.name, None
             continue
-        for seen, path in enumerate(sorted(root.rglob("*"))):
-            if seen > MAX_IMPORTED_FILES:
+        num_files = 0
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            visible = sorted(name for name in files if not name.startswith("."))
+            num_files += len(folders) + len(visible)
+            if num_files > MAX_IMPORTED_FILES:
                 raise DataError(
                     f"{shown(root.name)} holds more than {MAX_IMPORTED_FILES} files; import its "
                     "folders one by one"
                 )
-            label = path.relative_to(root)
-            hidden = any(part.startswith(".") for part in label.parts)
-            if not hidden and path.is_file() and not path.is_symlink():
-                yield path, str(label), _reason(path)
+            reasons = passed_over(visible)
+            for path in (Path(folder, name) for name in visible):
+                if path.is_file() and not path.is_symlink():
+                    reason = reasons.get(path.name) or _reason(path)
+                    yield path, str(path.relative_to(root)), reason
 
 
 def _reason(path: Path) -> str | None:
-    """Why a file of a folder is no file of results; None where it is to be imported."""
-    if reason := passed_over(path.name, [f.name for f in path.parent.iterdir()]):
-        return reason
+    """Return why a file is not imported, by its content; None if it is to be imported."""
     if path.suffix.lower() in _ENDINGS:
         return None  # whoever reads it says what is wrong with it
     try:

@@ -13,7 +13,7 @@ import click
 
 from clear_mlflow.cli.help import Command, Option
 from clear_mlflow.cli.interrupt import stoppable
-from clear_mlflow.cli.options import METRICS, json_option, option
+from clear_mlflow.cli.options import METRICS, json_option, names, option
 from clear_mlflow.cli.output import console, plain_table, print_json, print_places
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.score import ACCURACY, Score
@@ -62,6 +62,13 @@ def _counts(text: str) -> tuple[int, ...]:
     to="kind",
 )
 @option("--dataset", "NAME", "What was tested on; auto: as in the file.", default=AUTO, under=_SAID)
+@option(
+    "--same-data-as",
+    "RUN",
+    "A run that was tested on the same images: the files take over its dataset, buckets and test "
+    "counts.",
+    under=_SAID,
+)
 @option("--strategy", "NAME", "To group runs by; auto: as in the file.", default=AUTO, under=_SAID)
 @option(
     "--seed",
@@ -109,6 +116,29 @@ def _counts(text: str) -> tuple[int, ...]:
     [AUTO, "tested", "not-tested"],
     "What zeros above the diagonal mean: tested with accuracy 0, or not tested. auto: what the "
     "format defines; else they are refused.",
+    under=_READ,
+)
+@option(
+    "--orientation",
+    [AUTO, "rows", "columns"],
+    "Whether a row or a column is one test after training. auto: as names, zeros or empty cells "
+    "prove, else a row.",
+    under=_READ,
+)
+@option(
+    "--columns",
+    "NAME[,NAME...]",
+    "The columns that are buckets, in the order of the stream; a table without names has numbers "
+    "from 1. auto: all except epoch, avg, mean, std and the like.",
+    default=AUTO,
+    under=_READ,
+    parse=names,
+)
+@option(
+    "--row-labels",
+    [AUTO, "use", "ignore"],
+    "The first column. use: it labels and orders the rows; ignore: it labels them, but they are in "
+    "order. auto: use, if it contains names.",
     under=_READ,
 )
 @option(
@@ -160,9 +190,10 @@ def import_runs(
     docs/import.md says what is read of each. Nothing in a file is executed. A folder is searched
     for files; one that cannot be read is named, the others are imported, and the exit code is 2.
     """
-    how = {name: said.pop(name) for name in ("scale", "initial", "future", "num_instances")}
+    fields = ("scale", "initial", "future", "num_instances", "buckets", "orientation", "row_labels")
+    how = {name: said.pop(name) for name in fields}
     score_of_all = Score(score, higher_is_better=not lower_is_better)
-    reading = Reading(score=score_of_all, buckets=said.pop("buckets"), **how)
+    reading = Reading(score=score_of_all, columns=said.pop("columns") or (), **how)
 
     from clear_mlflow.api.import_ import FAILED, Importer, ImportMetadata
     from clear_mlflow.store.client import preflight, set_up_mlflow

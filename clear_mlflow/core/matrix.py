@@ -9,6 +9,7 @@ matrix and not a worse one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -257,9 +258,9 @@ class AccuracyRow:
 class AccuracyMatrix:
     """Test accuracies: ``values[i, j]`` is bucket *j* after training through bucket *i*.
 
-    Partial matrices are normal. The stored form is canonical: rows at the end that hold no measured
-    cell are dropped, so a run that stopped after k buckets has k rows and all T columns. An
-    ``initial`` without a measured cell becomes None.
+    Partial matrices are normal. The stored form is canonical: rows at the end that have no measured
+    cell and no cost are dropped, so a run that stopped after k buckets has k rows and all T
+    columns. An ``initial`` without a measured cell becomes None.
 
     Args:
         values: (k, T) with k <= T, fractions, or another score; NaN = not measured. Copied, and
@@ -312,7 +313,8 @@ class AccuracyMatrix:
         keys = buckets if buckets is not None else [str(j + 1) for j in range(width)]
         if len(keys) != width:
             raise RecordError(f"{len(keys)} bucket keys arrived for {width} columns")
-        num_rows = measured[-1] + 1 if measured.size else 0
+        costly = [i + 1 for i, cost in enumerate(costs[: len(cells)]) if cost is not None]
+        num_rows = max(measured[-1] + 1 if measured.size else 0, *costly, 0)
         self._set(
             values=cells[:num_rows],
             initial=None if first is None or np.isnan(first).all() else first,
@@ -361,7 +363,7 @@ class AccuracyMatrix:
 
     @property
     def num_rows(self) -> int:
-        """k: the buckets trained on, up to the last one that was tested after."""
+        """k: the buckets trained on, up to the last row that was measured or has a cost."""
         return int(self.values.shape[0])
 
     @property
@@ -513,6 +515,36 @@ def whole_grid(matrix: AccuracyMatrix) -> NDArray[np.float64]:
         grid[0] = matrix.initial
     grid[1 : matrix.num_rows + 1] = matrix.values
     return grid
+
+
+def row_positions(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
+    """Return the position of each labelled row: its bucket's, or by its number.
+
+    Labels that are neither buckets nor numbers keep their order. Raises RecordError if a label
+    occurs twice, or the labels only in part name buckets or follow each other.
+    """
+    numbers, key_positions = label_numbers(labels), {key: j for j, key in enumerate(keys)}
+    positions = [key_positions.get(label, -1) for label in labels]
+    # With buckets from 0, rows from 1 may count the buckets trained so far.
+    may_count = numbers and min(numbers) == 1 and keys[0] == "0"
+    if len(set(labels)) == len(labels):
+        if -1 not in positions and not may_count:
+            return positions
+        if numbers and -1 in positions and max(numbers) - min(numbers) < len(numbers):
+            return [number - min(numbers) for number in numbers]
+        if not numbers and {*positions} <= {-1}:
+            return [*range(len(labels))]
+    raise RecordError(
+        f"has rows labelled {shown(list(labels))} and the buckets {shown(list(keys))}, which do "
+        "not show after which bucket each row was tested"
+    )
+
+
+def label_numbers(labels: Sequence[str]) -> list[int]:
+    """Return the numbers in which labels differ, or an empty list if they differ otherwise."""
+    matches = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", label) for label in labels]
+    prefixes = {match and match[1] for match in matches}
+    return [int(match[2]) for match in matches if match] if len(prefixes) == 1 else []
 
 
 def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:

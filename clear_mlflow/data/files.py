@@ -40,6 +40,8 @@ TRAINING_FOLDER = "training_folder"  # of the older layout
 FILE_LISTS = "filelists"  # in it: lists of images for each bucket, the first of all of them
 ALL_IMAGES = "all.txt"
 
+# What operating systems leave in folders that people looked at.
+_SYSTEM_FILE = re.compile(r"(eh)?thumbs\.db|desktop\.ini|\.ds_store|\._.+", re.IGNORECASE)
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
@@ -96,11 +98,22 @@ def resolve_root(root: Path) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of what lies in a folder, sorted, without hidden ones."""
+    """Return the sorted names in a folder, without hidden ones and system files."""
     try:
-        return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
+        names = sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
     except OSError as error:
         raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
+    return [name for name in names if not _SYSTEM_FILE.fullmatch(name)]
+
+
+def note_system_files(images: Iterable[Path]) -> tuple[str, ...]:
+    """Return a warning about the system files next to images, if there are some."""
+    files = (file for folder in {image.parent for image in images} for file in folder.iterdir())
+    skipped = sorted(file for file in files if _SYSTEM_FILE.fullmatch(file.name))
+    return tuple(
+        f"{len(skipped)} system files were skipped, for example {path_text(first)}"
+        for first in skipped[:1]
+    )
 
 
 def names_of(names: Sequence[str]) -> str:

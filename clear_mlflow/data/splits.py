@@ -53,7 +53,8 @@ class Listing:
         standardise: how vectors become a model's input: ``first``, less the mean and over the
             standard deviation of the first bucket's training vectors; ``past``, of those of all
             buckets so far; ``none``, as they are.
-        may_repeat: equal vectors are no mistake, as of measurements: no warning about some.
+        may_repeat: equal vectors are no mistake, as in measurements or in tables of few distinct
+            rows: no warning, and no error, about them.
     """
 
     layout: str

@@ -79,7 +79,7 @@ def read_runs(
         )
     try:
         said = reading or Reading()
-        source = replace(source, buckets=said.buckets or ())
+        source = replace(source, reading=said)
         runs = tuple(finish(source, found, parsed, said) for parsed in found.parse(source))
         if not runs:
             raise RecordError("holds no run")
@@ -90,7 +90,9 @@ def read_runs(
         raise ConfigError(f"{name}: {error}") from error
 
 
-def passed_over(name: str, siblings: Sequence[str]) -> str | None:
-    """Why a file in a folder is not to be imported; None where it may hold results."""
-    reasons = (kind.passes_over(name, siblings) for kind in FORMATS.values())
-    return next((reason for reason in reasons if reason), None)
+def passed_over(names: Sequence[str]) -> dict[str, str]:
+    """Return the files of a folder that are not to be imported, each with the reason."""
+    reasons: dict[str, str] = {}
+    for file_format in FORMATS.values():
+        reasons |= file_format.passes_over(names)
+    return reasons

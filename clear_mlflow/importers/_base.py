@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, row_positions
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS
@@ -36,7 +37,7 @@ class Source:
 
     name: str
     content: bytes  # at most untrusted.MAX_LOG_BYTES
-    buckets: tuple[str, ...] = ()  # names that a person stated
+    reading: Reading = field(default_factory=lambda: Reading())
 
     @cached_property
     def head(self) -> str:
@@ -64,7 +65,12 @@ class Source:
     @cached_property
     def looks_like_json(self) -> bool:
         """Whether it begins as a JSON list or object does."""
-        return self.head.lstrip()[:1] in ("[", "{")
+        return self.head.lstrip()[:1] in ("[", "{") and not self.is_printed_array
+
+    @cached_property
+    def is_printed_array(self) -> bool:
+        """Return True if it begins as NumPy prints an array: brackets, no commas."""
+        return bool(re.match(r"\s*\[\s*(\[\s*)?[-+.\w]+\s+[-+.\w]", self.head))
 
     def bounded(self, largest: int) -> None:
         """Refuse a file that is too large to be what it is read as."""
@@ -79,6 +85,8 @@ class Parsed:
     initial: Sequence[float] | None = None  # (T,), the untrained model, where the format knows it
     num_instances: Any = None  # (T,), test images per bucket; what a file holds is checked later
     buckets: Any = None  # (T,), keys, likewise
+    labels: Sequence[str] | None = None  # one per row, if they order the rows
+    orientation: str = "auto"  # as in Reading, if the file proves it
     facts: Mapping[str, str] = field(default_factory=dict)  # strategy, dataset, model, seed
     label: str = ""  # which of several runs in the file this is
     part: bytes | None = None  # the bytes of the file that are this run; None = the whole file
@@ -97,8 +105,8 @@ class Format:
     scale: str | None = None  # fraction or percent, where the format itself says so
     has_initial: bool = False  # the format itself marks the untrained model's row
     is_general: bool = False  # many programs write it: tried after those of one program
-    # Why a file is no matrix, by its name and those of all files beside it; None = it is one.
-    passes_over: Callable[[str, Sequence[str]], str | None] = lambda _name, _siblings: None
+    # From the names of a folder's files: those without a matrix, and the reason.
+    passes_over: Callable[[Sequence[str]], Mapping[str, str]] = lambda _names: {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +116,19 @@ class Reading:
     scale: str = "auto"  # "fraction" or "percent"
     initial: str = "auto"  # "first-row": the first row is the untrained model
     future: str = "auto"  # "tested" or "not-tested": what zeros above the diagonal mean
+    orientation: str = "auto"  # "rows": a row is one test after training; "columns": a column is
+    columns: tuple[str, ...] = ()  # names of the columns that are buckets, or numbers from 1
+    row_labels: str = "auto"  # of the first column: "use": it orders the rows; "ignore"
     num_instances: tuple[int, ...] | None = None  # one for each bucket, or one for all
     buckets: tuple[str, ...] | None = None
     score: Score = ACCURACY  # what the cells are, where a file does not say it
+    same_data_as: AccuracyMatrix | None = None  # of a run that was tested on the same data
+
+    @property
+    def stated_buckets(self) -> list[str]:
+        """The names of buckets that a person stated."""
+        other = self.same_data_as
+        return [*(self.buckets or (() if other is None else other.buckets))]
 
 
 @dataclass(frozen=True)
@@ -125,7 +143,12 @@ class Imported:
 
 def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Imported:
     """A run as it is kept: fractions, or another score; NaN where nothing was measured."""
-    rows, initial = list(parsed.rows), parsed.initial
+    rows, initial, labels, keys = list(parsed.rows), parsed.initial, parsed.labels, parsed.buckets
+    if _is_transposed(kind, parsed, reading):
+        rows = _rectangle(None, rows)[1:].T.tolist()
+        labels, keys = (keys, labels) if labels is not None else (None, keys)
+    if labels is not None:
+        rows = _order_rows(rows, labels, keys)
     if reading.initial == "first-row":
         if kind.has_initial or initial is not None:
             raise ConfigError(
@@ -142,14 +165,22 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
         raise RecordError(
             f"has {values.shape[0]} rows for {values.shape[1]} buckets; expected a row per bucket "
             "trained and a column per bucket tested on. If the first row is the untrained model's, "
-            "say initial=first-row"
+            "pass initial=first-row; if a column is one test after training, orientation=columns"
         )
-    counts = reading.num_instances or parsed.num_instances
+    counts, keys = reading.num_instances or parsed.num_instances, reading.buckets or keys
     if isinstance(counts, (tuple, list)) and len(counts) == 1:
         counts = [*counts] * values.shape[1]
-    matrix = AccuracyMatrix(
-        _future(values, kind, reading), first, counts, reading.buckets or parsed.buckets, score
-    )
+    if (other := reading.same_data_as) is not None:
+        keys, counts = keys or other.buckets, other.num_instances if counts is None else counts
+    matrix = AccuracyMatrix(_future(values, kind, reading), first, counts, keys, score)
+    if other is not None and not (
+        matrix.buckets == other.buckets
+        and np.array_equal(np.array(matrix.num_instances), np.array(other.num_instances))
+    ):
+        raise ConfigError(
+            f"same_data_as names a run on the buckets {shown(other.buckets)} with "
+            f"{shown(other.num_instances)} test images, but other ones arrived"
+        )
     if matrix.num_rows == 0 and matrix.initial is None:
         raise RecordError(f"holds no {score.name} that was measured")
     if matrix.num_instances is not None and score.is_accuracy:
@@ -216,7 +247,7 @@ def _rectangle(initial: Sequence[float] | None, rows: Sequence[Sequence[float]])
         raise RecordError(
             f"holds {len(rows)} rows of up to {width} numbers; expected 1 to {MAX_BUCKETS}"
         )
-    if set(lengths) - {width} and lengths != [*range(1, len(rows) + 1)]:
+    if any(length not in (width, i + 1) for i, length in enumerate(lengths)):
         raise RecordError(
             f"holds rows of {shown(lengths)} numbers; expected a number for each of {width} "
             "buckets in every row, or one more in each row than in the row before"
@@ -225,6 +256,42 @@ def _rectangle(initial: Sequence[float] | None, rows: Sequence[Sequence[float]])
     for i, row in enumerate([initial or [], *rows]):
         cells[i, : len(row)] = row
     return cells
+
+
+def _is_transposed(file_format: Format, parsed: Parsed, reading: Reading) -> bool:
+    """Return True if a column of the file is one test after training."""
+    is_free = file_format.is_general and parsed.initial is None
+    if reading.orientation != "auto" and not is_free:
+        raise ConfigError(
+            f"orientation is {reading.orientation!r}, but {file_format.title} itself marks the "
+            "rows; leave orientation out"
+        )
+    orientation = parsed.orientation if reading.orientation == "auto" else reading.orientation
+    rows = parsed.rows
+    if orientation != "auto" or not is_free or not {*map(len, rows)} <= {len(rows)}:
+        return orientation == "columns"
+    cells = np.nan_to_num(np.array(rows))
+    has_diagonal, has_future = np.diagonal(cells).all(), np.triu(cells, 1).any()
+    is_proven = bool(has_diagonal and has_future and not np.tril(cells, -1).any())
+    if is_proven and len(rows) == 2 and rows[1][0] == 0:
+        raise RecordError(
+            "contains 0 below the diagonal: pass orientation=columns if a column is one test after "
+            "training, or orientation=rows if a row is"
+        )
+    return is_proven
+
+
+def _order_rows(
+    rows: Sequence[Sequence[float]], labels: Sequence[str], keys: Sequence[str] | None
+) -> list[Sequence[float]]:
+    """Return the rows in the order of their labels, with NaN for missing rows."""
+    width = max(map(len, rows), default=0)
+    try:
+        positions = row_positions(labels, keys or [str(j + 1) for j in range(width)])
+    except RecordError as error:
+        raise RecordError(f"{error}; pass row_labels=ignore if the rows are in order") from error
+    by_position = dict(zip(positions, rows, strict=True))
+    return [by_position.get(i, [NAN] * width) for i in range(max(positions, default=-1) + 1)]
 
 
 def _check_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
@@ -290,7 +357,7 @@ def _future(values: _Cells, kind: Format, reading: Reading) -> _Cells:
     cells = cells[~np.isnan(cells)]
     if kind.is_general and reading.future == "auto" and cells.size and not cells.any():
         raise RecordError(
-            "holds 0 in every cell above the diagonal: say future=not-tested if future buckets "
+            "contains 0 for every future bucket: pass future=not-tested if future buckets "
             "were not tested, or future=tested if the accuracy there is 0"
         )
     if reading.future != "not-tested":

@@ -101,6 +101,7 @@ def matrix_of_rows(files: Mapping[int, Source], reading: Reading) -> AccuracyMat
     parsed = Parsed(
         rows=[rows.get(row, [NAN] * width) for row in range(1, max(rows) + 1)] or [[NAN] * width],
         initial=rows.get(0),
+        orientation="rows",
     )
     return finish(Source("rows", b""), _ROWS, parsed, reading).matrix
 

@@ -76,10 +76,10 @@ def _experience(text: str) -> int:
     return whole(text, "an experience")
 
 
-def _passes_over(name: str, siblings: Sequence[str]) -> str | None:
-    if name == "training_results.csv" and "eval_results.csv" in siblings:
-        return "holds training epochs; the matrix is in eval_results.csv"
-    return None
+def _passes_over(names: Sequence[str]) -> dict[str, str]:
+    if not {"training_results.csv", "eval_results.csv"} <= set(names):
+        return {}
+    return {"training_results.csv": "holds training epochs; the matrix is in eval_results.csv"}
 
 
 def _parse_json(source: Source) -> list[Parsed]:

@@ -41,6 +41,7 @@ def _parse(source: Source) -> list[Parsed]:
             buckets=keys,
             facts={fact: str(document[fact]) for fact in _FACTS if _is_fact(document.get(fact))},
             score=_score(document),
+            orientation="rows" if _is_our_own(document) else "auto",
         )
     ]
 
@@ -51,11 +52,16 @@ def _is_fact(value: object) -> bool:
 
 def _score(document: dict[str, Any]) -> Score:
     """What our own matrix.json says that it is of; in any other file a score may be anything."""
-    schema, score = document.get("schema"), document.get("score")
-    if not isinstance(schema, dict) or schema.get("name") != MATRIX_SCHEMA or score is None:
+    score = document.get("score")
+    if not _is_our_own(document) or score is None:
         return ACCURACY
     found: StoredScore = converted(score, StoredScore, "score")
     return found.score
+
+
+def _is_our_own(document: dict[str, Any]) -> bool:
+    schema = document.get("schema")
+    return isinstance(schema, dict) and schema.get("name") == MATRIX_SCHEMA
 
 
 FORMATS = [

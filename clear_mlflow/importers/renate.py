@@ -51,14 +51,18 @@ def _parse_csv(source: Source) -> list[Parsed]:
     return [Parsed(rows=rows)]
 
 
-def _passes_over(name: str, siblings: Sequence[str]) -> str | None:
-    """Each update writes all rows so far: the last one alone is the run."""
-    updates = {found: int(match[1]) for found in siblings if (match := _UPDATE.fullmatch(found))}
-    if name == "metrics_summary.csv" and updates:
-        return "holds metrics and no matrix; the matrix is in metrics_summary_update_*.csv"
-    if name in updates and updates[name] < max(updates.values()):
-        return "an earlier state of the run that a later update beside it holds whole"
-    return None
+def _passes_over(names: Sequence[str]) -> dict[str, str]:
+    """Each update writes all rows so far: only the last one is the run."""
+    updates = {name: int(match[1]) for name in names if (match := _UPDATE.fullmatch(name))}
+    if not updates:
+        return {}
+    last = max(updates.values())
+    earlier = "an earlier state of the run; a later update next to it contains all rows"
+    reasons = {name: earlier for name, number in updates.items() if number < last}
+    if "metrics_summary.csv" in names:
+        summary = "holds metrics and no matrix; the matrix is in metrics_summary_update_*.csv"
+        reasons["metrics_summary.csv"] = summary
+    return reasons
 
 
 def _recognises_json(source: Source) -> bool:

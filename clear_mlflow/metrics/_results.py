@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from clear_mlflow.core.matrix import AccuracyMatrix, drawn
+from clear_mlflow.core.matrix import AccuracyMatrix, drawn, row_positions
 from clear_mlflow.core.score import ACCURACY, Score, number_of
 from clear_mlflow.core.text import NOT_MEASURED, one_line, printable
 from clear_mlflow.metrics import (
@@ -114,7 +114,7 @@ def scores(
 
     Args:
         matrix: (k, T); row = trained through, column = tested on. Lists, an array, or a frame as
-            of ``AccuracyMatrix.to_frame(wide=True)`` are made one.
+            of ``AccuracyMatrix.to_frame(wide=True)``, whose index orders the rows, are made one.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
         metrics: families by name, as ``["clear", "gem"]``, and metrics themselves.
 
@@ -158,7 +158,9 @@ def _matrix_of(given: Any) -> AccuracyMatrix:
     # A frame of pandas, which need not be there.
     initial = given.loc["initial"] if "initial" in given.index else None
     rows = given.drop(index="initial", errors="ignore")
-    return AccuracyMatrix(rows, initial, buckets=[str(key) for key in given.columns])
+    keys = [str(key) for key in given.columns]
+    rows = rows.set_axis(row_positions([str(label) for label in rows.index], keys))
+    return AccuracyMatrix(rows.reindex(range(max(rows.index, default=-1) + 1)), initial, None, keys)
 
 
 def results(

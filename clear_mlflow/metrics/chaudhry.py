@@ -1,18 +1,46 @@
 """The metrics of Chaudhry et al. 2018 that are of one run: accuracy and forgetting after bucket k.
 
-They are Renate's. Their intransigence is of two runs: how much better a run that is trained on all
-buckets so far at once knows bucket k, J[k, k] - R[k, k].
+Their intransigence is of two runs: how much better a run that is trained on all buckets so far at
+once knows bucket k, J[k, k] - R[k, k].
 
 Source: Chaudhry et al., Riemannian Walk for Incremental Learning: Understanding Forgetting and
 Intransigence, ECCV 2018, arXiv:1801.10112; ``compute_fgt`` in ``utils/utils.py`` of
-facebookresearch/agem, 4542149.
+facebookresearch/agem, 4542149; ``forgetting`` in ``continuum/metrics/metrics.py`` of
+Continvvm/continuum, 43ba009.
 """
 
-from clear_mlflow.metrics import renate
-from clear_mlflow.metrics._base import change, level
+from __future__ import annotations
 
-# A_k and F_k (their `compute_fgt` is the same).
+import numpy as np
+
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.metrics import renate
+from clear_mlflow.metrics._base import cells_where, change, level, need_trained
+
+
+def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
+    """Average the drop from each earlier bucket's best accuracy since it was trained.
+
+    Formula: mean over j < last of (max over j <= i < last of R[i, j]) - R[last, j]. Defined when
+    k >= 2. Lower is better. It needs no test of a future bucket.
+
+    Continuum computes this from the same equation. `chaudhry/forgetting` and `renate/forgetting`
+    take the maximum over every earlier row, those before bucket j was trained included. mammoth and
+    PyCIL include the last row in the maximum, so that a gain counts as 0.
+
+    >>> round(forgetting_since_trained(AccuracyMatrix([[0.8, float("nan")], [0.5, 0.9]])), 6)
+    0.3
+    """
+    need_trained(matrix, 2, "a past bucket")
+    measured = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
+    cells_where(matrix, measured)
+    past = np.where(measured, matrix.values[:, : matrix.num_rows - 1], -np.inf)
+    return float((past[:-1].max(axis=0) - past[-1]).mean())
+
+
+# A_k, and F_k as their `compute_fgt` has it, are Renate's.
 METRICS = (
     level("chaudhry/average_accuracy", renate.average_accuracy, "chaudhry/average_{score}"),
     change("chaudhry/forgetting", renate.forgetting, higher_is_better=False),
+    change("chaudhry/forgetting_since_trained", forgetting_since_trained, higher_is_better=False),
 )

@@ -64,13 +64,20 @@ def forgetting(matrix: AccuracyMatrix) -> float:
 
     Renate's text lets the maximum run from row j on; its code takes every row before the last,
     those before bucket j was trained included. People's numbers came from the code: this is it.
+    `chaudhry/forgetting_since_trained` starts at row j.
 
     >>> round(forgetting(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.3
     """
     need_trained(matrix, 2, "a past bucket")
-    everything = np.ones((matrix.num_rows, matrix.num_rows - 1), dtype=np.bool_)
-    past = cells_where(matrix, everything).reshape(everything.shape)
+    shape = matrix.num_rows, matrix.num_rows - 1
+    try:
+        past = cells_where(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
+    except UndefinedMetricError as error:
+        cells_where(matrix, np.tri(*shape, dtype=np.bool_))
+        raise UndefinedMetricError(
+            f"{error}; chaudhry/forgetting_since_trained does not need it"
+        ) from error
     return float((past[:-1].max(axis=0) - past[-1]).mean())
 
 

@@ -180,7 +180,7 @@ def test_percent_and_zeros_are_said_here_too(store, foreign):
     run_id = foreign(named(rows, first=1))
     options = ["--run-id", run_id, "--rows", "results/acc_after_{row}.json"]
     assert "say scale=percent" in evaluate(*options).output
-    assert "say future=not-tested" in evaluate(*options, "--rows-scale", "percent").output
+    assert "pass future=not-tested" in evaluate(*options, "--rows-scale", "percent").output
     done = evaluate(*options, "--rows-scale", "percent", "--rows-future", "not-tested")
     assert done.exit_code == 0, done.output
     metrics = store.get_run(run_id).data.metrics

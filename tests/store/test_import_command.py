@@ -1,12 +1,14 @@
 """``clear-mlflow import``: files of other programs become runs that everything else finds."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 import result_files as files
 from click.testing import CliRunner
 
+from clear_mlflow import compare, load, track
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import assemble
@@ -154,3 +156,78 @@ def test_a_store_that_breaks_leaves_no_run_that_looks_whole(
     assert names.IMPORTED_DIGEST_TAG not in run.data.tags
     (tmp_path / "artifacts").unlink()
     assert "1 imported" in run_import(matrix_file).output
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "results"
+    path.mkdir()
+    return path
+
+
+def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder):
+    """A file of another type next to it with equal numbers is passed over; others are imported."""
+    (folder / "acc.csv").write_text(files.savetxt(SQUARE, fmt="%.4f", delimiter=","))
+    (folder / "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
+    (folder / "other.npy").write_bytes(files.npy(np.array(SQUARE) / 2))
+    done = run_import(folder, "--json")
+    outcomes = {file["file"]: file["outcome"] for file in json.loads(done.output)["files"]}
+    assert outcomes == {"acc.csv": "imported", "acc.npy": "passed over", "other.npy": "imported"}
+    assert "contains the same matrix as acc.csv" in done.output
+    assert set(stored(store, experiment_id)) == {"acc", "other"}
+
+
+def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
+    """Importing is not quadratic in the number of files of a folder."""
+    for i in range(50):
+        (folder / f"note{i}.txt").write_text("We had fun.\n")
+    listed = []
+    for name in ("listdir", "scandir"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *p, _of=original: listed.append(p) or _of(*p))
+    assert "50 passed over" in run_import(folder).output
+    assert len([path for path in listed if str(folder) in map(str, path)]) <= 2
+
+
+def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
+    store, experiment_id, tmp_path
+):
+    """--same-data-as takes dataset, digest, buckets and test counts from a run."""
+    keys, counts = ["2004", "2005", "2006"], [16, 32, 48]
+    with track(
+        buckets=keys, num_instances=counts, dataset="photos", dataset_digest="ab", seed=0
+    ) as run:
+        for row in range(3):
+            run.log_counts(row + 1, [8, 16, 24])
+    path = tmp_path / "acc.csv"
+    path.write_text("0.75,0.5,0.25\n0.625,0.875,0.375\n0.5,0.5625,0.9375\n")
+    done = run_import(path, "--same-data-as", run.run_id, "--strategy", "theirs")
+    assert done.exit_code == 0, done.output
+    theirs = record_of(store, stored(store, experiment_id)["acc"])
+    assert theirs.dataset == load(run.run_id).record.dataset
+    assert theirs.matrix.buckets == tuple(keys)
+    assert theirs.matrix.num_instances.tolist() == counts
+    text = str(compare([run.run_id, stored(store, experiment_id)["acc"].info.run_id]))
+    assert "theirs" in text
+    assert "Not all runs were tested in the same way" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "part"),
+    [
+        (("--dataset", "other"), "0.5,0.25\n0.5,0.75\n", "leave dataset out"),
+        (("--buckets", "a,b"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
+        (("--num-instances", "4"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
+        ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "2 bucket keys arrived for 3 columns"),
+    ],
+)
+def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_refused(
+    store, tmp_path, options, content, part
+):
+    with track(buckets=2, num_instances=8, dataset="photos", dataset_digest="ab") as run:
+        run.log_counts(1, [4, 4])
+    path = tmp_path / "acc.csv"
+    path.write_text(content)
+    done = run_import(path, "--same-data-as", run.run_id, *options)
+    assert done.exit_code == 2
+    assert part in done.output

@@ -255,6 +255,16 @@ def test_two_layouts_in_one_folder_are_told(tmp_path, below, first, second):
     assert str(caught.value) == told
 
 
+def test_a_challenge_folder_with_files_of_operating_systems_is_read(tmp_path):
+    root = write_challenge(tmp_path, PHOTOS)
+    digest, bucket = load(root).digest, next((root / "labeled_images").iterdir())
+    for folder in (bucket, *bucket.iterdir()):
+        (folder / "Thumbs.db").write_bytes(b"x")
+    stream = load(root)
+    assert stream.digest == digest
+    assert any("2 system files were skipped" in note for note in stream.warnings)
+
+
 def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):
     """Without lists, the folders themselves are what can be wrong."""
     for number, (make, words) in enumerate(

@@ -96,6 +96,74 @@ def test_a_file_is_known_and_read(sample):
     same(read(name, content, kind, **said), rows, initial)
 
 
+TRANSPOSED = [list(column) for column in zip(*ZEROS, strict=True)]
+EMPTIES = "0.75,0.625,0.5\n,0.875,0.5625\n,,0.9375\n"
+CLARENA = "after_training_task,average_accuracy,test_on_task_1,test_on_task_2,test_on_task_3\n"
+CLARENA += "1,0.75,0.75\n2,0.75,0.625,0.875\n3,0.6,0.5,0.5625,0.9375\n"
+ROWS = [",".join(map(str, row)) for row in SQUARE]
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "rows"),
+    [
+        # PyCIL prints a row per bucket tested; trainer.py at 87cc411.
+        (str(np.array(TRANSPOSED)), {"future": "not-tested"}, PAST_ONLY),
+        (files.savetxt(TRANSPOSED), {"future": "not-tested"}, PAST_ONLY),
+        (EMPTIES, {}, PAST_ONLY),
+        (json.dumps(np.transpose(PAST_ONLY).tolist()), {}, PAST_ONLY),
+        ("tested_on,1,2,3\n" + "\n".join(f"{j + 1},{row}" for j, row in enumerate(ROWS)), {}, None),
+        (CSV, {"orientation": "columns"}, None),
+        (EMPTIES, {"orientation": "rows"}, np.transpose(PAST_ONLY)),
+        (",0.5,0.25\n,,0.375\n,,\n", {}, [[NAN, 0.5, 0.25], [NAN, NAN, 0.375]]),
+        ("trained,1,2\n1,0.75,0.5\n2,,0.875\n", {}, [[0.75, 0.5], [NAN, 0.875]]),
+        # NumPy breaks long rows.
+        (str(np.array(SQUARE)), {}, SQUARE),
+        (str(np.full((12, 12), 0.123456789)), {}, np.full((12, 12), 0.12345679)),
+        # CLArena: clarena/metrics/cl_acc.py at bf58528.
+        (CLARENA, {}, PAST_ONLY),
+        (f"epoch,task1,task2,task3,avg,std\n1,{ROWS[0]},0.5,0.1\n", {}, SQUARE[:1]),
+        (",1,2,3\n3," + f"{ROWS[2]}\n1,{ROWS[0]}\n2,{ROWS[1]}\n", {}, SQUARE),
+        (f"trained,bus,car,van\nvan,{ROWS[2]}\nbus,{ROWS[0]}\ncar,{ROWS[1]}\n", {}, SQUARE),
+        (f"after 3,{ROWS[2]}\nafter 1,{ROWS[0]}\nafter 2,{ROWS[1]}\n", {}, SQUARE),
+        (f"2,{ROWS[1]}\n3,{ROWS[2]}\n1,{ROWS[0]}\n", {"row_labels": "use"}, SQUARE),
+        (f"9,{ROWS[0]}\n5,{ROWS[1]}\n7,{ROWS[2]}\n", {"row_labels": "ignore"}, SQUARE),
+        ("lr,b,a,c\n1,0.5,0.75,0.25\n", {"columns": ("a", "b", "c")}, SQUARE[:1]),
+        ("9,0.5,0.75,0.25\n", {"columns": ("3", "2", "4")}, SQUARE[:1]),
+    ],
+)
+def test_labels_zeros_and_names_decide_what_a_cell_is(content, said, rows):
+    """What is certain is read: a transposed matrix, rows out of order, columns of other numbers."""
+    matrix = read("acc.txt", content, **said)
+    np.testing.assert_allclose(matrix.values, np.transpose(SQUARE) if rows is None else rows)
+
+
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        ("0.5,0.4\n0,0.9\n", "pass orientation=columns"),
+        ("0.1,0.2\n0.3,0.4\n0.5,0.6\n", "orientation=columns"),
+        ("lr,b1,b2\n0.1,0.5,0.4\n0.1,0.3,0.9\n", "pass columns="),
+        (",3,1,2\n1,0.5,0.4,0.3\n", "pass columns="),
+        (",0,1,2\n1,0.5,0.4,0.3\n2,0.5,0.4,0.3\n", "pass row_labels=ignore"),
+        (",1,2,3\n1,0.5,0.4,0.3\n1,0.5,0.4,0.3\n", "pass row_labels=ignore"),
+        (",a,b,c\n1,0.5,0.4,0.3\n3,0.5,0.4,0.3\n", "pass row_labels=ignore"),
+        (str(np.zeros((40, 40))), "save it with numpy.savetxt"),
+    ],
+)
+def test_what_is_ambiguous_is_refused_with_the_argument_that_decides(content, advice):
+    """Orientation, columns and row labels are never guessed."""
+    with pytest.raises(RecordError, match=advice):
+        read("acc.txt", content)
+
+
+def test_reading_options_that_a_format_contradicts_are_refused():
+    """Avalanche's rows are marked, and a column that is not there cannot be a bucket."""
+    with pytest.raises(ConfigError, match="leave orientation out"):
+        read("e.csv", files.avalanche_csv(SQUARE), orientation="columns")
+    with pytest.raises(ConfigError, match="columns names 'x'"):
+        read("a.csv", CSV, columns=("1", "x"))
+
+
 def test_every_format_has_a_sample():
     """A format that no test reads is one nobody knows to work."""
     assert {sample[0] for sample in SAMPLES} == set(FORMATS)
@@ -202,9 +270,9 @@ TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_
 WRONG = [
     ("a.csv", "92,80\n70,90", {}, "holds 92.0, which is no fraction: if they are percent, say"),
     ("a.csv", "0.5,0.4\n0.3,0.9", {"scale": "percent"}, "scale=percent seems wrong"),
-    ("a.csv", "0.5,0\n0.3,0.9", {}, "say future=not-tested"),
+    ("a.csv", "0.5,0\n0.3,0.9", {}, "pass future=not-tested"),
     ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested"}, "cannot be true"),
-    ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, "say initial=first-row"),
+    ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, "pass initial=first-row"),
     ("a.csv", "0.5,-0.1\n0.3,0.9", {}, "never below 0"),
     ("a.csv", "nan,nan\nnan,nan", {}, "no accuracy that was measured"),
     ("a.csv", "0.5,0.5", {"score": Score("rmse"), "scale": "fraction"}, "which is of accuracies"),
@@ -315,4 +383,4 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
 )
 def test_files_that_lie_beside_a_matrix_are_passed_over(names, passed):
     """A folder of Renate's or Avalanche's holds other files, and earlier states of one run."""
-    assert [bool(passed_over(name, names)) for name in names] == passed
+    assert [name in passed_over(names) for name in names] == passed

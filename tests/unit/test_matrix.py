@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clear_mlflow import scores
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, RowCost
 
 NAN = math.nan
 
@@ -209,3 +210,14 @@ def test_any_numbers_make_a_canonical_matrix_or_an_error(case):
     assert matrix.num_rows <= len(rows)
     assert matrix.num_rows == 0 or not np.isnan(matrix.values[-1]).all()
     assert matrix.equals(AccuracyMatrix(matrix.values))
+
+
+def test_a_last_row_without_a_measured_cell_keeps_its_cost():
+    """Nothing measured is lost: a row that was trained and not tested stays a row."""
+    gap = [math.nan, math.nan]
+    costs = [RowCost(seconds=1.0), RowCost(seconds=2.0)]
+    matrix = AccuracyMatrix([[0.5, 0.4], gap], costs=costs)
+    assert (matrix.num_rows, matrix.costs) == (2, tuple(costs))
+    assert scores(matrix, metrics="cost")["cost/seconds"].value == 3.0
+    assert AccuracyMatrix([[0.5, 0.4], gap], costs=[costs[0], None]).num_rows == 1
+    assert AccuracyMatrix([[0.5, 0.4], gap], costs=costs[:1]).num_rows == 1

@@ -24,7 +24,7 @@ explain, series, summarize = (
 )
 # Families that by_loops computes; one that is added brings a twin of its own.
 TWINS = ("clear", "renate", "gem", "chaudhry", "diaz_rodriguez", "wild_time", "tic", "capymoa")
-TWINS += ("icarl", "worst_bucket")
+TWINS += ("icarl", "worst_bucket", "zscl", "coda_prompt")
 
 # Test images of 40 classified correctly: what the authors' programs were run on. One bucket is
 # known better before it was trained on than after, and some are known better later on.
@@ -53,6 +53,8 @@ SAME = {
     "tic/forward_transfer": "clear/forward_transfer",
     "capymoa/forward_transfer": "clear/forward_transfer",
     "capymoa/accuracy_seen_avg": "icarl/average_incremental_accuracy",
+    "zscl/average": "capymoa/accuracy_all_avg",
+    "zscl/last": "capymoa/accuracy_final",
 }
 
 
@@ -100,6 +102,17 @@ def by_loops(values, initial, counts, width) -> dict[str, float]:
         if initial is not None:
             gains = [values[j - 1][j] - initial[j] for j in range(1, k)]
             found["renate/forward_transfer"] = mean(gains)
+        since = [max(values[i][j] for i in range(j, last)) for j in range(last)]
+        found["chaudhry/forgetting_since_trained"] = mean(
+            since[j] - values[last][j] for j in range(last)
+        )
+        found["coda_prompt/forgetting"] = mean(
+            mean(values[i - 1][j] - values[i][j] for j in range(i)) for i in range(1, k)
+        )
+    if k >= 1 and width >= 2:
+        found["zscl/transfer"] = mean(
+            mean(values[i][j] for i in rows if i < j) for j in range(1, width)
+        )
     if k > split:
         if counts is not None:
             hits = sum(counts[j] * values[split][j] for j in range(split + 1))
@@ -175,7 +188,7 @@ def test_streaming_keeps_what_needs_no_training_image(case):
     remaining |= {"clear/forward_transfer", "tic/forward_transfer", "capymoa/forward_transfer"}
     remaining |= {f"wild_time/{name}" for name in ("fix_ood_average", "fix_ood_worst")}
     remaining |= {f"wild_time/{name}" for name in ("stream_average", "stream_worst")}
-    remaining |= {"diaz_rodriguez/forward_transfer"}
+    remaining |= {"diaz_rodriguez/forward_transfer", "zscl/transfer"}
     everything, kept = summarize(matrix), summarize(matrix, "streaming")
     assert kept.items() <= everything.items()
     assert of_twins(kept) == {n: value for n, value in everything.items() if n in remaining}
@@ -206,7 +219,7 @@ def test_one_unmeasured_cell_undefines_just_the_metrics_that_use_it(case, data):
     for name, value in with_low.items():
         if with_high[name] != value:
             assert name not in with_gap
-            assert reasons[name] == f"R[{i}, {j}] was not measured"
+            assert reasons[name].partition(";")[0] == f"R[{i}, {j}] was not measured"
     for name, value in with_gap.items():
         assert value == with_low[name] == with_high[name]
 
@@ -240,9 +253,16 @@ def test_published_matrix_gives_the_published_numbers():
                 "forward_transfer": 0.46249999999999997 * 6 / 5,
             },
         ),
-        # average_acc_stats_across_runs (in percent) and compute_fgt of agem, 4542149. Continuum,
-        # 43ba009, cites the same paper, and leaves out rows before a bucket was trained on.
-        ("chaudhry", {"average_accuracy": 0.7, "forgetting": 0.215}),
+        # average_acc_stats_across_runs (in percent) and compute_fgt of agem, 4542149;
+        # forgetting of Continuum, 43ba009, as forgetting_since_trained.
+        (
+            "chaudhry",
+            {"average_accuracy": 0.7, "forgetting": 0.215, "forgetting_since_trained": 0.21},
+        ),
+        # statistics() of ZSCL's results.ipynb, b96e714, without its cut of one data set.
+        ("zscl", {"transfer": 0.5363333333333333, "average": 0.6395833333333333, "last": 0.7}),
+        # calc_forgetting of CODA-Prompt, 6417d4f.
+        ("coda_prompt", {"forgetting": 0.07558333333333335}),
         # OCLMetrics as _OCLEvaluator.build fills it, in float64, 095caba.
         (
             "capymoa",
@@ -333,6 +353,8 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
                 "clear/challenge_score": PAST,
                 "renate/forgetting": PAST,
                 "renate/backward_transfer": PAST,
+                "chaudhry/forgetting_since_trained": PAST,
+                "coda_prompt/forgetting": PAST,
                 "renate/forward_transfer": SECOND,
                 "renate/micro_average_accuracy": "needs test counts per bucket",
                 "diaz_rodriguez/remembering": PAST,
@@ -371,6 +393,23 @@ def test_what_is_undefined_says_why(matrix, reasons):
     if len(reasons) > 10:  # the first case is all that is undefined there
         of_costs = {name for name in told if name.startswith("cost/")}  # which the matrix lacks
         assert told.keys() - reasons.keys() == ({*SAME} & told.keys()) | of_costs
+
+
+def test_forgetting_of_a_lower_triangular_matrix():
+    """A matrix tested on past buckets only has one forgetting, and the other names it."""
+    nan = math.nan
+    matrix = AccuracyMatrix([[0.9, nan, nan], [0.7, 0.8, nan], [0.8, 0.6, 0.9]])
+    assert summarize(matrix)["chaudhry/forgetting_since_trained"] == pytest.approx(0.15)
+    reasons = explain(matrix)
+    for name in ("renate/forgetting", "chaudhry/forgetting"):
+        assert reasons[name] == (
+            "R[0, 1] was not measured; chaudhry/forgetting_since_trained does not need it"
+        )
+    values = matrix.values.copy()
+    values[1, 0] = nan
+    reasons = explain(AccuracyMatrix(values))
+    assert reasons["renate/forgetting"] == "R[1, 0] was not measured"
+    assert reasons["chaudhry/forgetting_since_trained"] == "R[1, 0] was not measured"
 
 
 def test_a_missing_row_leaves_gaps_in_the_series():

@@ -31,7 +31,8 @@ CALIBRATION = {
     for name in ("expected_calibration_error", "negative_log_likelihood", "brier_score")
 }
 CHANGES = {f"class_changes/{name}" for name in ("known", "new", "vanished", "unseen_auroc")}
-MACRO = {f"macro_accuracy/{name}" for name in ("in_domain", "next_domain", "average")}
+AMCA = "macro_accuracy/average_over_rows"
+MACRO = {f"macro_accuracy/{name}" for name in ("in_domain", "next_domain", "average")} | {AMCA}
 
 
 def predictions(
@@ -111,6 +112,18 @@ def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
     assert values["macro_accuracy/in_domain"] == metrics.clear.in_domain_accuracy(matrix)
     assert values["macro_accuracy/next_domain"] == metrics.clear.next_domain_accuracy(matrix)
     assert values["macro_accuracy/average"] == metrics.renate.average_accuracy(matrix)
+
+
+def test_amca_is_what_a_loop_computes() -> None:
+    """Every class of all buckets counts equally in a row, and every row but the untrained one."""
+    found = predictions(3)
+    rows = [
+        recall_score(found.images.label, found.answers[row].labels, average=None)
+        for row in (1, 2, 3)
+    ]
+    assert summarize(found)[AMCA] == pytest.approx(sum(map(sum, rows)) / (3 * CLASSES))
+    assert explain(without(found, 2))[AMCA] == "the predictions of row 2 were not stored"
+    assert AMCA in explain(replace(found, protocol="streaming"))
 
 
 @settings(max_examples=30, deadline=None)

@@ -90,6 +90,19 @@ def test_scores_take_what_a_matrix_is_made_of():
         scores("matrix.csv")
 
 
+def test_the_index_of_a_frame_orders_its_rows():
+    """Row labels are used, whatever order they are in; labels that decide nothing are refused."""
+    full = AccuracyMatrix(FULL.values, initial=FULL.initial, buckets=("2004", "2005"))
+    frame = full.to_frame(wide=True)
+    for labels in (["initial", "2005", "2004"], ["2005", "initial", "2004"]):
+        assert scores(frame.loc[labels]) == scores(full)
+    assert scores(frame.loc[["2005"]])["clear/accuracy"].reason == "R[0, 0] was not measured"
+    numbered = frame.loc[["2005", "2004"]].set_axis([1, 0])
+    assert scores(numbered) == scores(AccuracyMatrix(FULL.values, buckets=("2004", "2005")))
+    with pytest.raises(RecordError, match="which do not show after which bucket"):
+        scores(frame.loc[["2005", "2004"]].set_axis([7, 4]))
+
+
 def test_every_function_of_a_family_is_declared_under_its_own_name():
     """A metric that was written but not listed would silently not be logged."""
     for module in pkgutil.iter_modules(metrics.__path__):

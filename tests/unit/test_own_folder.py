@@ -77,6 +77,29 @@ def test_buckets_are_in_the_order_of_their_numbers_or_dates(tmp_path, keys, orde
     assert [bucket.key for bucket in load(tmp_path / "photos").buckets] == order
 
 
+def test_numbers_with_leading_zeros_are_no_years(tmp_path):
+    """Buckets 0001 and 0002 have an order and no dates."""
+    for keys, times in ((["0002", "0001"], ()), (["2002", "2001"], ("2001-01-01", "2002-01-01"))):
+        root = tmp_path / keys[0]
+        write_years(root, buckets=keys, train=4)
+        stream = load(root)
+        assert ([bucket.key for bucket in stream.buckets], stream.times) == (sorted(keys), times)
+
+
+def test_files_of_operating_systems_are_skipped_with_a_note(root):
+    """Thumbs.db and its like are no images, no classes and no reason to stop."""
+    before = load(root)
+    folder = root / YEARS[0] / CLASSES[0]
+    for path in (folder / "Thumbs.db", folder / ".DS_Store", folder / "._1.jpg"):
+        path.write_bytes(b"x")
+    (folder.parent / "desktop.ini").write_bytes(b"x")
+    (root.parent / "cache").mkdir(exist_ok=True)
+    after = load(root)
+    assert after.digest == before.digest
+    (note,) = set(after.warnings) - set(before.warnings)
+    assert note.startswith("3 system files were skipped, for example ")
+
+
 def test_names_that_tell_no_order_need_one(tmp_path):
     """It is not guessed, and it is held against what is there."""
     write_years(tmp_path / "photos", buckets=("spring", "autumn"), train=4)

@@ -324,3 +324,45 @@ def test_a_text_is_scikit_learns_hashed_words(tmp_path):
         own_listing(
             "vectors", str(tmp_path / "a.csv"), cache_dir=tmp_path, arguments={"text": "words"}
         )
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "parquet-lists", "npz"])
+@pytest.mark.parametrize(("first", "is_lossy"), [(2**24 - 45, False), (2**24, True), (2**60, True)])
+def test_integers_that_become_equal_are_told(table, tmp_path, kind, first, is_lossy):
+    """float32 has 24 bits: distinct identifiers of more are no longer distinct."""
+    table[COLUMNS] = np.arange(120, dtype=np.int64).reshape(40, 3)
+    table["b"] = first + np.arange(40, dtype=np.int64)
+    warnings = [
+        w for w in loaded(stored(table, tmp_path, kind), tmp_path).warnings if "32-bit" in w
+    ]
+    assert len(warnings) == is_lossy
+    assert not is_lossy or "floats in 'b';" in warnings[0] or "floats in '2';" in warnings[0]
+
+
+def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path):
+    """Six binary columns have 64 rows at most: they are in every bucket and every test set."""
+    draws = np.random.default_rng(0)
+    table = pd.DataFrame(draws.integers(0, 2, (600, 6)), columns=list("abcdef"))
+    table["label"] = np.where(table["a"] > table["b"], "x", "y")
+    table["time"] = [str(2004 + i // 200) for i in range(600)]
+    table.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(DataError, match="dataset_args=may_repeat=yes if rows may be equal"):
+        loaded(tmp_path / "t.csv", tmp_path)
+    stream = loaded(tmp_path / "t.csv", tmp_path, may_repeat=True)
+    assert [len(bucket.train) + len(bucket.test) for bucket in stream.buckets] == [200] * 3
+
+
+def test_the_weathers_card_states_the_test_days_that_repeat_a_training_day(project, tmp_path):
+    """By year, and by half-year as in the published results."""
+    page = " ".join((project / "docs" / "datasets.md").read_text(encoding="utf-8").split())
+    repeats = {
+        buckets: sum(
+            content in set(bucket.train.contents)
+            for bucket in weather(tmp_path, buckets=buckets).buckets
+            for content in bucket.test.contents
+        )
+        for buckets in ("year", "half")
+    }
+    assert repeats == {"year": 2, "half": 1}
+    assert "Two of the 436 test days repeat a training day of their year" in page
+    assert "(one of their half-year)" in page

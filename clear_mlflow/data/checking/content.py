@@ -65,13 +65,13 @@ def stream_of(
     # Where a bucket is tested on its training images, that is no finding.
     compared = [i for i in images if protocol != STREAMING or i.split == "train"]
     what = "row" if buckets[0].train.vectors is not None else "image"
-    shared = _shared_images(compared, tested_on, what)
+    shared = () if listing.may_repeat else _shared_images(compared, tested_on, what)
     return BucketStream(
         name=name,
         class_names=listing.class_names,
         buckets=buckets,
         digest=_digest(images),
-        warnings=(*listing.warnings, *warnings, *(() if listing.may_repeat else shared)),
+        warnings=(*listing.warnings, *warnings, *shared),
         layout=listing.layout,
         protocol=protocol,
         split=chosen_split,
@@ -172,10 +172,12 @@ def _shared_images(images: Sequence[Image], tested_on: str, what: str) -> tuple[
         smaller = min(sizes[place] for place in places)
         if 2 * len(pairs) > smaller:
             both = " and ".join(f"bucket {bucket}'s {split} {what}s" for split, bucket in places)
+            advice = "unpack a dataset again whose metadata lists images twice"
+            if what == "row":
+                advice = "pass more columns, or dataset_args=may_repeat=yes if rows may be equal"
             raise DataError(
                 f"{both} share {len(pairs)} of {smaller} {what}s, the first as {_both(pairs[0])}; "
-                "buckets and splits must be disjoint: unpack a dataset again whose metadata lists "
-                "images twice, or pass more columns of a table whose rows repeat"
+                f"buckets and splits must be disjoint: {advice}"
             )
     warnings = []
     for kind, finding in (

@@ -20,6 +20,7 @@ from clear_mlflow.data.files import (
     is_class_name,
     is_folder,
     names_in,
+    note_system_files,
     path_text,
     resolve_folder,
     resolve_root,
@@ -72,18 +73,17 @@ def listing(root: Path, report: Report = stop) -> Listing:
                 f"{path_text(folder / keys[0] / name)} is called {shown(name)}; expected the name "
                 "of a class"
             )
-    return Listing(
-        layout="challenge",
-        root=real_root,
-        class_names=class_names,
-        images={
-            key: image_set(
-                (class_names.index(name), path)
-                for name in found
-                for path in images_in(
-                    folder / key / name, root=real_root, endings=_ENDINGS, report=report
-                )
+    images = {
+        key: image_set(
+            (class_names.index(name), path)
+            for name in found
+            for path in images_in(
+                folder / key / name, root=real_root, endings=_ENDINGS, report=report
             )
-            for key, found in classes.items()
-        },
+        )
+        for key, found in classes.items()
+    }
+    notes = note_system_files(
+        path for bucket_images in images.values() for path in bucket_images.paths
     )
+    return Listing("challenge", real_root, class_names, images, warnings=notes)

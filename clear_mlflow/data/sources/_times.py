@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 _TIME = re.compile(
-    r"(?P<year>\d{4})"
+    r"(?P<year>[1-9]\d{3})"
     r"(-H(?P<half>[12])|-Q(?P<quarter>[1-4])|-(?P<month>\d\d)(-(?P<day>\d\d)"
     r"([T ](?P<hour>\d\d):(?P<minute>\d\d)(:(?P<second>\d\d)([.]\d{1,9})?)?"
     r" ?(Z|(?P<sign>[+-])(?P<east>\d\d):?(?P<east_minutes>\d\d))?)?)?)?",

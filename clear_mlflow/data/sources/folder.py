@@ -6,6 +6,7 @@ Where ROOT has a folder ``train`` and a folder ``test``, each holds the buckets'
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
@@ -16,6 +17,7 @@ from clear_mlflow.data.files import (
     images_in,
     is_folder,
     names_in,
+    note_system_files,
     path_text,
     resolve_folder,
     resolve_root,
@@ -43,7 +45,10 @@ def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> List
         entries = [e for part in (TRAIN, TEST) for e in _entries(real_root / part, part, real_root)]
     else:
         entries = list(_entries(real_root, TRAIN, real_root))
-    return listing_of(entries, root=real_root, layout="folder", order=arguments.buckets_in_order)
+    order = arguments.buckets_in_order
+    listed = listing_of(entries, root=real_root, layout="folder", order=order)
+    notes = note_system_files(e.path for e in entries if isinstance(e.path, Path))
+    return replace(listed, warnings=(*listed.warnings, *notes))
 
 
 def _entries(base: Path, split: str, root: Path) -> Iterator[Entry]:

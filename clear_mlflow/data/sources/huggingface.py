@@ -39,6 +39,7 @@ from clear_mlflow.data.sources._columns import (
     wanted_columns,
 )
 from clear_mlflow.data.sources._entries import NONE, TRAIN
+from clear_mlflow.data.sources.vectors import warn_collapsed
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Arguments(ColumnArguments):
     Args:
         image: column of the images.
         vector: column of feature vectors, in the place of images; none: there are images.
-        standardise: as of ``vectors``.
+        standardise, may_repeat: as of ``vectors``.
         hub: the dataset's name on the hub, as user/name; none: it lies in the stream's folder.
         revision: its branch, tag or commit there.
         subset: its configuration there, where it has several; none: its default.
@@ -68,6 +69,7 @@ class Arguments(ColumnArguments):
     image: str = "image"
     vector: str = NONE
     standardise: str = "first"
+    may_repeat: bool = False
     hub: str = NONE
     revision: str = "main"
     subset: str = NONE
@@ -106,7 +108,9 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
             ]
         else:
             column = rows.select_columns([arguments.vector]).with_format("numpy")
-            paths = np.array(column[:][arguments.vector], np.float32)
+            numbers = np.array(column[:][arguments.vector])
+            paths = numbers.astype(np.float32)
+            warnings += warn_collapsed(paths, lambda j: numbers[:, j])
     except (DataError, ConfigError):
         raise
     except Exception as error:  # what a damaged dataset makes the package raise has no end
@@ -123,7 +127,10 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
     source = named_in if root is not None else f"{arguments.hub}@{arguments.revision}"
     told = (*warnings, *listed.warnings)
     how = NONE if arguments.vector == NONE else arguments.standardise
-    return dataclasses.replace(listed, source=source, warnings=told, standardise=how)
+    may_repeat = arguments.may_repeat and arguments.vector != NONE
+    return dataclasses.replace(
+        listed, source=source, warnings=told, standardise=how, may_repeat=may_repeat
+    )
 
 
 def _loaded(root: Path | None, arguments: Arguments, named_in: str) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,9 @@ from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
     from pandas import Categorical
+
+    # The other columns, the vectors, and warnings about them.
+    _Read: TypeAlias = tuple[dict[str, Categorical], NDArray[np.float32], tuple[str, ...]]
 
 NEEDS_FOLDER = True
 
@@ -48,6 +52,7 @@ class Arguments(ColumnArguments):
         width: of the vector of a text.
         fill: the number in the place of a missing one; none: a missing one is an error.
         standardise: ``first``, ``past`` or ``none``: see ``Listing``.
+        may_repeat: rows may be equal, also in training and test sets: see ``Listing``.
     """
 
     table: str = AUTO
@@ -56,6 +61,7 @@ class Arguments(ColumnArguments):
     width: int = 1024
     fill: str = NONE
     standardise: str = "first"
+    may_repeat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +82,7 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
     file = find_file(root, arguments.table, tuple(_READERS), limit=MAX_VECTORS_BYTES)
     first_row = 2 if file.suffix.lower() == ".csv" else 1
     with one_line_of(file):
-        columns, vectors = _READERS[file.suffix.lower()](file, arguments)
+        columns, vectors, warnings = _READERS[file.suffix.lower()](file, arguments)
     if arguments.fill != NONE:
         vectors[np.isnan(vectors)] = float(arguments.fill)
     found = listing_of_columns(
@@ -88,15 +94,45 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
         named_in=path_text(file),
         first_row=first_row,
     )
-    return dataclasses.replace(found, source=path_text(file), standardise=arguments.standardise)
+    return dataclasses.replace(
+        found,
+        source=path_text(file),
+        standardise=arguments.standardise,
+        may_repeat=arguments.may_repeat,
+        warnings=(*warnings, *found.warnings),
+    )
 
 
-def _of_csv(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
+def warn_collapsed(
+    vectors: NDArray[np.float32], exact: Callable[[int], NDArray[Any]], names: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return a warning if distinct integers of a column become equal as 32-bit floats.
+
+    Args:
+        vectors: (rows, width).
+        exact: returns the numbers of a column as they are stored.
+        names: names of the columns; numbers from 1 if not given.
+    """
+    least, most = (f.reduce(vectors, axis=0, initial=0) for f in (np.fmin, np.fmax))
+    collapsed = []
+    for j in np.flatnonzero(np.maximum(most, -least) >= 2**24).tolist():
+        with np.errstate(all="ignore"):  # infinite numbers are refused later
+            distinct = np.unique(exact(j))
+            integers = distinct[distinct % 1 == 0]
+            if len(np.unique(integers.astype(np.float32))) < len(integers):
+                collapsed.append(names[j] if names else str(j + 1))
+    advice = "leave such columns out, or subtract an offset"
+    text = f"distinct integers become equal as 32-bit floats in {names_of(collapsed)}; {advice}"
+    return (text,) if collapsed else ()
+
+
+def _of_csv(file: Path, arguments: Arguments) -> _Read:
     roles, texts = read_csv(file, arguments)
     columns = {name: texts[name].astype("category").array for name in roles}
     names = _number_columns(list(texts.columns), roles, arguments, file)
     if arguments.text != NONE:
-        return columns, _hashed([*texts[names[0]]], arguments.width, path_text(file), first_row=2)
+        hashed = _hashed([*texts[names[0]]], arguments.width, path_text(file), first_row=2)
+        return columns, hashed, ()
     vectors = np.empty((len(texts), len(names)), np.float32)
     for i, name in enumerate(names):
         column = texts[name].mask(texts[name].isin(_MISSING), "nan").to_numpy(object)
@@ -108,12 +144,15 @@ def _of_csv(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], N
                 f"{path_text(file)} has a text in column {shown(name)} ({error}); expected "
                 "numbers: pass dataset_args=columns=A:B with the columns that hold them"
             ) from None
-    return columns, vectors
+    integer = re.compile("[+-]?[0-9]{1,19}")
+
+    def exact(j: int) -> NDArray[Any]:
+        return np.array([int(text) for text in texts[names[j]] if integer.fullmatch(text)], object)
+
+    return columns, vectors, warn_collapsed(vectors, exact, names)
 
 
-def _of_parquet(
-    file: Path, arguments: Arguments
-) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
+def _of_parquet(file: Path, arguments: Arguments) -> _Read:
     from pyarrow import compute, parquet, types
 
     columns = read_parquet(file, arguments)
@@ -123,7 +162,7 @@ def _of_parquet(
         if arguments.text != NONE:
             column = opened.read(columns=names)[names[0]]
             texts = column.cast("string").fill_null("").to_pylist()
-            return columns, _hashed(texts, arguments.width, path_text(file), first_row=1)
+            return columns, _hashed(texts, arguments.width, path_text(file), first_row=1), ()
         for name in names:
             kind = schema.field(name).type
             if types.is_temporal(kind) or types.is_binary(kind):  # numpy makes numbers of these
@@ -131,25 +170,30 @@ def _of_parquet(
                     f"{path_text(file)} has {kind} in column {shown(name)}; expected numbers: pass "
                     "dataset_args=columns=A:B with the columns that hold them"
                 )
-        parts = []
+        parts, is_list = [], len(names) == 1 and types.is_nested(schema.field(names[0]).type)
         for i in range(opened.metadata.num_row_groups):
             group = opened.read_row_group(i, columns=names)
-            if len(names) == 1 and types.is_nested(schema.field(names[0]).type):
+            if is_list:
                 lists = group[names[0]].combine_chunks()
                 if len(compute.list_value_length(lists).unique()) > 1 or lists.null_count:
                     raise ValueError(f"column {names[0]} has lists of several lengths")
-                part = np.asarray(lists.flatten(), np.float32).reshape(len(lists), -1)
+                part = np.asarray(lists.flatten()).reshape(len(lists), -1)
             else:
                 part = np.empty((group.num_rows, len(names)), np.float32)
                 for j, name in enumerate(names):
                     part[:, j] = group[name].to_pandas().to_numpy(np.float64, na_value=np.nan)
             parts.append(part)
-    return columns, np.concatenate(parts)
+        stored = np.concatenate(parts)
+        vectors = stored.astype(np.float32, copy=False)
+        if is_list:
+            return columns, vectors, warn_collapsed(vectors, lambda j: stored[:, j])
+        warnings = warn_collapsed(
+            vectors, lambda j: opened.read([names[j]])[0].drop_null().to_numpy(), names
+        )
+        return columns, vectors, warnings
 
 
-def _of_arrays(
-    file: Path, arguments: Arguments
-) -> tuple[dict[str, Categorical], NDArray[np.float32]]:
+def _of_arrays(file: Path, arguments: Arguments) -> _Read:
     import pandas as pd
     from safetensors.numpy import load_file
 
@@ -190,7 +234,8 @@ def _of_arrays(
         for role, text in zip([*roles][1:], texts, strict=True)
     }
     with np.errstate(over="ignore"):
-        return columns, vectors.astype(np.float32, copy=False)
+        narrow = vectors.astype(np.float32, copy=False)
+    return columns, narrow, warn_collapsed(narrow, lambda j: vectors[:, j])
 
 
 def _hashed(

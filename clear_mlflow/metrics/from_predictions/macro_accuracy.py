@@ -7,6 +7,8 @@ of the matrix needs were stored; fractions in [0, 1], higher is better.
 
 from __future__ import annotations
 
+import numpy as np
+
 from clear_mlflow.metrics import clear, renate
 from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
 from clear_mlflow.metrics.from_predictions._classes import macro_matrix
@@ -27,6 +29,23 @@ def average(predictions: Predictions) -> float:
     return renate.average_accuracy(macro_matrix(predictions))
 
 
+def average_over_rows(predictions: Predictions) -> float:
+    """Average the classes' accuracies over the test images of all buckets, then average the rows.
+
+    Avalanche's AMCA (``avalanche/evaluation/metrics/amca.py`` of ContinualAI/avalanche, eb075be),
+    without the row of the untrained model. Unlike `icarl/average_incremental_accuracy`, it weights
+    every class equally, and future buckets count.
+    """
+    predictions.learned()  # raises if no bucket was trained, and under streaming
+    labels, means = predictions.images.label, []
+    totals = np.bincount(labels)
+    for row in range(1, predictions.k + 1):
+        correct = predictions.of_row(row).hits(predictions.images)
+        by_class = np.bincount(labels[correct], minlength=len(totals))[totals > 0]
+        means.append((by_class / totals[totals > 0]).mean())
+    return float(np.mean(means))
+
+
 def repeats_accuracy(predictions: Predictions) -> bool:
     """Whether the macro accuracy matrix is the accuracy matrix, whatever is answered.
 
@@ -41,4 +60,5 @@ METRICS = (
     PredictionMetric(name="macro_accuracy/in_domain", function=in_domain),
     PredictionMetric(name="macro_accuracy/next_domain", function=next_domain),
     PredictionMetric(name="macro_accuracy/average", function=average),
+    PredictionMetric(name="macro_accuracy/average_over_rows", function=average_over_rows),
 )
