@@ -101,6 +101,21 @@ def test_processes_are_as_psutil_has_them(monkeypatch):
                 _started(pid)
 
 
+def test_a_process_that_cannot_be_read_is_alive_until_it_is_gone(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """Of another user, for example: with hidepid, /proc contains no file of its processes."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        run = beating(store, experiment_id, pid=child.pid, started=_started(child.pid))
+        (tmp_path / "stat").touch()
+        monkeypatch.setattr("clear_mlflow.store.heartbeat._PROC", tmp_path)
+        assert not is_abandoned(store, run)
+        (tmp_path / str(child.pid)).mkdir()
+        (tmp_path / str(child.pid) / "stat").mkdir()  # reading it fails
+        assert trains_now(store, run)
+    assert is_abandoned(store, run)
+
+
 def test_who_is_never_called_abandoned(store, experiment_id):
     """A run of somebody else's, one that has ended, and one whose tag is none of ours."""
     others = store.get_run(store.create_run(experiment_id).info.run_id)
