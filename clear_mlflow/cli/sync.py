@@ -19,10 +19,12 @@ def sync(folder: Path | None) -> None:
     """Send what trainings left on local disk while their store was away, and close their runs.
 
     FOLDER is the journal of one run, or holds several. Without it, all journals are sent that are
-    in the cache folder (CLEAR_MLFLOW_CACHE) or in unsent_rows of the working folder. The store is
-    the one of MLFLOW_TRACKING_URI, else the one that the training wrote to. Sending twice doubles
-    nothing.
+    in the cache folder (CLEAR_MLFLOW_CACHE) or in unsent_rows of the working folder. Each is sent
+    to the store that its training wrote to; with FOLDER, MLFLOW_TRACKING_URI takes precedence.
+    Sending twice doubles nothing.
     """
+    from mlflow.environment_variables import MLFLOW_TRACKING_URI
+
     from clear_mlflow.cli.interrupt import stoppable
     from clear_mlflow.cli.output import print_links
     from clear_mlflow.core.text import one_line
@@ -34,12 +36,13 @@ def sync(folder: Path | None) -> None:
     if not folders:
         click.echo("nothing waits for a store")
         return
+    tracking_uri = None if folder is None else MLFLOW_TRACKING_URI.get()
     failed = 0
     links: tuple[str, ...] = ()
     with stoppable() as received:
         try:
-            for synced in sync_each(folders):
-                failed += not synced.done
+            for synced in sync_each(folders, tracking_uri=tracking_uri):
+                failed += not (synced.done or synced.is_live)
                 links = synced.links or links
                 which = f"run {synced.run_id}" if synced.run_id else str(synced.folder)
                 line = one_line(f"{which}: {synced.sent} sent; {synced.detail}")

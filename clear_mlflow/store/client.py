@@ -112,13 +112,14 @@ def use_store(tracking_uri: str) -> None:
     mlflow.set_tracking_uri(tracking_uri)
 
 
-def use_sqlite_driver() -> None:
-    """Have MLflow use the same store under a URI for which it creates no stray folder."""
-    uri, is_set = mlflow.get_tracking_uri(), MLFLOW_TRACKING_URI.is_set()
-    if (named := name_sqlite_driver(uri)) != uri:
-        mlflow.set_tracking_uri(named)
-        if not is_set:  # MLflow sets it, too; links then lack the store's address
-            MLFLOW_TRACKING_URI.unset()
+def switch_store(tracking_uri: str) -> None:
+    """Have MLflow use a store in this process, and keep the environment, which MLflow would set."""
+    before = MLFLOW_TRACKING_URI.get()
+    mlflow.set_tracking_uri(tracking_uri)
+    if before is None:
+        MLFLOW_TRACKING_URI.unset()
+    else:
+        MLFLOW_TRACKING_URI.set(before)
 
 
 def is_missing(tracking_uri: str) -> bool:
@@ -145,7 +146,7 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
 
     Without *opens_run*, a missing sqlite store is not created: every call to the client raises.
     """
-    use_sqlite_driver()
+    switch_store(name_sqlite_driver(mlflow.get_tracking_uri()))
     if not opens_run and is_missing(mlflow.get_tracking_uri()):
         return cast(MlflowClient, _MissingStore(mlflow.get_tracking_uri()))
     _bound_tries(mlflow.get_tracking_uri())

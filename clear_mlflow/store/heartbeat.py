@@ -63,6 +63,11 @@ def heartbeat() -> str:
     )
 
 
+def process_token() -> str:
+    """Return the text by which runs and journals identify this process."""
+    return _token(os.getpid())
+
+
 def scheduled() -> tuple[str, int] | None:
     """The scheduler's job that this process is of, and its try, which ends all before it."""
     said = os.environ
@@ -223,10 +228,10 @@ def lives_here(run: Run) -> bool:
     return found is not None and found.is_here and found.lives
 
 
-def is_from_here(run: Run) -> bool:
-    """Whether the last heartbeat of a run came from this machine since its start; none did, too."""
+def is_trainer(run: Run, token: str) -> bool:
+    """Return True if a run's last heartbeat is of the process with this token, or if none is."""
     found = _trainer(run)
-    return found is None or found.is_here
+    return found is None or found.token == token
 
 
 def begins_now(told: str | None) -> bool:
