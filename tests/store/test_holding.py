@@ -403,3 +403,21 @@ def test_sync_sends_each_journal_to_its_own_store(
     assert done.exit_code == 0, done.output
     assert all((rows_folder(run) / "row_002.json").exists() for run in runs)
     assert os.environ["MLFLOW_TRACKING_URI"] == store.tracking_uri
+
+
+def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, own_cache):
+    """By no writer, and by no journal that is sent; a torn one is."""
+    run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
+    name, content = "row_002.json", row_texts()["row_002.json"].encode()
+    file = rows_folder(run) / name
+    row = json.loads(content)
+    newer = json.dumps({**row, "schema": {**row["schema"], "version": "2.0"}})
+    file.write_text(newer)
+    with pytest.raises(RowConflictError, match="version 2.0 .* upgrade it"):
+        put_row(store, run, name, content)
+    leave_journal(store, run, own_cache).close()
+    assert "upgrade it" in sync().output
+    assert file.read_text() == newer
+    file.write_bytes(content[:100])
+    put_row(store, run, name, content)
+    assert file.read_bytes() == content
