@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import ARCHIVE, bundles_in, read_bundles
+from clear_mlflow.api.bundle import ARCHIVE, bundles_in, drop_copies, read_bundles
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import ExperimentName, shown
@@ -116,7 +116,8 @@ def chosen(
     if not ids and not bundled:
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
     named = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
-    return chain(named, bundled), True
+    runs = chain(named, bundled)
+    return (drop_copies(client, runs) if bundled else runs), True
 
 
 def _names_runs(client: MlflowClient, text: str) -> bool:
