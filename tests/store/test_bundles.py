@@ -263,9 +263,7 @@ def test_bytes_around_the_files_of_an_archive_are_refused(store, experiment_id, 
 
 
 @pytest.mark.parametrize("ending", ["", ".tar.xz"])
-def test_of_two_copies_of_a_run_the_more_complete_is_used(
-    store, experiment_id, tmp_path, ending
-):
+def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, tmp_path, ending):
     """In any order, by every call; two that contradict each other are refused by name."""
     run = stored_run(store, experiment_id)
     run_id, last_row = run.info.run_id, rows_folder(run) / "row_004.json"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from stored_runs import row_texts, rows_folder, stored_run
 
-from clear_mlflow.core.errors import RecordError, StateError, TrackingError
+from clear_mlflow.core.errors import ConfigError, RecordError, StateError, TrackingError
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names, search, states
@@ -267,3 +267,12 @@ def test_what_mlflow_refuses_is_one_line_without_a_password():
     with pytest.raises(RecordError) as told, mlflow_errors("read it"):
         raise own
     assert told.value is own
+
+
+def test_a_filter_of_very_many_conditions_is_refused_at_once(store, experiment_id):
+    """A database cannot join so many tables; words in quotes are no conditions."""
+    with pytest.raises(ConfigError, match="filter has 301 conditions; expected at most 50"):
+        list(select(store, filter=" and ".join(["tags.a = 'b'"] * 301)))
+    run = store.create_run(experiment_id, tags={"a": "this and that " * 60})
+    found = select(store, filter=f"tags.a = '{'this and that ' * 60}' AND tags.a != 'x'")
+    assert [one.info.run_id for one in found] == [run.info.run_id]
