@@ -196,7 +196,8 @@ def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
 
 
 def _describe_source(run: Run) -> str:
-    return shown(str(run.bundle_path), 200) if is_bundle(run) else "the tracking store"
+    path = getattr(run, "bundle_path", None)
+    return "the tracking store" if path is None else shown(str(path), 200)
 
 
 def _folder_name(run: Run) -> str:

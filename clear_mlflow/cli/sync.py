@@ -23,8 +23,6 @@ def sync(folder: Path | None) -> None:
     to the store that its training wrote to; with FOLDER, MLFLOW_TRACKING_URI takes precedence.
     Sending twice doubles nothing.
     """
-    from mlflow.environment_variables import MLFLOW_TRACKING_URI
-
     from clear_mlflow.cli.interrupt import stoppable
     from clear_mlflow.cli.output import print_links
     from clear_mlflow.core.text import one_line
@@ -36,12 +34,11 @@ def sync(folder: Path | None) -> None:
     if not folders:
         click.echo("nothing waits for a store")
         return
-    tracking_uri = None if folder is None else MLFLOW_TRACKING_URI.get()
     failed = 0
     links: tuple[str, ...] = ()
     with stoppable() as received:
         try:
-            for synced in sync_each(folders, tracking_uri=tracking_uri):
+            for synced in sync_each(folders, to_named_store=folder is None):
                 failed += not (synced.done or synced.is_live)
                 links = synced.links or links
                 which = f"run {synced.run_id}" if synced.run_id else str(synced.folder)

@@ -47,8 +47,8 @@ class Synced:
     sent: int  # entries that the store took
     detail: str  # what was done, or why not, in one line
     done: bool  # whether the store now has all of it; the folder is gone then
-    is_live: bool = False  # whether the process that writes it lives, and sends it itself
     links: tuple[str, ...] = ()  # lines that say where to look at the run
+    is_live: bool = False  # whether the process that writes it lives, and sends it itself
 
 
 def find_journals(folder: Path | None) -> list[Path]:
@@ -69,29 +69,30 @@ def find_journals(folder: Path | None) -> list[Path]:
     return found
 
 
-def sync_each(folders: Sequence[Path], *, tracking_uri: str | None = None) -> Iterator[Synced]:
+def sync_each(folders: Sequence[Path], *, to_named_store: bool = False) -> Iterator[Synced]:
     """Send what waits in journals, run by run, and close each run as its training ended.
 
-    tracking_uri: the store of all journals, or None for the one that each journal names.
+    to_named_store: send this user's own journals to the stores that they name, whatever
+    MLFLOW_TRACKING_URI is.
     """
     early = []
     for folder in folders:
-        synced = _sync_one(folder, tracking_uri)
+        synced = _sync_one(folder, to_named_store)
         # The run above an ensemble's members sums them up: it is closed when all of them are.
         if synced.detail == _MEMBERS_WAIT:
             early.append(folder)
         else:
             yield synced
     for folder in early:
-        yield _sync_one(folder, tracking_uri)
+        yield _sync_one(folder, to_named_store)
 
 
-def _sync_one(folder: Path, tracking_uri: str | None) -> Synced:
+def _sync_one(folder: Path, to_named_store: bool) -> Synced:
     run_id, sent = None, 0
     try:
         origin = read_origin(folder)
         run_id = origin.run_id
-        client = _connect(origin, folder, tracking_uri)
+        client = _connect(origin, folder, to_named_store)
         run = _run_of(client, origin)
         journal = Journal.take(folder, run_id)
         done = False
@@ -149,23 +150,22 @@ def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
     return {number: read_scores(client, member) for number, member in enumerate(runs)}
 
 
-def _connect(origin: Origin, folder: Path, tracking_uri: str | None) -> MlflowClient:
-    """Connect to a store, or, if that is None, to the one that a journal of this user names."""
-    environment_uri = MLFLOW_TRACKING_URI.get()
+def _connect(origin: Origin, folder: Path, to_named_store: bool) -> MlflowClient:
+    """Connect to the store of the environment, or to the one that a journal of this user names."""
+    uri = MLFLOW_TRACKING_URI.get()
     # A journal in another place may be anyone's: credentials would be sent where it says.
     is_own = folder.absolute() in journal_places(folder.name)
-    if tracking_uri is None and environment_uri:
-        is_same = masked(absolute_store(environment_uri)) == origin.tracking_uri
-        tracking_uri = environment_uri if is_same or not is_own else None
-    if tracking_uri is None:
+    if to_named_store and is_own and uri and masked(absolute_store(uri)) != origin.tracking_uri:
+        uri = None
+    if not uri:
         if origin.password or not is_own:
             why = "needs credentials" if origin.password else "is named by its journal alone"
             raise TrackingError(
                 f"the store of run {origin.run_id} {why}; set MLFLOW_TRACKING_URI to it "
                 f"({origin.tracking_uri}, as its process wrote down)"
             )
-        tracking_uri = origin.tracking_uri
-    switch_store(tracking_uri)  # messages name it
+        uri = origin.tracking_uri
+    switch_store(uri)  # messages name it
     return preflight(opens_run=False)
 
 

@@ -1,4 +1,4 @@
-"""Every command, in a folder whose name contains characters that URIs and shells treat specially."""
+"""Every command, in a folder with characters in its name that URIs and shells treat specially."""
 
 import hashlib
 import json
