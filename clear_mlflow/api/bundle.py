@@ -11,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from shutil import copyfileobj
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal
 
 import msgspec
 from mlflow import MlflowClient
@@ -41,6 +42,8 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.rows import is_same_row, read_row_files, row_sizes
+from clear_mlflow.store.search import MissingRun
 
 BUNDLE_JSON = "bundle.json"
 ARCHIVE = ".tar.xz"
@@ -50,6 +53,8 @@ NO_EXPERIMENT = "bundle"
 # Of an archive, unpacked: a few bytes of xz can stand for as many as a disk holds.
 _MOST_BYTES = 8 * 2**30
 _MOST_FILES = 100_000
+_XZ_MEMORY = 128 * 2**20  # the highest preset takes 65 MiB
+_BLOCK = 2**20
 _FOLDER = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 _FOLDERS = {
     ROWS_FOLDER: r"row_\d{3,9}\.json",
@@ -84,13 +89,18 @@ def is_bundle(run: Run) -> bool:
 
 
 def bundles_in(path: Path) -> list[Path]:
-    """The bundles that a path names: itself, or all that a folder holds; none: it is no bundle."""
+    """Return the bundles that a path names: itself, or those directly in a folder."""
     with suppress(OSError):  # text that no file can have as its name
-        if (path / BUNDLE_JSON).is_file() or _is_archive(path) or _is_archive(path.parent):
+        if _is_bundle(path) or _is_archive(path.parent):
             return [path]
-        inside = sorted(path.iterdir()) if path.is_dir() else ()
-        return [found for one in inside for found in bundles_in(one) if one == found]
+        with os.scandir(path) as entries:
+            names = sorted(e.name for e in entries if e.is_dir() or e.name.endswith(ARCHIVE))
+        return [path / name for name in names if _is_bundle(path / name)]
     return []
+
+
+def _is_bundle(path: Path) -> bool:
+    return (path / BUNDLE_JSON).is_file() or _is_archive(path)
 
 
 def _is_archive(path: Path) -> bool:
@@ -127,14 +137,14 @@ def read_bundles(path: Path) -> list[Run]:
         RecordError: a byte of it was changed, or the archive has none of this name.
     """
     archive = path.parent if _is_archive(path.parent) else path
+    # As long as one of its runs is looked at, what was unpacked is there.
+    unpacked = tempfile.TemporaryDirectory(prefix="clear_mlflow_") if archive.is_file() else None
     try:
-        if not archive.is_file():
-            return [_read(path)]
-        # As long as one of its runs is looked at, what was unpacked is there.
-        unpacked = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
-        root = Path(unpacked.name)
-        _unpack(archive, root)
-        folders = bundles_in(root) or [root]
+        folders = [path]
+        if unpacked is not None:
+            root = Path(unpacked.name)
+            _unpack(archive, root)
+            folders = bundles_in(root) or [root]
         chosen = [folder for folder in folders if path == archive or folder.name == path.name]
         if not chosen:
             known = [folder.name for folder in folders]
@@ -146,8 +156,48 @@ def read_bundles(path: Path) -> list[Run]:
         problem = error if isinstance(error, RecordError) else f"cannot be read: {error}"
         raise RecordError(f"the bundle {shown(str(path), 200)} {problem}") from None
     for run in runs:
-        run.unpacked = unpacked  # type: ignore[attr-defined]
+        run.unpacked, run.bundle_path = unpacked, path  # type: ignore[attr-defined]
     return runs
+
+
+def drop_copies(
+    client: MlflowClient, runs: Iterable[Run | MissingRun]
+) -> Iterator[Run | MissingRun]:
+    """Keep the most complete copy of each run, whichever order they come in.
+
+    Raises ConfigError if two copies have different rows.
+    """
+    copies: dict[str, list[Run | MissingRun]] = {}
+    for run in runs:
+        run_id = run.run_id if isinstance(run, MissingRun) else run.info.run_id
+        copies.setdefault(run_id, []).append(run)
+    for run_id, several in copies.items():
+        found = [run for run in several if isinstance(run, Run)]
+        if len(found) < 2:
+            yield from found or several[:1]
+            continue
+        ranked = sorted(found, key=partial(_rank_copy, client), reverse=True)
+        best, *others = (read_row_files(client, run) for run in ranked)
+        for number, rows in enumerate(others, start=1):
+            if not all(name in best and is_same_row(best[name], rows[name], name) for name in rows):
+                raise ConfigError(
+                    f"{_describe_source(ranked[0])} and {_describe_source(ranked[number])} have "
+                    f"different rows of run {run_id}; pass one of them"
+                )
+        yield ranked[0]
+
+
+def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
+    """Return a key that is higher for a more complete copy: rows, in a store, files, metadata."""
+    folder = ArtifactFolder(client, run).local if is_bundle(run) else None
+    num_files = 0 if folder is None else len(_files(folder))
+    metadata = sorted(run.data.params.items()), sorted(run.data.tags.items())
+    return len(row_sizes(client, run)), folder is None, num_files, metadata
+
+
+def _describe_source(run: Run) -> str:
+    path = getattr(run, "bundle_path", None)
+    return "the tracking store" if path is None else shown(str(path), 200)
 
 
 def _folder_name(run: Run) -> str:
@@ -199,38 +249,79 @@ def _files(folder: Path) -> list[str]:
 
 def _pack(root: Path, to: Path) -> Path:
     """The same files give the same bytes: times and owners are left out."""
-    with tarfile.open(to, "w:xz") as archive:
+    with tarfile.open(to, "w:xz", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(_files(root)):
-            member = tarfile.TarInfo(name)
-            member.size = (root / name).stat().st_size
             with (root / name).open("rb") as file:
-                archive.addfile(member, file)
+                archive.addfile(_member(name, (root / name).stat().st_size), file)
     return to
 
 
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member
+
+
+class _XzReader:
+    """Reads an xz stream, whose header may not demand more memory than its decoder may take."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        self.size = 0  # bytes read so far
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes, fewer only at the end; EOFError if the file ends before that."""
+        parts = []
+        while size > 0 and not self._decoder.eof:
+            packed = self._file.read(2**16) if self._decoder.needs_input else b""
+            if self._decoder.needs_input and not packed:
+                raise EOFError("it is cut off")
+            parts.append(self._decoder.decompress(packed, size))
+            size -= len(parts[-1])
+            self.size += len(parts[-1])
+        return b"".join(parts)
+
+    def is_followed(self) -> bool:
+        """Return True if the file has bytes after the stream."""
+        return bool(self._decoder.unused_data or self._file.read(1))
+
+
 def _unpack(path: Path, root: Path) -> None:
-    """Unpack what bundles may hold, and nothing else."""
-    with tempfile.TemporaryFile() as plain:
-        with lzma.open(path) as packed:
-            while part := packed.read(2**20):
-                plain.write(part)
-                if plain.tell() > _MOST_BYTES:
-                    raise RecordError("unpacks to over 8 GiB; unpack it yourself, name the folder")
-        plain.seek(0)
-        with tarfile.open(fileobj=plain, mode="r:") as archive:
-            for number, member in enumerate(archive):
-                folder, _, name = member.name.partition("/")
-                is_known = _is_of_a_run(member.name) or (
-                    re.fullmatch(_FOLDER, folder) is not None and _is_of_a_run(name)
-                )
-                if not is_known or not member.isreg() or member.issparse():
-                    raise RecordError(f"holds {shown(member.name)}, which is no file of a run")
-                if number >= _MOST_FILES:
-                    raise RecordError(f"holds over {_MOST_FILES:,} files")
-                (root / member.name).parent.mkdir(parents=True, exist_ok=True)
-                content = cast(IO[bytes], archive.extractfile(member))  # of a plain file
-                with (root / member.name).open("wb") as file:
-                    copyfileobj(content, file)
+    """Unpack an archive, which has to be byte for byte as :func:`_pack` writes it."""
+    previous = ""
+    with path.open("rb") as packed:
+        tar = _XzReader(packed)
+        for number in range(_MOST_FILES + 1):
+            header = tar.read(tarfile.BLOCKSIZE)
+            if header == bytes(tarfile.BLOCKSIZE):
+                break
+            # One block, whatever it announces: names of any length would be read into memory.
+            member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+            folder, _, name = member.name.partition("/")
+            is_known = _is_of_a_run(member.name) or (
+                re.fullmatch(_FOLDER, folder) is not None and _is_of_a_run(name)
+            )
+            if not is_known or not member.isreg():
+                raise RecordError(f"holds {shown(member.name)}, which is no file of a run")
+            if number >= _MOST_FILES:
+                raise RecordError(f"holds over {_MOST_FILES:,} files")
+            if member.name <= previous or header != _member(member.name, member.size).tobuf():
+                raise RecordError(f"was changed: {member.name} is not as an export writes it")
+            if tar.size + member.size > _MOST_BYTES:
+                raise RecordError("unpacks to over 8 GiB; unpack it yourself, name the folder")
+            previous = member.name
+            (root / member.name).parent.mkdir(parents=True, exist_ok=True)
+            with (root / member.name).open("wb") as file:
+                for left in range(member.size, 0, -_BLOCK):
+                    file.write(tar.read(min(left, _BLOCK)))
+            padding = -member.size % tarfile.BLOCKSIZE
+            if tar.read(padding) != bytes(padding):
+                raise RecordError(f"was changed after {member.name}, or is cut off")
+        # A second empty block, and what fills the last record.
+        rest = tarfile.BLOCKSIZE + -(tar.size + tarfile.BLOCKSIZE) % tarfile.RECORDSIZE
+        if tar.read(rest + 1) != bytes(rest) or tar.is_followed():
+            raise RecordError("was changed: other bytes follow its last file")
 
 
 def _is_of_a_run(name: str) -> bool:

@@ -57,7 +57,7 @@ from clear_mlflow.metrics._user import asked_metrics
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.scoring.beside import Beside, read_anytime_scores, read_predictions
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import is_missing, mlflow_errors, preflight
 from clear_mlflow.store.compat import is_generated
 from clear_mlflow.store.matrices import NO_ROWS, read_matrices
 from clear_mlflow.store.pool import mapped
@@ -133,6 +133,8 @@ def compare(
     )
     if not log:
         return ComparedRuns(comparison, tuple(left_out))
+    if is_missing(client.tracking_uri):
+        client = preflight()  # only bundles were compared: creates the store
     given = {
         "experiment": runs if isinstance(runs, str) and not named else None,
         "filter": filter,

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import ARCHIVE, bundles_in, read_bundles
+from clear_mlflow.api.bundle import ARCHIVE, bundles_in, drop_copies, read_bundles
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import ExperimentName, shown
-from clear_mlflow.store.client import MlflowClient, preflight, set_up_mlflow
+from clear_mlflow.store.client import MlflowClient, is_missing, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
 from clear_mlflow.store.search import MissingRun, has_experiment, select
 
@@ -116,7 +116,8 @@ def chosen(
     if not ids and not bundled:
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
     named = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
-    return chain(named, bundled), True
+    runs = chain(named, bundled)
+    return (drop_copies(client, runs) if bundled else runs), True
 
 
 def _names_runs(client: MlflowClient, text: str) -> bool:
@@ -126,4 +127,6 @@ def _names_runs(client: MlflowClient, text: str) -> bool:
     if _RUN_ID.fullmatch(text):
         return True
     # A folder of an experiment's name may lie here by chance; a Path says that it is meant.
-    return bool(bundles_in(Path(text))) and not has_experiment(client, text)
+    if not bundles_in(Path(text)):
+        return False
+    return is_missing(client.tracking_uri) or not has_experiment(client, text)

@@ -19,9 +19,9 @@ def sync(folder: Path | None) -> None:
     """Send what trainings left on local disk while their store was away, and close their runs.
 
     FOLDER is the journal of one run, or holds several. Without it, all journals are sent that are
-    in the cache folder (CLEAR_MLFLOW_CACHE) or in unsent_rows of the working folder. The store is
-    the one of MLFLOW_TRACKING_URI, else the one that the training wrote to. Sending twice doubles
-    nothing.
+    in the cache folder (CLEAR_MLFLOW_CACHE) or in unsent_rows of the working folder. Each is sent
+    to the store that its training wrote to; with FOLDER, MLFLOW_TRACKING_URI takes precedence.
+    Sending twice doubles nothing.
     """
     from clear_mlflow.cli.interrupt import stoppable
     from clear_mlflow.cli.output import print_links
@@ -38,8 +38,8 @@ def sync(folder: Path | None) -> None:
     links: tuple[str, ...] = ()
     with stoppable() as received:
         try:
-            for synced in sync_each(folders):
-                failed += not synced.done
+            for synced in sync_each(folders, to_named_store=folder is None):
+                failed += not (synced.done or synced.is_live)
                 links = synced.links or links
                 which = f"run {synced.run_id}" if synced.run_id else str(synced.folder)
                 line = one_line(f"{which}: {synced.sent} sent; {synced.detail}")

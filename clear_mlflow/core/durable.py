@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,10 +45,9 @@ def create_durably(file: Path, content: bytes) -> bool:
 def _draft(file: Path, content: bytes) -> Iterator[Path]:
     """A file's content on the disk, under a name that is gone afterwards."""
     _make_folder(file.parent)
-    draft = file.with_name(f".{file.name}.part")
+    # A name of its own: another process may write the same file, here or on another machine.
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
     try:
-        # Not into the draft of a process that was stopped here, which writes on when it wakes.
-        draft.unlink(missing_ok=True)
         flush_into(draft, content)
         yield draft
     finally:

@@ -28,6 +28,7 @@ from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.core.untrusted import converted, json_value, read_bytes
 from clear_mlflow.store.client import absolute_store
+from clear_mlflow.store.heartbeat import process_token
 
 JOURNAL_JSON = "journal.json"
 END_JSON = "end.json"
@@ -84,6 +85,7 @@ class Origin:
     run_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     tracking_uri: Annotated[str, msgspec.Meta(max_length=2000)]  # without credentials
     password: bool = False  # whether the URI had one, which is not written down
+    process: str = ""  # token of the process that wrote it, as in the run's heartbeat
 
 
 class Journal:
@@ -108,7 +110,7 @@ class Journal:
                     f"{folder}; send them first: clear-mlflow sync {folder}"
                 )
             uri = absolute_store(tracking_uri)
-            origin = Origin(run_id, masked(uri), has_credentials(uri))
+            origin = Origin(run_id, masked(uri), has_credentials(uri), process_token())
             journal._describe(JOURNAL_JSON, {"format": _FORMAT, **asdict(origin)})
             (folder / END_JSON).unlink(missing_ok=True)
         except BaseException:

@@ -18,7 +18,13 @@ from clear_mlflow.journal.sender import is_final, store_entry, store_metrics
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import Hold, LostRunError, give_back, take_hold
-from clear_mlflow.store.rows import RowConflictError, is_same_row, parse_rows, read_row_files
+from clear_mlflow.store.rows import (
+    RowConflictError,
+    is_same_row,
+    is_torn,
+    parse_rows,
+    read_row_files,
+)
 
 # Name of a series to the steps of its points.
 StoredSteps = Mapping[str, frozenset[int]]
@@ -106,6 +112,8 @@ def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[
     try:
         is_same = is_same_row(row[name], there[name], name)
     except RecordError as error:  # a power cut, or a store that does not flush
+        if not is_torn(there[name]):
+            raise
         warn(f"run {run_id}: {error}; the row that waited takes its place")
         return row
     if not is_same:

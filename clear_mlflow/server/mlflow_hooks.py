@@ -10,7 +10,7 @@ from typing import Any
 import click
 import mlflow
 from flask import Flask
-from mlflow.environment_variables import _MLFLOW_SGI_NAME
+from mlflow.environment_variables import _MLFLOW_SGI_NAME, MLFLOW_ENABLE_WORKSPACES
 from mlflow.exceptions import MlflowException
 from mlflow.utils.plugins import get_entry_points
 
@@ -82,6 +82,11 @@ def plain_app() -> Any:
     from mlflow.server import fastapi_app
 
     return fastapi_app.app
+
+
+def has_workspaces() -> bool:
+    """Return True if the server was started with --enable-workspaces."""
+    return bool(MLFLOW_ENABLE_WORKSPACES.get())
 
 
 def workspace_headers(workspace: str) -> dict[str, str]:

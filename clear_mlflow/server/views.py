@@ -12,7 +12,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
-from clear_mlflow.core.text import one_line
+from clear_mlflow.core.text import one_line, shown
 from clear_mlflow.report.page import rendered
 from clear_mlflow.server.experiments import experiments
 from clear_mlflow.server.kept_pages import BusyError, KeptPages
@@ -23,6 +23,7 @@ from clear_mlflow.server.mlflow_hooks import (
     allow_signed_in,
     backend_uri,
     enter_workspace,
+    has_workspaces,
     keeps_runs,
     without_addresses,
 )
@@ -120,6 +121,11 @@ def _answering(view: _View) -> Callable[[], Response]:
 
 def _in_workspace(view: _View) -> str | dict[str, object]:
     if workspace():
+        if not has_workspaces():
+            raise ConfigError(
+                f"workspace is {shown(workspace(), 100)}, but this server has no workspaces; leave "
+                "it out of the address"
+            )
         with mlflow_errors("look for the workspace"):
             enter_workspace(workspace())
     return view()

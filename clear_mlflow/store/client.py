@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import NoReturn, cast
+from urllib.parse import quote, urlsplit
 
 import mlflow
 from mlflow import MlflowClient as MlflowClient  # handed on, to those that name no mlflow
@@ -23,6 +24,7 @@ from mlflow.environment_variables import (
     MLFLOW_RUN_CONTEXT,
     MLFLOW_RUN_ID,
     MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT,
+    MLFLOW_TRACKING_URI,
 )
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
@@ -31,7 +33,7 @@ from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
-from clear_mlflow.store.conflicts import one_opens_at_a_time
+from clear_mlflow.store.conflicts import name_sqlite_driver, one_opens_at_a_time, sqlite_file
 
 DEFAULT_EXPERIMENT_ID = "0"
 _SERVED = "/mlflow-artifacts/artifacts"
@@ -100,7 +102,7 @@ def absolute_store(tracking_uri: str) -> str:
     scheme, separator, path = tracking_uri.partition(":///")
     if scheme.partition("+")[0] != "sqlite" or not separator or path.startswith("/") or not path:
         return tracking_uri
-    return f"{scheme}:///{Path(path).absolute()}"
+    return f"{scheme}:///{quote(str(Path.cwd()))}/{path}"
 
 
 def use_store(tracking_uri: str) -> None:
@@ -110,8 +112,43 @@ def use_store(tracking_uri: str) -> None:
     mlflow.set_tracking_uri(tracking_uri)
 
 
+def switch_store(tracking_uri: str) -> None:
+    """Have MLflow use a store in this process, and keep the environment, which MLflow would set."""
+    before = MLFLOW_TRACKING_URI.get()
+    mlflow.set_tracking_uri(tracking_uri)
+    if before is None:
+        MLFLOW_TRACKING_URI.unset()
+    else:
+        MLFLOW_TRACKING_URI.set(before)
+
+
+def is_missing(tracking_uri: str) -> bool:
+    """Return True if a URI names an sqlite database that does not exist."""
+    database = sqlite_file(tracking_uri)
+    return database is not None and not database.exists()
+
+
+class _MissingStore:
+    """Client of a store that does not exist, for commands that may read only bundles."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        self.tracking_uri = tracking_uri
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise TrackingError(
+            f"the tracking store {masked(self.tracking_uri)} does not exist; set "
+            "MLFLOW_TRACKING_URI to the store of your runs, or change to the folder of its file"
+        )
+
+
 def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
-    """Connect to the tracking store; with *opens_run*, check that it keeps a run with artifacts."""
+    """Connect to the tracking store; with *opens_run*, check that it keeps a run with artifacts.
+
+    Without *opens_run*, a missing sqlite store is not created: every call to the client raises.
+    """
+    switch_store(name_sqlite_driver(mlflow.get_tracking_uri()))
+    if not opens_run and is_missing(mlflow.get_tracking_uri()):
+        return cast(MlflowClient, _MissingStore(mlflow.get_tracking_uri()))
     _bound_tries(mlflow.get_tracking_uri())
     with mlflow_errors("read experiments"), one_opens_at_a_time(mlflow.get_tracking_uri()):
         client = MlflowClient()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote, unquote
 
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
@@ -67,10 +68,11 @@ def one_opens_at_a_time(tracking_uri: str) -> Iterator[None]:
 @contextmanager
 def one_writer(tracking_uri: str) -> Iterator[None]:
     """One thread of one process of this user and machine at a time, of an sqlite store alone."""
-    if not tracking_uri.startswith("sqlite:"):
+    database = sqlite_file(tracking_uri)
+    if database is None:
         yield
         return
-    digest = hashlib.sha256(tracking_uri.encode()).hexdigest()[:32]
+    digest = hashlib.sha256(os.fsencode(database.absolute())).hexdigest()[:32]
     path = Path(tempfile.gettempdir(), f"clear_mlflow_{os.getuid()}_{digest}.lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -90,7 +92,18 @@ def sqlite_file(tracking_uri: str) -> Path | None:
     path = rest.partition("?")[0].removeprefix("/")
     if scheme.partition("+")[0] != "sqlite" or path in ("", ":memory:"):
         return None
-    return Path(path)
+    return Path(unquote(path))
+
+
+def name_sqlite_driver(tracking_uri: str) -> str:
+    """Return a percent-encoded sqlite URI with its driver, and any other URI unchanged.
+
+    MLflow 3.17 creates the parent folder of an sqlite store without decoding its name, such as
+    ``my%20project``, unless the URI names the driver.
+    """
+    if "%" in tracking_uri and tracking_uri.startswith("sqlite:"):
+        return tracking_uri.replace("sqlite:", "sqlite+pysqlite:", 1)
+    return tracking_uri
 
 
 def _set_up(database: Path) -> None:
@@ -99,7 +112,8 @@ def _set_up(database: Path) -> None:
 
     unfinished = database.with_name(f"{database.name}.new")
     unfinished.unlink(missing_ok=True)  # of a process that was killed
-    store = SqlAlchemyStore(f"sqlite:///{unfinished}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+    uri = name_sqlite_driver(f"sqlite:///{quote(str(unfinished))}")
+    store = SqlAlchemyStore(uri, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
     store.engine.dispose()
     # MLflow's own server takes no lock: what it has begun meanwhile stays.
     if database.exists():

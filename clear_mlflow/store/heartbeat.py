@@ -63,6 +63,11 @@ def heartbeat() -> str:
     )
 
 
+def process_token() -> str:
+    """Return the text by which runs and journals identify this process."""
+    return _token(os.getpid())
+
+
 def scheduled() -> tuple[str, int] | None:
     """The scheduler's job that this process is of, and its try, which ends all before it."""
     said = os.environ
@@ -223,10 +228,10 @@ def lives_here(run: Run) -> bool:
     return found is not None and found.is_here and found.lives
 
 
-def is_from_here(run: Run) -> bool:
-    """Whether the last heartbeat of a run came from this machine since its start; none did, too."""
+def is_trainer(run: Run, token: str) -> bool:
+    """Return True if a run's last heartbeat is of the process with this token, or if none is."""
     found = _trainer(run)
-    return found is None or found.is_here
+    return found is None or found.token == token
 
 
 def begins_now(told: str | None) -> bool:
@@ -275,11 +280,13 @@ class _Heartbeat:
 
     @property
     def lives(self) -> bool:
-        """Whether the process, which is one of this machine's, is there."""
+        """Return False only if the process, which is one of this machine's, is certainly gone."""
         try:  # a number is used again: only the start shows that it is the same process
             return abs(_started(self.pid) - self.started) < 1.0
         except ProcessLookupError:
             return False
+        except PermissionError:
+            return True
 
 
 def _trainer(run: Run) -> _Heartbeat | None:
@@ -361,25 +368,37 @@ def _token(pid: int) -> str:
 
 
 def _started(pid: int) -> float:
-    """When a process that lives here started: in ticks, which no clock that is set moves."""
-    try:
-        if (_PROC / "stat").exists():
+    """Return when a process of this machine started, in ticks, which no clock that is set moves.
+
+    Raises ProcessLookupError if the process is gone, and PermissionError if it cannot be read: one
+    of another user, for example, where /proc is mounted with hidepid.
+    """
+    if not 0 < pid < 2**31:  # no machine assigns such numbers
+        raise ProcessLookupError(pid)
+    with suppress(PermissionError):
+        os.kill(pid, 0)  # sends nothing; raises ProcessLookupError if there is no such process
+    if (_PROC / "stat").exists():
+        try:
             # The name of the program, in parentheses, may hold anything.
             stat = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            if stat[0] == "Z":
-                raise ProcessLookupError(pid)
-            return float(stat[19])
-        import psutil  # here: on Linux, a machine that only reads runs may lack it
+        except ProcessLookupError:
+            raise
+        except OSError as error:  # with hidepid, the file of a living process is not there
+            raise PermissionError(f"process {pid} cannot be read: {error}") from error
+        if stat[0] == "Z":
+            raise ProcessLookupError(pid)
+        return float(stat[19])
+    import psutil  # here: on Linux, a machine that only reads runs may lack it
 
+    try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             raise ProcessLookupError(pid)
         return float(process.create_time())
-    except ProcessLookupError:
-        raise
-    # Also a number that no machine gives out; psutil's own errors have no base of the system's.
-    except Exception as error:
+    except psutil.ZombieProcess as error:
         raise ProcessLookupError(pid) from error
+    except psutil.Error as error:
+        raise PermissionError(f"process {pid} cannot be read: {error}") from error
 
 
 def _host() -> str:

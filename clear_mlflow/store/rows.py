@@ -12,7 +12,7 @@ from clear_mlflow.core.durable import create_durably
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_index
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_ROW_BYTES, read_bytes
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object, read_bytes
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.matrix_tag import read_matrix_tag
@@ -31,19 +31,32 @@ class RowConflictError(TrackingError):
 
 
 def put_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
-    """Store a row's file, unless the row is stored (RowConflictError: with other numbers)."""
+    """Store a row's file, unless the row is stored; replaces only a torn file.
+
+    Raises RowConflictError if the stored row has other numbers, or is of a newer format.
+    """
     run_id = run.info.run_id
     with mlflow_errors(f"store {name} of run {run_id}"):
         try:
             stored = _put_or_read(client, run, name, content)
+            if stored is not None and is_torn(stored):
+                log_durably(client, run_id, content, f"{ROWS_FOLDER}/{name}")
+                return
             if stored is None or is_same_row(stored, content, name):
                 return
-        except RecordError:  # a power cut tore it, for example; whoever read it has said so
-            log_durably(client, run_id, content, f"{ROWS_FOLDER}/{name}")
-            return
-    raise RowConflictError(
-        f"{name} of run {run_id} is stored already with other numbers; it stays as it is"
-    )
+            problem = "with other numbers"
+        except RecordError as error:
+            problem = f"and cannot be compared ({error})"
+    raise RowConflictError(f"{name} of run {run_id} is stored already {problem}; it stays as it is")
+
+
+def is_torn(content: bytes) -> bool:
+    """Return True if a row's file is no JSON document: a power cut left a part of it."""
+    try:
+        json_object(content, MAX_ROW_BYTES)
+    except RecordError:
+        return True
+    return False
 
 
 def _put_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.core.credentials import masked
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import shown
 from clear_mlflow.store import names
 from clear_mlflow.store.client import DEFAULT_EXPERIMENT_ID, mlflow_errors
@@ -24,6 +25,10 @@ from clear_mlflow.store.conflicts import retry_on_conflict
 
 # Runs that one request lists. A listed run takes 50 kB of memory, so a page of them 10 MB.
 _PAGE = 200
+# Each condition joins a table; sqlite joins 64, and takes minutes to refuse hundreds.
+_MOST_CONDITIONS = 50
+_AND = re.compile(r"\band\b", re.IGNORECASE)
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,12 @@ def _is_scored(run: Run | MissingRun) -> bool:
 
 def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
     """All active runs of experiments that MLflow's search finds, newest first."""
+    num_conditions = 1 + len(_AND.findall(_QUOTED.sub("", wanted)))
+    if num_conditions > _MOST_CONDITIONS:
+        raise ConfigError(
+            f"filter has {num_conditions} conditions; expected at most {_MOST_CONDITIONS}, which "
+            "is what databases can join: search for a tag that the runs share"
+        )
     # Pages of MLflow's own count from the newest run, and shift with each that is opened.
     since: int | None = None
     token: str | None = None

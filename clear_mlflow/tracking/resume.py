@@ -38,7 +38,7 @@ from clear_mlflow.store.heartbeat import (
     refuse_if_lost,
     take_hold,
 )
-from clear_mlflow.store.rows import parse_rows, read_row_files, row_sizes
+from clear_mlflow.store.rows import is_torn, parse_rows, read_row_files, row_sizes
 from clear_mlflow.store.search import MissingRun, select
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
 from clear_mlflow.tracking.lifecycle import open_again, refuse_second
@@ -175,7 +175,7 @@ def _whole_rows(
         try:
             whole |= parse_rows({name: content})
         except RecordError as error:
-            if state is None or row is None or row < state.manifest.row:
+            if state is None or row is None or row < state.manifest.row or not is_torn(content):
                 raise
             warn(f"run {run.info.run_id}: {error}; it is written anew from the training state")
             damaged.add(row)

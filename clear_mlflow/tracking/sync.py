@@ -7,16 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
 from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.journal.journal import (
     JOURNAL_JSON,
     End,
+    HeldError,
     Journal,
     Origin,
     journal_places,
@@ -28,9 +29,8 @@ from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.conflicts import sqlite_file
-from clear_mlflow.store.heartbeat import is_abandoned, is_from_here
+from clear_mlflow.store.client import absolute_store, mlflow_errors, preflight, switch_store
+from clear_mlflow.store.heartbeat import is_abandoned, is_trainer
 from clear_mlflow.store.ui_urls import run_links
 from clear_mlflow.tracking import lifecycle
 
@@ -48,6 +48,7 @@ class Synced:
     detail: str  # what was done, or why not, in one line
     done: bool  # whether the store now has all of it; the folder is gone then
     links: tuple[str, ...] = ()  # lines that say where to look at the run
+    is_live: bool = False  # whether the process that writes it lives, and sends it itself
 
 
 def find_journals(folder: Path | None) -> list[Path]:
@@ -68,31 +69,36 @@ def find_journals(folder: Path | None) -> list[Path]:
     return found
 
 
-def sync_each(folders: Sequence[Path]) -> Iterator[Synced]:
-    """Send what waits in journals, run by run, and close each run as its training ended."""
+def sync_each(folders: Sequence[Path], *, to_named_store: bool = False) -> Iterator[Synced]:
+    """Send what waits in journals, run by run, and close each run as its training ended.
+
+    to_named_store: send this user's own journals to the stores that they name, whatever
+    MLFLOW_TRACKING_URI is.
+    """
     early = []
     for folder in folders:
-        synced = _sync_one(folder)
+        synced = _sync_one(folder, to_named_store)
         # The run above an ensemble's members sums them up: it is closed when all of them are.
         if synced.detail == _MEMBERS_WAIT:
             early.append(folder)
         else:
             yield synced
-    yield from map(_sync_one, early)
+    for folder in early:
+        yield _sync_one(folder, to_named_store)
 
 
-def _sync_one(folder: Path) -> Synced:
+def _sync_one(folder: Path, to_named_store: bool) -> Synced:
     run_id, sent = None, 0
     try:
         origin = read_origin(folder)
         run_id = origin.run_id
-        client = _client_of(origin, folder)
+        client = _connect(origin, folder, to_named_store)
         run = _run_of(client, origin)
         journal = Journal.take(folder, run_id)
         done = False
         try:
-            # A process of this machine would hold the journal, which is held here.
-            if not is_from_here(run):
+            # A process of another journal may train; that of this one has released its lock.
+            if not is_trainer(run, origin.process):
                 lifecycle.refuse_second(client, run, "sync again when it has ended")
             end = journal.end() or (_KILLED if is_abandoned(client, run) else None)
             for _ in send_waiting(client, run, journal):
@@ -102,7 +108,8 @@ def _sync_one(folder: Path) -> Synced:
         finally:
             journal.close(remove=done)
     except (ClearError, OSError) as error:
-        return Synced(folder, run_id, sent, str(error), done=False)
+        is_live = isinstance(error, HeldError)
+        return Synced(folder, run_id, sent, str(error), done=False, is_live=is_live)
     links: tuple[str, ...] = ()
     with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):  # it is stored and closed
         links = tuple(run_links(client, run))
@@ -143,23 +150,23 @@ def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
     return {number: read_scores(client, member) for number, member in enumerate(runs)}
 
 
-def _client_of(origin: Origin, folder: Path) -> MlflowClient:
-    """The store of the environment, else, of this user's own journals, the one that they name."""
-    if named := MLFLOW_TRACKING_URI.get():
-        return MlflowClient(named)
-    # One that lies elsewhere may be of anyone: credentials would be sent where it says.
-    uri = origin.tracking_uri
-    if origin.password or folder.absolute() not in journal_places(folder.name):
-        why = "needs credentials" if origin.password else "is named by its journal alone"
-        raise TrackingError(
-            f"the store of run {origin.run_id} {why}; set MLFLOW_TRACKING_URI to it ({uri}, as its "
-            "process wrote down)"
-        )
-    database = sqlite_file(uri)
-    if database is not None and not database.is_file():  # MLflow would make one
-        raise TrackingError(f"the store of run {origin.run_id} is not there: {database}")
-    mlflow.set_tracking_uri(uri)  # messages name it
-    return MlflowClient(uri)
+def _connect(origin: Origin, folder: Path, to_named_store: bool) -> MlflowClient:
+    """Connect to the store of the environment, or to the one that a journal of this user names."""
+    uri = MLFLOW_TRACKING_URI.get()
+    # A journal in another place may be anyone's: credentials would be sent where it says.
+    is_own = folder.absolute() in journal_places(folder.name)
+    if to_named_store and is_own and uri and masked(absolute_store(uri)) != origin.tracking_uri:
+        uri = None
+    if not uri:
+        if origin.password or not is_own:
+            why = "needs credentials" if origin.password else "is named by its journal alone"
+            raise TrackingError(
+                f"the store of run {origin.run_id} {why}; set MLFLOW_TRACKING_URI to it "
+                f"({origin.tracking_uri}, as its process wrote down)"
+            )
+        uri = origin.tracking_uri
+    switch_store(uri)  # messages name it
+    return preflight(opens_run=False)
 
 
 def _run_of(client: MlflowClient, origin: Origin) -> Run:

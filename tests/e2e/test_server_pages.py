@@ -240,8 +240,21 @@ def test_names_from_outside_are_text(client, ask):
         ({"experiment_id": "0"}, 400, "none of the chosen runs holds rows"),
         ({"experiment_id": "987654"}, 404, "No Experiment with id=987654"),
         ({"experiment_id": "0", "filter": "strategy is replay"}, 400, "nvalid"),
+        (
+            {"experiment_id": "0", "filter": " AND ".join(["tags.a='1'"] * 151)},
+            400,
+            "filter has 151 conditions; expected at most 50",
+        ),
+        ({"experiment_id": "0", "workspace": "nope"}, 400, "this server has no workspaces"),
     ],
-    ids=["no experiment", "no rows", "an unknown experiment", "no filter"],
+    ids=[
+        "no experiment",
+        "no rows",
+        "an unknown experiment",
+        "no filter",
+        "a long filter",
+        "no workspaces",
+    ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(ask, query, status, says):
     """With the status that says whose mistake it is, and nothing of where runs are kept."""

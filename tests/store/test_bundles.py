@@ -6,14 +6,18 @@ import json
 import lzma
 import re
 import tarfile
+import tracemalloc
+import zlib
 from pathlib import Path
 
+import mlflow
 import pytest
 from click.testing import CliRunner
+from forked import run_forked
 from hypothesis import given
 from hypothesis import strategies as st
 from kept_predictions import kept_run
-from stored_runs import stored_run
+from stored_runs import change, rows_folder, stored_run
 
 import clear_mlflow
 import clear_mlflow.api.bundle as bundle_module
@@ -206,10 +210,115 @@ def test_an_archive_writes_nowhere_else(tmp_path, member):
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     """Before it fills the disk."""
     monkeypatch.setattr(bundle_module, "_MOST_BYTES", 2**24)
-    (tmp_path / "x.tar.xz").write_bytes(lzma.compress(bytes(2**25), preset=0))
-    assert (tmp_path / "x.tar.xz").stat().st_size < 2**14
+    path = packed(tmp_path / "x.tar.xz", (tarfile.TarInfo("bundle.json"), bytes(2**25)))
+    assert path.stat().st_size < 2**14
     with pytest.raises(RecordError, match="over 8 GiB; unpack it yourself"):
-        clear_mlflow.load(tmp_path / "x.tar.xz")
+        clear_mlflow.load(path)
+
+
+def test_a_header_takes_no_memory_that_it_announces(tmp_path):
+    """Neither the name of a member, of any length, nor the dictionary of the xz stream."""
+    name = of_type("bundle.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
+    long_name = packed(tmp_path / "name.tar.xz", name)
+    content = bytearray(lzma.compress(bytes(2**10)))
+    header = content[12 : 12 + 4 * content[12]]
+    header[4] = 40  # a dictionary of 4 GiB
+    content[12 : 16 + len(header)] = header + zlib.crc32(header).to_bytes(4, "little")
+    dictionary = tmp_path / "dictionary.tar.xz"
+    dictionary.write_bytes(content)
+    tracemalloc.start()
+    for path, problem in ((long_name, "no file of a run"), (dictionary, "emory usage limit")):
+        with pytest.raises(RecordError, match=problem):
+            clear_mlflow.load(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**25
+    tracemalloc.stop()
+
+
+def test_bytes_around_the_files_of_an_archive_are_refused(store, experiment_id, tmp_path):
+    """After its end, in its padding, in the headers of its files, and another order of them."""
+    run_id = stored_run(store, experiment_id).info.run_id
+    path = clear_mlflow.export(run_id, tmp_path / "run.tar.xz")
+    content, files = path.read_bytes(), files_of(path)
+    tar = lzma.decompress(content)
+    later = [(tarfile.TarInfo(name), content) for name, content in files.items()]
+    for member, _ in later:
+        member.mtime = 1
+    padding = tar.index(bytes(8), 512 + len(files["accuracy_matrix/rows/row_000.json"]))
+    changed = {
+        "byte after the stream": content + b"x",
+        "second stream": content + lzma.compress(b""),
+        "cut off": content[:-1],
+        "bytes after the archive": lzma.compress(tar + bytes(512)),
+        "last byte": lzma.compress(tar[:-1] + b"x"),
+        "padding": lzma.compress(tar[:padding] + b"x" + tar[padding + 1 :]),
+        "times": packed(tmp_path / "x.tar.xz", *later).read_bytes(),
+        "order": packed(tmp_path / "x.tar.xz", *later[::-1]).read_bytes(),
+    }
+    for name, other in changed.items():
+        path.write_bytes(other)
+        with pytest.raises(RecordError):
+            pytest.fail(f"{name}: {clear_mlflow.load(path)}")
+    path.write_bytes(content)
+    assert clear_mlflow.load(path).run_id == run_id
+
+
+@pytest.mark.parametrize("ending", ["", ".tar.xz"])
+def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, tmp_path, ending):
+    """In any order, by every call; two that contradict each other are refused by name."""
+    run = stored_run(store, experiment_id)
+    run_id, last_row = run.info.run_id, rows_folder(run) / "row_004.json"
+    complete = clear_mlflow.export(run_id, tmp_path / f"b_complete{ending}")
+    content = last_row.read_bytes()
+    last_row.unlink()
+    partial = clear_mlflow.export(run_id, tmp_path / f"a_partial{ending}")
+    for copies in ([complete, partial], [partial, complete], [complete, run_id], tmp_path):
+        compared = clear_mlflow.compare(copies, log=False).comparison.subjects
+        assert [len(subject.record.rows) for subject in compared] == [5]
+    assert [run.matrix.num_rows for run in clear_mlflow.runs(tmp_path)] == [4]
+    last_row.write_bytes(content)
+    change(last_row, correct=[71, *json.loads(content)["correct"][1:]])
+    other = clear_mlflow.export(run_id, tmp_path / f"c_other{ending}")
+    for copies in ([complete, other], [other, complete]):
+        with pytest.raises(ConfigError, match=f"different rows of run {run_id}") as refusal:
+            clear_mlflow.compare(copies, log=False)
+        assert {str(complete), str(other)} <= set(re.findall(r"'([^']+)'", str(refusal.value)))
+    with pytest.raises(ConfigError, match="the tracking store"):
+        clear_mlflow.compare([complete, run_id], log=False)
+
+
+def test_a_name_that_is_a_folder_is_not_walked(store, tmp_path, monkeypatch):
+    """Two links to the folder itself would never end."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("study", "deep")
+    folder.mkdir(parents=True)
+    for name in "ab":
+        (folder / name).symlink_to(".")
+    done = run_forked("show", "study", timeout=60)
+    assert done.returncode == 2
+    assert "study" in done.stderr
+
+
+def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
+    """A mistyped address is an error; bundles are read without any store."""
+    bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
+    missing = tmp_path / "nope" / "x.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{missing}")
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None)
+    for words in (
+        ["show", "0" * 32],
+        ["evaluate", "--experiment", "x"],
+        ["compare", "0" * 32],
+        ["export", "0" * 32, str(tmp_path / "to")],
+        ["open"],
+        ["train", "--resume", "0" * 32],
+    ):
+        done = CliRunner().invoke(main, words)
+        assert (done.exit_code, "does not exist" in done.output) == (2, True), done.output
+    assert CliRunner().invoke(main, ["show", str(bundle)]).exit_code == 0
+    assert clear_mlflow.runs(str(bundle))
+    assert not missing.parent.exists()
+    assert CliRunner().invoke(main, ["compare", str(bundle)]).exit_code == 0  # it stores a run
+    assert missing.exists()
 
 
 @given(content=st.binary(max_size=2000), is_packed=st.booleans())

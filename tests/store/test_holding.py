@@ -1,18 +1,26 @@
 """Which of two processes holds a run: tokens, heartbeats, clocks that are set."""
 
 import json
+import os
 import secrets
+import shutil
+import subprocess
+import sys
 import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
 from mlflow.entities import Metric
-from stored_runs import histories, row_texts, rows_folder
+from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.journal.journal import Journal, default_root
+from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.journal.journal import End, Journal, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names
@@ -315,3 +323,101 @@ def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch
     assert not liveness.is_abandoned(store, store.get_run(here))
     assert not liveness.is_abandoned(store, store.get_run(there))
     Hold(store).check(here)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache folder of one test, in which no other test leaves journals."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return default_root()
+
+
+def leave_journal(client, run, folder, end=None):
+    """Write a journal with the third row of a run that has two."""
+    run_id = run.info.run_id
+    journal = Journal.create(folder / run_id, run_id, client.tracking_uri)
+    journal.append(f"{ROWS_FOLDER}/row_002.json", row_texts()["row_002.json"].encode())
+    if end is not None:
+        journal.write_end(end)
+    return journal
+
+
+def sync(*words):
+    return CliRunner().invoke(main, ["sync", *map(str, words)])
+
+
+def test_sync_takes_no_run_from_a_live_training_with_another_journal(
+    store, experiment_id, own_cache
+):
+    """The journal is of an earlier process; that of the live one is in another cache folder."""
+    run = stored_run(store, experiment_id, FOUR_BUCKETS[:2])
+    journal = leave_journal(store, run, own_cache, End("KILLED"))
+    journal.close()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as live:
+        started = {"pid": live.pid, "started": liveness._started(live.pid)}
+        tag = json.dumps({**json.loads(heartbeat()), **started, "token": secrets.token_hex(8)})
+        for name in (names.PROCESS_TAG, names.HOLDER_TAG):
+            store.set_tag(run.info.run_id, name, tag)
+        store.update_run(run.info.run_id, status="RUNNING")
+        done = sync()
+        assert done.exit_code == 2
+        assert "another process trains into run" in done.output
+        assert len(done.output.splitlines()) == 1
+        after = store.get_run(run.info.run_id)
+        assert (after.info.status, after.data.tags[names.HOLDER_TAG]) == ("RUNNING", tag)
+        assert not (rows_folder(run) / "row_002.json").exists()
+    done = sync()
+    assert done.exit_code == 0, done.output
+    assert (rows_folder(run) / "row_002.json").exists()
+
+
+def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache):
+    """It sends what others left; what waits for the live one is sent by that."""
+    live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
+    held = leave_journal(store, live, own_cache)
+    leave_journal(store, killed, own_cache, End("KILLED")).close()
+    done = sync()
+    held.close()
+    assert done.exit_code == 0, done.output
+    assert f"run {live.info.run_id}: 0 sent; a process that lives writes to" in done.output
+    assert f"run {killed.info.run_id}: 1 sent" in done.output
+    assert len(held.entries()) == 1
+
+
+def test_sync_sends_each_journal_to_its_own_store(
+    store, experiment_id, own_cache, empty_store, tmp_path
+):
+    """MLFLOW_TRACKING_URI names one of them; with FOLDER, it takes precedence."""
+    other_file = shutil.copy(empty_store, tmp_path / "other.db")
+    other = MlflowClient(f"sqlite:///{other_file}")
+    runs = []
+    for client in (other, store):
+        experiment = client.create_experiment("own", artifact_location=(tmp_path / "own").as_uri())
+        run = stored_run(client, experiment, FOUR_BUCKETS[:2])
+        leave_journal(client, run, own_cache, End("FINISHED")).close()
+        runs.append(run)
+    refused = sync(own_cache / runs[0].info.run_id)
+    assert (refused.exit_code, "cannot read run" in refused.output) == (2, True)
+    done = sync()
+    assert done.exit_code == 0, done.output
+    assert all((rows_folder(run) / "row_002.json").exists() for run in runs)
+    assert os.environ["MLFLOW_TRACKING_URI"] == store.tracking_uri
+
+
+def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, own_cache):
+    """By no writer, and by no journal that is sent; a torn one is."""
+    run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
+    name, content = "row_002.json", row_texts()["row_002.json"].encode()
+    file = rows_folder(run) / name
+    row = json.loads(content)
+    newer = json.dumps({**row, "schema": {**row["schema"], "version": "2.0"}})
+    file.write_text(newer)
+    with pytest.raises(RowConflictError, match=r"version 2\.0 .* upgrade it"):
+        put_row(store, run, name, content)
+    leave_journal(store, run, own_cache).close()
+    assert "upgrade it" in sync().output
+    assert file.read_text() == newer
+    file.write_bytes(content[:100])
+    put_row(store, run, name, content)
+    assert file.read_bytes() == content

@@ -53,7 +53,9 @@ def test_an_entry_and_an_end_are_on_the_disk_before_they_count(journal, monkeypa
         (entry.file, b"measured", happened[:3]),
         (journal.folder / END_JSON, end, happened[3:]),
     ):
-        draft = file.with_name(f".{file.name}.part")
+        draft = steps[0][1]
+        assert draft.parent == file.parent
+        assert draft.name.startswith(f".{file.name}.")
         assert steps == [
             ("flush", draft, content),
             ("name", draft, file),

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from stored_runs import row_texts, rows_folder, stored_run
 
-from clear_mlflow.core.errors import RecordError, StateError, TrackingError
+from clear_mlflow.core.errors import ConfigError, RecordError, StateError, TrackingError
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names, search, states
@@ -99,6 +99,21 @@ def test_processes_are_as_psutil_has_them(monkeypatch):
         for pid in (2**30, 10**400, -1):
             with pytest.raises(ProcessLookupError):
                 _started(pid)
+
+
+def test_a_process_that_cannot_be_read_is_alive_until_it_is_gone(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """Of another user, for example: with hidepid, /proc contains no file of its processes."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        run = beating(store, experiment_id, pid=child.pid, started=_started(child.pid))
+        (tmp_path / "stat").touch()
+        monkeypatch.setattr("clear_mlflow.store.heartbeat._PROC", tmp_path)
+        assert not is_abandoned(store, run)
+        (tmp_path / str(child.pid)).mkdir()
+        (tmp_path / str(child.pid) / "stat").mkdir()  # reading it fails
+        assert trains_now(store, run)
+    assert is_abandoned(store, run)
 
 
 def test_who_is_never_called_abandoned(store, experiment_id):
@@ -252,3 +267,12 @@ def test_what_mlflow_refuses_is_one_line_without_a_password():
     with pytest.raises(RecordError) as told, mlflow_errors("read it"):
         raise own
     assert told.value is own
+
+
+def test_a_filter_of_very_many_conditions_is_refused_at_once(store, experiment_id):
+    """A database cannot join so many tables; words in quotes are no conditions."""
+    with pytest.raises(ConfigError, match="filter has 301 conditions; expected at most 50"):
+        list(select(store, filter=" and ".join(["tags.a = 'b'"] * 301)))
+    run = store.create_run(experiment_id, tags={"a": "this and that " * 60})
+    found = select(store, filter=f"tags.a = '{'this and that ' * 60}' AND tags.a != 'x'")
+    assert [one.info.run_id for one in found] == [run.info.run_id]

@@ -174,6 +174,16 @@ def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
 
 
+def test_a_complete_part_is_used(release, hub, tree, files, tmp_path):
+    """As of a process that was killed before it checked it: no byte of it is fetched again."""
+    work = tmp_path / WORK_FOLDER
+    work.mkdir()
+    (work / f"{TRAIN}.part").write_bytes(files[TRAIN])
+    fetch(release, tmp_path, hub)
+    assert same_as(tree, tmp_path)
+    assert hub.ranges == [f"bytes={len(files[TRAIN])}-", None]
+
+
 def test_a_part_of_something_else_does_no_harm(release, hub, tree, files, tmp_path):
     """A longer or other part is found out, and the archive fetched from the beginning."""
     work = tmp_path / WORK_FOLDER

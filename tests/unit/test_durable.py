@@ -48,10 +48,21 @@ def test_a_file_system_without_links(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [tmp_path / "row.json"]
 
 
-def test_a_draft_is_never_shared(tmp_path, monkeypatch):
-    """Who was stopped while it wrote, and wakes, does not write into another one's file."""
-    file = tmp_path / "state"
-    with (tmp_path / ".state.part").open("wb") as stopped:
-        write_durably(file, b"whole")
-        stopped.write(b"late")
-    assert file.read_bytes() == b"whole"
+@pytest.mark.parametrize("write", [write_durably, create_durably])
+def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path, monkeypatch, write):
+    """One writes all of it while the other is stopped before its last bytes: both succeed."""
+    file = tmp_path / "row.json"
+    flush_into = durable.flush_into
+
+    def interrupted(draft, content):
+        monkeypatch.setattr(durable, "flush_into", flush_into)
+        with draft.open("wb") as stream:
+            stream.write(b"slow")
+            stream.flush()
+            write(file, b"fast")
+            stream.write(b" writer")
+
+    monkeypatch.setattr(durable, "flush_into", interrupted)
+    assert write(file, b"slow writer") is not True
+    assert file.read_bytes() == (b"slow writer" if write is write_durably else b"fast")
+    assert list(tmp_path.iterdir()) == [file]

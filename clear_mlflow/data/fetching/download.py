@@ -243,9 +243,9 @@ class _Hub:
                 return self._receive(archive, part)
             except HfHubHTTPError as error:
                 status = error.response.status_code
-                if status == 416:  # the part is longer than the file: it is of something else
-                    part.unlink(missing_ok=True)
-                elif status not in _TRANSIENT:
+                if status == 416 and start:  # nothing follows: the checksum shows if it is complete
+                    return None
+                if status not in _TRANSIENT:
                     raise self._unreachable(self._refused(status, archive)) from None
                 why = f"the server answers {status}"
             except OfflineModeIsEnabled:

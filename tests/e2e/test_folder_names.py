@@ -1,0 +1,181 @@
+"""Every command, in a folder with characters in its name that URIs and shells treat specially."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import click
+import mlflow
+import pytest
+from click.testing import CliRunner
+from file_server import REPOSITORY, Hub, serving
+from forked import Forked, run_forked
+from huggingface_hub import constants
+from released_layout import write_released
+from servers import tracking_server
+
+from clear_mlflow.cli import main
+from clear_mlflow.data.fetching.download import RELEASES, Archive, Release
+from clear_mlflow.journal.journal import End, Journal
+from clear_mlflow.store.client import preflight
+from clear_mlflow.store.rows import read_row_files
+
+NAME = "my prøject 100% #1? & 'co' $HOME (b)"
+LONG = 240  # seconds: a bound, not a measurement
+MATRIX = "0.9,0.1\n0.5,0.8\n"
+
+
+def list_commands(group=main, *words):
+    """Return the words of every command, without its group's options."""
+    return {
+        path
+        for name, command in group.commands.items()
+        for path in (
+            list_commands(command, *words, name)
+            if isinstance(command, click.Group)
+            else {(*words, name)}
+        )
+    }
+
+
+@pytest.fixture(params=["default store", "sqlite", "server"])
+def folder(request, tmp_path, empty_store, monkeypatch):
+    """The working folder, with its store: MLflow's default, a relative sqlite URI, or a server."""
+    folder = tmp_path / "parent" / NAME
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "my 100% expériment")
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(folder / "my cache"))
+    monkeypatch.setenv("CLEAR_MLFLOW_DATA", str(folder / "my data"))
+    monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(None)
+    if request.param == "server":
+        shutil.copy(empty_store, "server.db")
+        with tracking_server(folder, "sqlite:///server.db", artifacts="./artifacts") as server:
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", server.wait())
+            yield folder
+    else:
+        if request.param == "sqlite":
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///my%20stores/runs.db")
+        yield folder
+    mlflow.set_tracking_uri(before)
+
+
+class Commands:
+    """Runs commands as a user types them, and records which of them succeeded."""
+
+    def __init__(self):
+        self.succeeded = set()
+
+    def run(self, *words):
+        """Return the standard output of a command."""
+        done = run_forked(*map(str, words), timeout=LONG)
+        assert done.returncode == 0, done.stderr
+        self.record(words)
+        return done.stdout
+
+    def record(self, words):
+        self.succeeded |= {path for path in list_commands() if path == words[: len(path)]}
+
+
+def test_every_command_works(folder, monkeypatch):
+    """Without a folder named like the percent-encoded one, in the store's or any other place."""
+    commands = Commands()
+    data = write_released(folder / "my dataset", buckets=["1", "2"], size=(32, 32), train=4, test=3)
+    train_options = ("--dataset", "clear10", "--data-root", data, "--features", "pixels")
+    train_options += ("--epochs", "1", "--predictions", "none")
+    expected = list_commands()
+    if "MLFLOW_TRACKING_URI" in os.environ:  # one store is enough for commands that use none
+        expected = {words for words in expected if words[0] != "data"}
+    else:
+        commands.run("data", "check", data)
+        commands.run("data", "features", data, "--backbone", "resnet18", "--weights", "none")
+        download_release(commands, data, monkeypatch)
+
+    output = commands.run("train", *train_options)
+    trained = re.search(r"run ([0-9a-f]{32}) FINISHED", output)[1]
+    assert "clear/in_domain_accuracy" in commands.run("show", trained)
+    commands.run("evaluate", trained)
+    commands.run("train-distributed", "--processes", "1", "--seed", "1", *train_options)
+    options = zip(train_options[::2], train_options[1::2], strict=True)
+    fixed = {name.removeprefix("--").replace("-", "_"): str(value) for name, value in options}
+    Path("my grid.json").write_text(json.dumps({"fixed": fixed, "grid": {"seed": [2]}}))
+    commands.run("sweep", "--grid", "my grid.json")
+
+    Path("my matrix.csv").write_text(MATRIX)
+    report = json.loads(commands.run("import", "my matrix.csv", "--num-instances", "10", "--json"))
+    (imported,) = (file["run_id"] for file in report["files"])
+    commands.run("compare", trained, imported)
+    for bundle in ("my bundles", "my bundles.tar.xz"):
+        commands.run("export", trained, imported, bundle)
+        commands.run("compare", bundle)
+    commands.run("show", f"my bundles.tar.xz/{next(Path('my bundles').iterdir()).name}")
+
+    resend_run(commands, trained)
+    open_report(commands, trained)
+    assert commands.succeeded == expected
+    assert [path.name for path in folder.parent.iterdir()] == [NAME]
+    assert not [path for path in folder.rglob("*") if "%20" in path.name]
+
+
+def download_release(commands, data, monkeypatch):
+    """Download a small release from a hub on this machine."""
+    archives, files = [], {}
+    for split in ("train", "test"):
+        file = Path(f"{split}.zip")
+        with zipfile.ZipFile(file, "w") as archive:
+            for path in (data / split).rglob("*"):
+                archive.write(path, path.relative_to(data))
+        files[file.name] = file.read_bytes()
+        archives.append(Archive(file.name, hashlib.md5(files[file.name]).hexdigest(), split))
+    with serving(Hub(files=files)) as hub, monkeypatch.context() as patch:
+        patch.setitem(RELEASES, "clear10", Release("clear10", REPOSITORY, tuple(archives)))
+        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        done = CliRunner().invoke(main, words := ["data", "download", "clear10"])
+    assert done.exit_code == 0, done.output
+    commands.record(tuple(words))
+    commands.run("data", "check", "clear10")
+
+
+def resend_run(commands, trained):
+    """Send a run from a journal, as a training leaves it that was killed."""
+    client = preflight()
+    run = client.get_run(trained)
+    tags = {name: text for name, text in run.data.tags.items() if name == "clear_mlflow.kind"}
+    resent = client.create_run(run.info.experiment_id, tags=tags)
+    journal = Journal.create(
+        Path("unsent_rows", resent.info.run_id), resent.info.run_id, client.tracking_uri
+    )
+    for name, content in read_row_files(client, run).items():
+        journal.append(f"accuracy_matrix/rows/{name}", content)
+    journal.write_end(End("FINISHED"))
+    journal.close()
+    assert "scored, FINISHED" in commands.run("sync")
+    assert not list(Path("unsent_rows").iterdir())
+
+
+def open_report(commands, run_id):
+    """Open a run's page in a server of the command's own, or in the one that there is."""
+    words = ("open", run_id, "--browser", "no")
+    process = Forked(*words, stdout=subprocess.PIPE, start_new_session=True)
+    address = process.stdout.readline().strip()
+    try:
+        base = address.partition("/#/")[0]
+        query = f"{base}/get-artifact?path=report.html&run_uuid={run_id}"
+        assert b"in_domain" in urllib.request.urlopen(query, timeout=LONG).read()
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGINT)
+        assert process.wait(LONG) in (0, 130)
+    commands.record(words)
