@@ -9,6 +9,7 @@ from feature_streams import CLASSES, WIDTH
 from learning_streams import config
 from strategy_runs import feature_stream, image_stream, on_features
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchvision.models import VisionTransformer
 
 from clear_mlflow.core.errors import ConfigError
@@ -268,11 +269,67 @@ def test_the_schedule_ends_with_the_budget(tmp_path):
     assert rates == pytest.approx(expected)
 
 
-def test_a_warm_up_does_not_pass_lr():
-    """Under a budget an epoch may begin within one: it is that of the whole one at most."""
-    settings = config(epochs="4", warmup_epochs="2", lr="0.1", schedule="constant")
-    rates = [learning_rate(settings, epoch) for epoch in (0, 0.5, 1, 1.5, 2)]
-    assert rates == pytest.approx([0.05, 0.075, 0.1, 0.1, 0.1])
+SCHEDULES = {
+    "step": {"schedule": "step", "lr_step": "4"},
+    "cosine": {"schedule": "cosine"},
+    "warm-up": {"schedule": "cosine", "warmup_epochs": "5"},
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
+def test_learning_rates_are_shares_of_the_budget(strategy, schedule, tmp_path):
+    """Each rate trains the same share of a bucket as without a budget, within one step.
+
+    Where the budget is not a multiple of a step, up to one step is left at the end.
+    """
+    settings = on_images(
+        strategy,
+        epochs="12",
+        memory="8",
+        lr="0.001",
+        budget="naive:1",
+        strategy_args="images=2" if strategy == "ewc" else "none",
+        **SCHEDULES[schedule],
+    )
+    rates_by_bucket = record_rates(image_stream(tmp_path, train=(8, 8, 8)), settings)
+    expected_rates = [learning_rate(settings, epoch) for epoch in range(12)]
+    for rates in rates_by_bucket:  # in each bucket, all steps of a strategy cost the same
+        tolerance = 1 if 24 % len(rates) == 0 else 2
+        for rate in {*expected_rates, *rates}:
+            expected_steps = expected_rates.count(rate) / 12 * len(rates)
+            assert abs(rates.count(rate) - expected_steps) < tolerance
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_naive_is_the_same_with_a_budget_of_naive(schedule, tmp_path):
+    """To the bit, whatever the schedule."""
+    changes = {"epochs": "12", "lr": "0.001", **SCHEDULES[schedule]}
+    weights = [
+        rows_of(image_stream(tmp_path / budget[:3]), on_images("naive", budget=budget, **changes))[
+            -1
+        ].model.state_dict()
+        for budget in ("off", "naive:1")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def record_rates(stream, settings):
+    """Train, and return the learning rate of each step of each bucket."""
+    rates_by_bucket = []
+
+    class Buckets(TrainingProgress):
+        def bucket_started(self, key, *, position, num_buckets):
+            rates_by_bucket.append([])
+
+    hook = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: rates_by_bucket[-1].append(optimizer.param_groups[0]["lr"])
+    )
+    try:
+        list(train(stream, settings, progress=Buckets()))
+    finally:
+        hook.remove()
+    return rates_by_bucket
 
 
 def test_new_shapes_of_steps_stay_within_a_budget(tmp_path):
