@@ -24,6 +24,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
+from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS, OFF
 from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
@@ -349,6 +350,9 @@ class StreamTraining:
             dataset=self.stream.name,
             bucket=row.buckets[row.row - 1] if row.row else "",
             requirements=_requirements(),
+            classes_by_bucket=dict(zip(row.buckets, self.stream.dealt, strict=True))
+            if self.stream.scenario == TASK
+            else {},
         )
         return save(tensors, metadata=about.as_metadata())
 

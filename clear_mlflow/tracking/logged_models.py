@@ -14,11 +14,12 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, Metric, Run
 from mlflow.models import Model, ModelSignature
-from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 from PIL import Image
 
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
+from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring.computed import Scores
@@ -34,9 +35,7 @@ _READY: Literal["READY"] = "READY"
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     """Make models of a run's weights that are none yet, with its accuracies; how many were made."""
-    asked = run.data.params.get("log_models", NONE)
-    # A configuration file may have another value than the one that "mlflow run" logged.
-    if run.data.params.get("used/log_models", asked) == NONE or scores.record is None:
+    if _used_parameter(run, "log_models") == NONE or scores.record is None:
         return 0
     run_id = run.info.run_id
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
@@ -49,6 +48,12 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
         if known is None or str(known.status) != _READY:
             made += _log_model(client, run, scores, scores.record, row, weights, known)
     return made
+
+
+def _used_parameter(run: Run, name: str) -> str:
+    """Return a parameter as it was used; a configuration file may differ from "mlflow run"."""
+    params = run.data.params
+    return params.get(f"used/{name}", params.get(name, NONE))
 
 
 def _models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
@@ -70,7 +75,7 @@ def _log_model(
     stored: ArtifactFolder,
     known: LoggedModel | None,
 ) -> bool:
-    """Make one model; False where the file is too large, or of a network that is not ours."""
+    """Log one model; return False if its file is too large or does not describe its predictions."""
     run_id, file = run.info.run_id, names.model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read {file} of run {run_id}"):
@@ -79,6 +84,8 @@ def _log_model(
             return False
         if (about := read_description(weights)) is None:
             return False
+        if _used_parameter(run, "scenario") == TASK and not about.classes_by_bucket:
+            return False  # of a version that did not store them: it would predict other classes
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
             # A model that a process began and did not finish is completed.
             model = known or client.create_logged_model(
@@ -123,13 +130,17 @@ def _save(folder: Path, weights: Path, about: ModelDescription, model: Model) ->
     else:
         asked = Schema([ColSpec(DataType.binary, "image")])
         example = pd.DataFrame({"image": [_grey(about.image_size)]})
+    params, example_params = None, None
+    if about.classes_by_bucket:
+        params = ParamSchema([ParamSpec("bucket", DataType.string, default="")])
+        example_params = {"bucket": next(iter(about.classes_by_bucket))}
     mlflow.pyfunc.save_model(
         str(folder),
         loader_module=LOADER,
         data_path=str(weights),
         mlflow_model=model,
-        signature=ModelSignature(inputs=asked, outputs=answer),
-        input_example=example,
+        signature=ModelSignature(inputs=asked, outputs=answer, params=params),
+        input_example=(example, example_params) if example_params else example,
         pip_requirements=list(about.requirements),
     )
 

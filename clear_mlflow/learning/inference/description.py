@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_FEATURES_WIDTH, converted, json_object
 
 _KEY = "clear_mlflow"  # of a safetensors file's metadata
@@ -36,6 +37,8 @@ class ModelDescription:
     dataset: str  # what it was trained on
     bucket: str  # key of the bucket that was trained last
     requirements: tuple[str, ...]  # packages that it needs, as pip takes them
+    # Under scenario=task: the classes among which a prediction is chosen, by bucket key.
+    classes_by_bucket: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def as_metadata(self) -> dict[str, str]:
         """As a safetensors file holds it beside the weights."""
@@ -55,6 +58,9 @@ def read_description(path: Path) -> ModelDescription | None:
         about: ModelDescription = converted(json_object(text, MAX_CONFIG_BYTES), ModelDescription)
         if len(about.class_names) != about.num_classes or about.num_classes < 1:
             raise RecordError(f"{len(about.class_names)} names for {about.num_classes} classes")
+        for key, names in about.classes_by_bucket.items():
+            if not names or not set(names) <= set(about.class_names):
+                raise RecordError(f"bucket {shown(key)} has no classes or unknown ones")
         return about
     except (OSError, SafetensorError, RecordError, LookupError) as error:
         raise RecordError(
