@@ -1,10 +1,12 @@
 """Which of several processes this one is, how many cores it may use, and of what processor.
 
-torchrun says the first in environment variables, and a scheduler the second by affinity.
+torchrun sets the first in environment variables; a scheduler or container limits the second by CPU
+affinity or by a cgroup's quota.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -37,11 +39,37 @@ class DistributedEnv:
 ALONE_HERE = DistributedEnv()
 
 
-def usable_cores() -> int:
-    """The cores that this process may run on, of a node often a few; two for two threads of one."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cores(
+    process_groups: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Return how many cores this process may use, by its affinity and its cgroups' CPU quota."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError):
+        for line in process_groups.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            mount = cgroup_root / "cpu" if controllers else cgroup_root  # cgroup v1 or v2
+            group = mount / path.lstrip("/")
+            for folder in (group, *group.parents):  # a container may mount only its own group
+                if folder.is_relative_to(mount):
+                    cores = min(cores, _read_quota(folder, cores))
+    return cores
+
+
+def _read_quota(folder: Path, default: int) -> int:
+    """Return the CPU quota of one cgroup in cores, rounded up, or *default* if it has none."""
+    try:
+        if (limits := folder / "cpu.max").exists():
+            quota, period = limits.read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return math.ceil(int(quota) / int(period)) if int(quota) > 0 else default
+    except (OSError, ValueError):  # no such file, or "max"
+        return default
 
 
 def threads_for_each(processes: int) -> int:
