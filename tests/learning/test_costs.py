@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from feature_streams import CLASSES, WIDTH
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features
+from strategy_runs import feature_stream, image_stream, on_features, strategy_on
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchvision.models import VisionTransformer
@@ -24,6 +26,7 @@ from clear_mlflow.learning.spending import meter
 from clear_mlflow.learning.strategies import ewc
 from clear_mlflow.learning.strategies._weights import copied
 from clear_mlflow.learning.strategies.er_ace import ErAce
+from clear_mlflow.learning.strategies.naive import Naive
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
 BY_GRADIENTS = sorted(set(known_strategies()) - ON_FEATURES)
@@ -362,6 +365,61 @@ def test_derpp_has_an_answer_to_each_image(tmp_path):
     settings = on_images("derpp", budget=f"images:{least - 1}", **changes)
     with pytest.raises(ConfigError, match=f"an epoch of strategy derpp takes {least} there"):
         rows_of(stream, settings)
+
+
+class Thorough(Naive):
+    """Computes more after a bucket than its first budget knows of."""
+
+    def after_bucket(self, position):
+        self.model(torch.zeros(180, 3, 8, 8))
+
+
+def test_what_a_bucket_spends_beyond_its_budget_is_missing_in_the_next(tmp_path):
+    """What follows the first bucket's steps takes 15 steps, which was not known before."""
+    changes = {"epochs": "40", "lr": "0.001"}
+    naive = rows_of(
+        image_stream(tmp_path / "naive", train=(8, 8, 8)), on_images("naive", **changes)
+    )
+    own = rows_of(
+        image_stream(tmp_path / "own", train=(8, 8, 8)),
+        on_images(f"{__name__}:Thorough", budget="naive:1", **changes),
+    )
+    step = naive[1].row.cost.training_flops // 80
+    (_, first, second, third) = lefts(naive, own)
+    assert first < -10 * step
+    assert 0 <= second < step
+    assert 0 <= third < step
+    assert own[1].row.cost.images == 320
+    assert own[2].row.cost.images < own[3].row.cost.images < 320
+
+
+def test_seconds_of_tests_are_not_of_the_training(monkeypatch):
+    """Several tests add up, by the clock and of the processors; counted on clocks set by hand."""
+    clock = {"perf_counter": 100.0, "process_time": 10.0}
+
+    def pass_time(seconds):
+        clock["perf_counter"] += seconds
+        clock["process_time"] += 2 * seconds
+
+    monkeypatch.setattr(
+        meter, "time", SimpleNamespace(**{name: partial(clock.get, name) for name in clock})
+    )
+    settings = on_features(strategy="linear")
+    stream = feature_stream()
+    model = fresh_model(stream, settings)
+    strategy, _ = strategy_on(stream, settings, model)
+    costs = meter.CostMeter(torch.device("cpu"))
+    pass_time(5)
+    costs.begin()
+    for seconds in (3, 4):
+        pass_time(1)
+        with costs.test():
+            pass_time(seconds)
+    costs.trained()
+    with costs.test():
+        pass_time(16)
+    row = costs.row(model, strategy, trained=1)
+    assert (row.seconds, row.device_seconds, row.test_seconds) == (2, 4, 23)
 
 
 class Curve(TrainingProgress):
