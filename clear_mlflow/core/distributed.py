@@ -1,7 +1,6 @@
 """Which of several processes this one is, how many cores it may use, and of what processor.
 
-torchrun sets the first in environment variables; a scheduler or container limits the second by CPU
-affinity or by a cgroup's quota.
+torchrun says the first in environment variables, a scheduler the second by affinity or quota.
 """
 
 from __future__ import annotations
@@ -49,27 +48,21 @@ def usable_cores(
     with suppress(OSError):
         for line in process_groups.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            mount = cgroup_root / "cpu" if controllers else cgroup_root  # cgroup v1 or v2
-            group = mount / path.lstrip("/")
-            for folder in (group, *group.parents):  # a container may mount only its own group
-                if folder.is_relative_to(mount):
-                    cores = min(cores, _read_quota(folder, cores))
+            if not controllers or "cpu" in controllers.split(","):  # cgroup v2 or v1
+                group = cgroup_root / ("cpu" if controllers else "") / path.lstrip("/")
+                folders = (group, *group.parents)  # which have quotas, too
+                cores = min(cores, *(_read_quota(folder, cores) for folder in folders))
     return cores
 
 
-def _read_quota(folder: Path, default: int) -> int:
-    """Return the CPU quota of one cgroup in cores, rounded up, or *default* if it has none."""
-    try:
-        if (limits := folder / "cpu.max").exists():
-            quota, period = limits.read_text().split()
-        else:
-            quota = (folder / "cpu.cfs_quota_us").read_text()
-            period = (folder / "cpu.cfs_period_us").read_text()
-        return math.ceil(int(quota) / int(period)) if int(quota) > 0 else default
-    except (OSError, ValueError):  # no such file, or "max"
+def _read_quota(cgroup: Path, default: int) -> int:
+    """Return a cgroup's CPU quota in cores, rounded up, or *default* if it has none."""
+    names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    files = [cgroup / name for name in names if (cgroup / name).is_file()]
+    numbers = " ".join(file.read_text() for file in files).split()
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):  # "max", -1
         return default
+    return math.ceil(int(numbers[0]) / int(numbers[1]))
 
 
 def threads_for_each(processes: int) -> int:

@@ -203,8 +203,8 @@ class BiasedReservoir(Buffer):
       with its age.
 
     A bucket's images arrive in a random order; in files they are sorted by class, and the last
-    class would be preferred. This is the paper's text; the authors' published program differs from
-    it: see ``gdumb`` with ``update=authors``.
+    class would be preferred. This is the paper's text, and not the authors' program: see
+    ``gdumb`` with ``update=authors``.
 
     Source:
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289, biased reservoir sampling. Their code
@@ -233,24 +233,22 @@ class BiasedReservoir(Buffer):
 class AuthorsReservoir(BiasedReservoir):
     """Replace the newest images, as the program that CLEAR's authors published does.
 
-    Of a bucket larger than the buffer, as many images as fit are drawn first. Images arrive in
-    this order, else in that of their files, each with the chance ``alpha / i`` in the i-th bucket
-    (or alpha, where it is dynamic), once the buffer is full.
+    Of a bucket larger than the buffer, as many images as fit are drawn at random first. Each
+    replaces one with the chance ``alpha / i`` in the i-th bucket (or alpha, where it is dynamic),
+    once the buffer is full.
 
     Source:
         ElvishElvis/CLEAR-Continual_Learning_Benchmark@df6824d:avalanche/training/
-        storage_policy.py:136-165. Its assertion fails where the first bucket does not fill the
-        buffer; here later buckets fill it, as at 28181c4.
+        storage_policy.py:136, which fails unless the first bucket fills the buffer.
     """
 
     def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
         self._num_seen += 1  # buckets
         alpha, is_dynamic = parse_alpha(self.alpha)
         chance = alpha if is_dynamic else alpha / self._num_seen
-        candidates = np.arange(len(labels))
+        arriving = len(self) + np.arange(len(labels))
         if len(labels) > self.capacity:
-            candidates = torch.randperm(len(labels), generator=draws).numpy()[: self.capacity]
-        arriving = len(self) + candidates
+            arriving = arriving[torch.randperm(len(labels), generator=draws)[: self.capacity]]
         room = self.capacity - len(self)
         lucky = _uniform(len(arriving), draws)[room:] <= chance
         let_in = arriving[room:][lucky]

@@ -136,12 +136,11 @@ class GradientDescent:
         sums: deque[tuple[int, _Fetched]] = deque()  # of losses, by epoch
         for epoch in itertools.count() if budget else range(config.epochs):
             if budget is None:
-                self._set_learning_rate(optimizer, learning_rate(config, epoch))
+                self._set_learning_rate(optimizer, config, epoch)
             # Processes have different images, which dropout is to treat differently.
             others = (self._group.rank,) if self._group.size > 1 else ()
             seed_everything(config.seed, RngPurpose.MODEL, position, epoch, *others)
             hooks.begin_epoch(position, epoch, len(bounds))
-            curve.begin_epoch()
             shares = self._batches(samples, position, epoch)
             rehearsal = hooks.rehearsal(position, epoch, len(bounds))
             chosen, is_over = [], False
@@ -157,8 +156,7 @@ class GradientDescent:
                         is_over = True
                         break
                     chosen.append(batch.chosen)
-                    lr = learning_rate(config, budget.epoch(config.epochs))
-                    self._set_learning_rate(optimizer, lr)
+                    self._set_learning_rate(optimizer, config, budget.epoch(config.epochs))
                 flops = costs.flops_of.get(shape)
                 if flops is None:
                     with costs.step(shape):  # of the model as it is, and not compiled
@@ -190,11 +188,11 @@ class GradientDescent:
             )
         curve.end()
 
-    def _set_learning_rate(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
+    def _set_learning_rate(self, optimizer: Any, config: TrainConfig, epoch: int) -> None:
         """Set the rate of the steps that follow, and record it for the curve."""
+        self.curve.lr = learning_rate(config, epoch)
         for group in optimizer.param_groups:
-            group["lr"] = lr
-        self.curve.lr = lr
+            group["lr"] = self.curve.lr
 
     def _say_apart(self, samples: Samples, position: int) -> None:
         """Say of the first bucket that does not fit the device what is done with it."""
@@ -377,10 +375,6 @@ class LossCurve:
         self._began = reached(self._window.device)
         self._open_window()
 
-    def begin_epoch(self) -> None:
-        """Reset the sums of losses that belong to one epoch."""
-        self._epoch.zero_()
-
     def step_done(self, loss: Tensor, images: int, spent: int | None = None) -> None:
         """A step was issued, of so many of the bucket's images; *spent*: of its budget."""
         self._window += loss
@@ -403,8 +397,10 @@ class LossCurve:
         self._report(wait=True)
 
     def end_epoch(self) -> _Fetched:
-        """Sums of each model's losses in this epoch, over all processes."""
-        return _Fetched(self._group.add_up(self._epoch.clone()))
+        """Return and reset the sums of each model's losses in this epoch, over all processes."""
+        sums = _Fetched(self._group.add_up(self._epoch.clone()))
+        self._epoch.zero_()
+        return sums
 
     def _open_window(self) -> None:
         self._window.zero_()

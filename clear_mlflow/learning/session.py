@@ -338,6 +338,7 @@ class StreamTraining:
         tensors = apart(state)  # weights may be tied
         if load_strategy(config.strategy).makes_its_model():
             return save(tensors, metadata=OF_A_STRATEGY)
+        masks = self.stream.dealt if self.stream.scenario == TASK else ()
         about = ModelDescription(
             model=config.model,
             num_classes=len(self.stream.class_names),
@@ -350,9 +351,7 @@ class StreamTraining:
             dataset=self.stream.name,
             bucket=row.buckets[row.row - 1] if row.row else "",
             requirements=_requirements(),
-            classes_by_bucket=dict(zip(row.buckets, self.stream.dealt, strict=True))
-            if self.stream.scenario == TASK
-            else {},
+            classes_by_bucket=dict(zip(row.buckets, masks, strict=False)),
         )
         return save(tensors, metadata=about.as_metadata())
 

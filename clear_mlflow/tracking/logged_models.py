@@ -6,7 +6,7 @@ import io
 import re
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mlflow
 import numpy as np
@@ -35,7 +35,10 @@ _READY: Literal["READY"] = "READY"
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     """Make models of a run's weights that are none yet, with its accuracies; how many were made."""
-    if _used_parameter(run, "log_models") == NONE or scores.record is None:
+    params = run.data.params
+    # A configuration file may have another value than the one that "mlflow run" logged.
+    log_models = params.get("used/log_models", params.get("log_models", NONE))
+    if log_models == NONE or scores.record is None:
         return 0
     run_id = run.info.run_id
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
@@ -48,12 +51,6 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
         if known is None or str(known.status) != _READY:
             made += _log_model(client, run, scores, scores.record, row, weights, known)
     return made
-
-
-def _used_parameter(run: Run, name: str) -> str:
-    """Return a parameter as it was used; a configuration file may differ from "mlflow run"."""
-    params = run.data.params
-    return params.get(f"used/{name}", params.get(name, NONE))
 
 
 def _models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
@@ -84,8 +81,9 @@ def _log_model(
             return False
         if (about := read_description(weights)) is None:
             return False
-        if _used_parameter(run, "scenario") == TASK and not about.classes_by_bucket:
-            return False  # of a version that did not store them: it would predict other classes
+        scenarios = [run.data.params.get(name) for name in ("scenario", "used/scenario")]
+        if TASK in scenarios and not about.classes_by_bucket:  # stored by an earlier version
+            return False
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
             # A model that a process began and did not finish is completed.
             model = known or client.create_logged_model(
@@ -115,7 +113,7 @@ def _log_model(
     return True
 
 
-def _save(folder: Path, weights: Path, about: ModelDescription, model: Model) -> None:
+def _save(folder: Path, weights: Path, description: ModelDescription, model: Model) -> None:
     answer = Schema(
         [
             ColSpec(DataType.long, "class"),
@@ -123,25 +121,25 @@ def _save(folder: Path, weights: Path, about: ModelDescription, model: Model) ->
             ColSpec(DataType.double, "probability"),
         ]
     )
-    example: pd.DataFrame | np.ndarray
-    if about.width:
-        asked = Schema([TensorSpec(np.dtype(np.float32), (-1, about.width))])
-        example = np.zeros((1, about.width), dtype=np.float32)
+    example: pd.DataFrame | np.ndarray | tuple[Any, dict[str, str]]
+    if description.width:
+        asked = Schema([TensorSpec(np.dtype(np.float32), (-1, description.width))])
+        example = np.zeros((1, description.width), dtype=np.float32)
     else:
         asked = Schema([ColSpec(DataType.binary, "image")])
-        example = pd.DataFrame({"image": [_grey(about.image_size)]})
-    params, example_params = None, None
-    if about.classes_by_bucket:
+        example = pd.DataFrame({"image": [_grey(description.image_size)]})
+    params = None
+    if description.classes_by_bucket:
         params = ParamSchema([ParamSpec("bucket", DataType.string, default="")])
-        example_params = {"bucket": next(iter(about.classes_by_bucket))}
+        example = (example, {"bucket": next(iter(description.classes_by_bucket))})
     mlflow.pyfunc.save_model(
         str(folder),
         loader_module=LOADER,
         data_path=str(weights),
         mlflow_model=model,
         signature=ModelSignature(inputs=asked, outputs=answer, params=params),
-        input_example=(example, example_params) if example_params else example,
-        pip_requirements=list(about.requirements),
+        input_example=example,
+        pip_requirements=list(description.requirements),
     )
 
 

@@ -195,9 +195,7 @@ def decode_blocks(
     waiting: deque[Future[DecodedBlock]] = deque()
     starts = iter(range(0, len(images), images_in_task))
 
-    def submit_tasks() -> None:
-        # Not all tasks at once: where images are used more slowly than they are decoded, they
-        # would fill the memory.
+    def submit_tasks() -> None:  # not all at once: decoded images would fill the memory
         max_tasks = max(1, min(3 * workers, _MAX_BYTES_AHEAD // task_bytes))
         while len(waiting) < max_tasks and (start := next(starts, -1)) >= 0:
             waiting.append(pool.submit(decoded, start))

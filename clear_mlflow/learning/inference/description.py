@@ -10,7 +10,6 @@ from typing import Annotated
 from msgspec import Meta
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_FEATURES_WIDTH, converted, json_object
 
 _KEY = "clear_mlflow"  # of a safetensors file's metadata
@@ -58,9 +57,8 @@ def read_description(path: Path) -> ModelDescription | None:
         about: ModelDescription = converted(json_object(text, MAX_CONFIG_BYTES), ModelDescription)
         if len(about.class_names) != about.num_classes or about.num_classes < 1:
             raise RecordError(f"{len(about.class_names)} names for {about.num_classes} classes")
-        for key, names in about.classes_by_bucket.items():
-            if not names or not set(names) <= set(about.class_names):
-                raise RecordError(f"bucket {shown(key)} has no classes or unknown ones")
+        if any(not {*c} or {*c} - {*about.class_names} for c in about.classes_by_bucket.values()):
+            raise RecordError("a bucket with unknown classes, or without classes")
         return about
     except (OSError, SafetensorError, RecordError, LookupError) as error:
         raise RecordError(

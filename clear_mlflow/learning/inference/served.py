@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
 from clear_mlflow.data.decoding.decode import decode_bytes
 from clear_mlflow.learning.device import autocast, resolve_device, tf32
 from clear_mlflow.learning.inference.description import (
@@ -40,18 +39,15 @@ class ServedModel:
         self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Return class, label and probability of each image (a table) or feature (N, width).
-
-        params: ``bucket``, the key of the images' bucket, of a model trained with scenario=task.
-        """
-        is_excluded = self._excluded_classes(params or {})
-        asked = self._features(model_input) if self.about.width else self._images(model_input)
+        """Predict a table of encoded images, or (N, width) features, of params' ``bucket``."""
+        is_excluded = self._excluded_classes((params or {}).get("bucket"))
+        inputs = self._features(model_input) if self.about.width else self._images(model_input)
         classes, likelihoods = [], []
         arithmetic = tf32(self.about.precision == "tf32")
         with torch.inference_mode(), arithmetic, logits_in_float32(self._model):
-            for start in range(0, len(asked), _BATCH):
+            for start in range(0, len(inputs), _BATCH):
                 with autocast(self._device, self.about.precision):
-                    logits: Tensor = self._model(self._inputs(asked[start : start + _BATCH]))
+                    logits: Tensor = self._model(self._inputs(inputs[start : start + _BATCH]))
                 logits = logits.masked_fill(is_excluded, -torch.inf)
                 chosen = logits.argmax(dim=1, keepdim=True)
                 likelihood = logits.float().softmax(dim=1).gather(1, chosen)
@@ -66,15 +62,13 @@ class ServedModel:
             }
         )
 
-    def _excluded_classes(self, params: Mapping[str, Any]) -> Tensor:
-        """Return a (classes,) mask of the classes that cannot be predicted."""
+    def _excluded_classes(self, bucket: Any) -> Tensor:
+        """Return a (classes,) mask of the classes that cannot be predicted for a bucket."""
         names, classes = self.about.class_names, self.about.classes_by_bucket
-        bucket = params.get("bucket")
         if classes and bucket not in classes:
             raise RecordError(
-                f"bucket is {bucket!r}, but the model was trained with scenario=task and predicts "
-                "the classes of one bucket at a time; pass params={'bucket': KEY} with one of "
-                f"{', '.join(map(shown, classes))[:200]}"
+                f"bucket is {str(bucket)[:60]!r}, but this model predicts the classes of one bucket "
+                f"(scenario=task); pass params={{'bucket': KEY}}, one of {[*classes]!s:.200}"
             )
         allowed = classes[bucket] if classes else names
         return torch.tensor([name not in allowed for name in names], device=self._device)

@@ -31,10 +31,9 @@ class Gdumb(Strategy):
     ``epochs=N`` says otherwise: a memory smaller than a bucket gives fewer steps in each, and the
     model starts anew. The paper trains for 256 epochs, with warm restarts of a cosine and CutMix.
 
-    ``update=authors`` follows the program that CLEAR's authors published, with
-    ``buffer=biased_reservoir``: new images replace the newest ones in the buffer, and the model is
-    fine-tuned on the buffer. They then test the epoch of the best training accuracy; here, as
-    always, the last one is tested.
+    ``update=authors`` follows the program of CLEAR's authors with ``buffer=biased_reservoir``: new
+    images replace the newest ones in the buffer, on which the model is fine-tuned. They then test
+    the epoch of the best training accuracy; here, as always, the last one is tested.
 
     Source:
         Prabhu, Torr and Dokania, GDumb: A Simple Approach that Questions Our Progress in Continual
