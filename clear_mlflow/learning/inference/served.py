@@ -67,7 +67,7 @@ class ServedModel:
         names, classes = self.about.class_names, self.about.classes_by_bucket
         if classes and bucket not in classes:
             raise RecordError(
-                f"bucket is {str(bucket)[:60]!r}, but this model predicts the classes of one bucket "
+                f"bucket is {bucket!r}, but this model predicts the classes of one bucket "
                 f"(scenario=task); pass params={{'bucket': KEY}}, one of {[*classes]!s:.200}"
             )
         allowed = classes[bucket] if classes else names
