@@ -1,10 +1,11 @@
 """Which of several processes this one is, how many cores it may use, and of what processor.
 
-torchrun says the first in environment variables, and a scheduler the second by affinity.
+torchrun says the first in environment variables, a scheduler the second by affinity or quota.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -37,11 +38,31 @@ class DistributedEnv:
 ALONE_HERE = DistributedEnv()
 
 
-def usable_cores() -> int:
-    """The cores that this process may run on, of a node often a few; two for two threads of one."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cores(
+    process_groups: Path = Path("/proc/self/cgroup"), cgroup_root: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Return how many cores this process may use, by its affinity and its cgroups' CPU quota."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError):
+        for line in process_groups.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "cpu" in controllers.split(","):  # cgroup v2 or v1
+                group = cgroup_root / ("cpu" if controllers else "") / path.lstrip("/")
+                folders = (group, *group.parents)  # which have quotas, too
+                cores = min(cores, *(_read_quota(folder, cores) for folder in folders))
+    return cores
+
+
+def _read_quota(cgroup: Path, default: int) -> int:
+    """Return a cgroup's CPU quota in cores, rounded up, or *default* if it has none."""
+    names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    files = [cgroup / name for name in names if (cgroup / name).is_file()]
+    numbers = " ".join(file.read_text() for file in files).split()
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):  # "max", -1
+        return default
+    return math.ceil(int(numbers[0]) / int(numbers[1]))
 
 
 def threads_for_each(processes: int) -> int:

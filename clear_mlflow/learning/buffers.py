@@ -203,8 +203,8 @@ class BiasedReservoir(Buffer):
       with its age.
 
     A bucket's images arrive in a random order; in files they are sorted by class, and the last
-    class would be preferred. This is the paper's text, and not what its authors ran: see ``gdumb``
-    with ``update=authors``.
+    class would be preferred. This is the paper's text, and not the authors' program: see
+    ``gdumb`` with ``update=authors``.
 
     Source:
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289, biased reservoir sampling. Their code
@@ -231,13 +231,15 @@ class BiasedReservoir(Buffer):
 
 
 class AuthorsReservoir(BiasedReservoir):
-    """What CLEAR's authors ran: a bucket's images replace those that were let in last.
+    """Replace the newest images, as the program that CLEAR's authors published does.
 
-    Images arrive in the order of their files, each with the chance ``alpha / i`` in the i-th bucket
-    (or alpha, where it is dynamic), once the buffer is full.
+    Of a bucket larger than the buffer, as many images as fit are drawn at random first. Each
+    replaces one with the chance ``alpha / i`` in the i-th bucket (or alpha, where it is dynamic),
+    once the buffer is full.
 
     Source:
-        ElvishElvis/CLEAR-Continual_Learning_Benchmark at df6824d, storage_policy.py:163.
+        ElvishElvis/CLEAR-Continual_Learning_Benchmark@df6824d:avalanche/training/
+        storage_policy.py:136, which fails unless the first bucket fills the buffer.
     """
 
     def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
@@ -245,9 +247,11 @@ class AuthorsReservoir(BiasedReservoir):
         alpha, is_dynamic = parse_alpha(self.alpha)
         chance = alpha if is_dynamic else alpha / self._num_seen
         arriving = len(self) + np.arange(len(labels))
+        if len(labels) > self.capacity:
+            arriving = arriving[torch.randperm(len(labels), generator=draws)[: self.capacity]]
         room = self.capacity - len(self)
-        lucky = _uniform(len(labels), draws)[room:] <= chance
-        let_in = arriving[room:][lucky][: self.capacity]  # theirs fails where more are
+        lucky = _uniform(len(arriving), draws)[room:] <= chance
+        let_in = arriving[room:][lucky]
         held = np.concatenate([np.arange(len(self)), arriving[:room]])
         return np.concatenate([held[: len(held) - len(let_in)], let_in])
 

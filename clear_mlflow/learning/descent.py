@@ -135,14 +135,12 @@ class GradientDescent:
         full = bounds[0][1] - bounds[0][0]
         sums: deque[tuple[int, _Fetched]] = deque()  # of losses, by epoch
         for epoch in itertools.count() if budget else range(config.epochs):
-            lr = learning_rate(config, budget.epoch(config.epochs) if budget else epoch)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+            if budget is None:
+                self._set_learning_rate(optimizer, config, epoch)
             # Processes have different images, which dropout is to treat differently.
             others = (self._group.rank,) if self._group.size > 1 else ()
             seed_everything(config.seed, RngPurpose.MODEL, position, epoch, *others)
             hooks.begin_epoch(position, epoch, len(bounds))
-            curve.begin_epoch(lr)
             shares = self._batches(samples, position, epoch)
             rehearsal = hooks.rehearsal(position, epoch, len(bounds))
             chosen, is_over = [], False
@@ -158,6 +156,7 @@ class GradientDescent:
                         is_over = True
                         break
                     chosen.append(batch.chosen)
+                    self._set_learning_rate(optimizer, config, budget.epoch(config.epochs))
                 flops = costs.flops_of.get(shape)
                 if flops is None:
                     with costs.step(shape):  # of the model as it is, and not compiled
@@ -188,6 +187,12 @@ class GradientDescent:
                 f"however the loss is scaled; pass a lr below {config.lr}, or precision=bf16"
             )
         curve.end()
+
+    def _set_learning_rate(self, optimizer: Any, config: TrainConfig, epoch: int) -> None:
+        """Set the rate of the steps that follow, and record it for the curve."""
+        self.curve.lr = learning_rate(config, epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = self.curve.lr
 
     def _say_apart(self, samples: Samples, position: int) -> None:
         """Say of the first bucket that does not fit the device what is done with it."""
@@ -302,17 +307,17 @@ def _optimizer_of(weights: list[nn.Parameter], config: TrainConfig) -> torch.opt
     return torch.optim.SGD(weights, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
 
 
-def learning_rate(config: TrainConfig, epoch: float) -> float:
+def learning_rate(config: TrainConfig, epoch: int) -> float:
     """The rate of an epoch, from 0: warm-up rises to ``lr``, cosine falls from it towards 0."""
     warm = config.warmup_epochs
     if epoch < warm:
-        return config.lr * min(epoch + 1, warm) / warm  # under a budget, epochs have parts
+        return config.lr * (epoch + 1) / warm
     if config.schedule == "constant":
         return config.lr
     if config.schedule == "cosine":
         done = (epoch - warm) / (config.epochs - warm)
         return config.lr * (1 + math.cos(math.pi * done)) / 2
-    return config.lr * config.lr_gamma ** int((epoch - warm) // config.lr_step)
+    return config.lr * config.lr_gamma ** ((epoch - warm) // config.lr_step)
 
 
 def num_points(num_steps: int) -> int:
@@ -358,7 +363,7 @@ class LossCurve:
         # Windows that have ended: mean loss, last step, its rate, and images.
         self._coming: deque[tuple[_Fetched, int, float, int]] = deque()
         self._began = reached(device)
-        self._lr = math.nan
+        self.lr = math.nan  # of the steps that follow
 
     def begin(self, num_steps: int, budget: int | None = None) -> None:
         """A bucket of *num_steps* steps begins; about so many, where a budget ends it."""
@@ -369,11 +374,6 @@ class LossCurve:
         self._first = self.steps
         self._began = reached(self._window.device)
         self._open_window()
-
-    def begin_epoch(self, lr: float) -> None:
-        """An epoch begins, all of whose steps have one learning rate."""
-        self._lr = lr
-        self._epoch.zero_()
 
     def step_done(self, loss: Tensor, images: int, spent: int | None = None) -> None:
         """A step was issued, of so many of the bucket's images; *spent*: of its budget."""
@@ -397,8 +397,10 @@ class LossCurve:
         self._report(wait=True)
 
     def end_epoch(self) -> _Fetched:
-        """Sums of each model's losses in this epoch, over all processes."""
-        return _Fetched(self._group.add_up(self._epoch.clone()))
+        """Return and reset the sums of each model's losses in this epoch, over all processes."""
+        sums = _Fetched(self._group.add_up(self._epoch.clone()))
+        self._epoch.zero_()
+        return sums
 
     def _open_window(self) -> None:
         self._window.zero_()
@@ -407,7 +409,7 @@ class LossCurve:
     def _end_window(self) -> None:
         steps = self.steps - self._start
         mean = self._group.add_up(self._window.mean() / (steps * self._group.size))
-        self._coming.append((_Fetched(mean), self.steps, self._lr, self._images))
+        self._coming.append((_Fetched(mean), self.steps, self.lr, self._images))
         self._open_window()
 
     def _report(self, *, wait: bool = False) -> None:

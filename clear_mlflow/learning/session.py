@@ -24,6 +24,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
+from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS, OFF
 from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
@@ -337,6 +338,7 @@ class StreamTraining:
         tensors = apart(state)  # weights may be tied
         if load_strategy(config.strategy).makes_its_model():
             return save(tensors, metadata=OF_A_STRATEGY)
+        masks = self.stream.dealt if self.stream.scenario == TASK else ()
         about = ModelDescription(
             model=config.model,
             num_classes=len(self.stream.class_names),
@@ -349,6 +351,7 @@ class StreamTraining:
             dataset=self.stream.name,
             bucket=row.buckets[row.row - 1] if row.row else "",
             requirements=_requirements(),
+            classes_by_bucket=dict(zip(row.buckets, masks, strict=False)),
         )
         return save(tensors, metadata=about.as_metadata())
 

@@ -6,7 +6,7 @@ import io
 import re
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mlflow
 import numpy as np
@@ -14,11 +14,12 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, Metric, Run
 from mlflow.models import Model, ModelSignature
-from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 from PIL import Image
 
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
+from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring.computed import Scores
@@ -34,9 +35,10 @@ _READY: Literal["READY"] = "READY"
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     """Make models of a run's weights that are none yet, with its accuracies; how many were made."""
-    asked = run.data.params.get("log_models", NONE)
+    params = run.data.params
     # A configuration file may have another value than the one that "mlflow run" logged.
-    if run.data.params.get("used/log_models", asked) == NONE or scores.record is None:
+    log_models = params.get("used/log_models", params.get("log_models", NONE))
+    if log_models == NONE or scores.record is None:
         return 0
     run_id = run.info.run_id
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
@@ -70,7 +72,7 @@ def _log_model(
     stored: ArtifactFolder,
     known: LoggedModel | None,
 ) -> bool:
-    """Make one model; False where the file is too large, or of a network that is not ours."""
+    """Log one model; return False if its file is too large or does not describe its predictions."""
     run_id, file = run.info.run_id, names.model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read {file} of run {run_id}"):
@@ -78,6 +80,9 @@ def _log_model(
         if weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
         if (about := read_description(weights)) is None:
+            return False
+        scenarios = [run.data.params.get(name) for name in ("scenario", "used/scenario")]
+        if TASK in scenarios and not about.classes_by_bucket:  # stored by an earlier version
             return False
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
             # A model that a process began and did not finish is completed.
@@ -108,7 +113,7 @@ def _log_model(
     return True
 
 
-def _save(folder: Path, weights: Path, about: ModelDescription, model: Model) -> None:
+def _save(folder: Path, weights: Path, description: ModelDescription, model: Model) -> None:
     answer = Schema(
         [
             ColSpec(DataType.long, "class"),
@@ -116,21 +121,25 @@ def _save(folder: Path, weights: Path, about: ModelDescription, model: Model) ->
             ColSpec(DataType.double, "probability"),
         ]
     )
-    example: pd.DataFrame | np.ndarray
-    if about.width:
-        asked = Schema([TensorSpec(np.dtype(np.float32), (-1, about.width))])
-        example = np.zeros((1, about.width), dtype=np.float32)
+    example: pd.DataFrame | np.ndarray | tuple[Any, dict[str, str]]
+    if description.width:
+        asked = Schema([TensorSpec(np.dtype(np.float32), (-1, description.width))])
+        example = np.zeros((1, description.width), dtype=np.float32)
     else:
         asked = Schema([ColSpec(DataType.binary, "image")])
-        example = pd.DataFrame({"image": [_grey(about.image_size)]})
+        example = pd.DataFrame({"image": [_grey(description.image_size)]})
+    params = None
+    if description.classes_by_bucket:
+        params = ParamSchema([ParamSpec("bucket", DataType.string, default="")])
+        example = (example, {"bucket": next(iter(description.classes_by_bucket))})
     mlflow.pyfunc.save_model(
         str(folder),
         loader_module=LOADER,
         data_path=str(weights),
         mlflow_model=model,
-        signature=ModelSignature(inputs=asked, outputs=answer),
+        signature=ModelSignature(inputs=asked, outputs=answer, params=params),
         input_example=example,
-        pip_requirements=list(about.requirements),
+        pip_requirements=list(description.requirements),
     )
 
 

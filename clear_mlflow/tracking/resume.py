@@ -141,7 +141,7 @@ def read_resume_point(
     if records:
         assemble(whole)  # rows that contradict each other are refused
     # One that was cut off while its first state was stored, beside bucket 1, begins anew.
-    begins_anew = config.resumable == "on" and records.keys() <= {0, 1} and not damaged
+    begins_anew = config.resumable == "on" and records.keys() <= {0, 1}
     if state is None and (records or problems) and not begins_anew:
         rows = f"rows {min(records)} to {max(records)}" if records else "no row"
         why = (

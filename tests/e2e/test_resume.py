@@ -33,6 +33,7 @@ from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.rows import MATRIX_TAG
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import (
     check_data,
@@ -328,6 +329,42 @@ def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
         take_over(client, point)
     with pytest.raises(TrackingError, match="another process trains into run"):
         read_resume_point(client, run_id, tmp_path)
+
+
+def test_a_recent_claim_blocks_until_its_process_has_resumed(interrupted, tmp_path):
+    """Then the tag counts it, and the next interruption may follow at once."""
+    client, run_id = interrupted
+    point = read_resume_point(client, run_id, tmp_path)
+    client.log_param(run_id, "resumed/1", beat(-60, token="1" * 16))
+    client.set_tag(run_id, names.RESUMES_TAG, "1")
+    client.log_param(run_id, "resumed/2", beat(0, token="2" * 16))
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        take_over(client, point)
+    client.set_tag(run_id, names.RESUMES_TAG, "2")
+    take_over(client, point)
+    assert client.get_run(run_id).data.tags[names.RESUMES_TAG] == "3"
+
+
+def test_only_a_run_without_a_second_row_begins_anew(interrupted, tmp_path):
+    """Its first state is stored while bucket 2 is trained; later rows without one are refused."""
+    client, run_id = interrupted
+    folder = artifacts(client.get_run(run_id))
+    shutil.rmtree(folder / "training_state")
+    client.delete_tag(run_id, MATRIX_TAG)  # which would tell that rows are gone
+    with pytest.raises(TrackingError, match="rows 0 to 2 and no training state"):
+        read_resume_point(client, run_id, tmp_path)
+    for row in (2, 1):
+        (folder / "accuracy_matrix" / "rows" / f"row_{row:03d}.json").unlink()
+        point = read_resume_point(client, run_id, tmp_path)
+        assert (point.state, sorted(point.records)) == (None, list(range(row)))
+        if row == 2:
+            config = (folder / "config.json").read_text()
+            (folder / "config.json").write_text(
+                config.replace('"resumable": "on"', '"resumable": "off"')
+            )
+            with pytest.raises(TrackingError, match="rows 0 to 1 and no training state"):
+                read_resume_point(client, run_id, tmp_path)
+            (folder / "config.json").write_text(config)
 
 
 def train_elsewhere(client, run_id, told):

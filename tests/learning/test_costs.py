@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from feature_streams import CLASSES, WIDTH
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features
+from strategy_runs import feature_stream, image_stream, on_features, strategy_on
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchvision.models import VisionTransformer
 
 from clear_mlflow.core.errors import ConfigError
@@ -23,6 +26,7 @@ from clear_mlflow.learning.spending import meter
 from clear_mlflow.learning.strategies import ewc
 from clear_mlflow.learning.strategies._weights import copied
 from clear_mlflow.learning.strategies.er_ace import ErAce
+from clear_mlflow.learning.strategies.naive import Naive
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
 BY_GRADIENTS = sorted(set(known_strategies()) - ON_FEATURES)
@@ -268,11 +272,67 @@ def test_the_schedule_ends_with_the_budget(tmp_path):
     assert rates == pytest.approx(expected)
 
 
-def test_a_warm_up_does_not_pass_lr():
-    """Under a budget an epoch may begin within one: it is that of the whole one at most."""
-    settings = config(epochs="4", warmup_epochs="2", lr="0.1", schedule="constant")
-    rates = [learning_rate(settings, epoch) for epoch in (0, 0.5, 1, 1.5, 2)]
-    assert rates == pytest.approx([0.05, 0.075, 0.1, 0.1, 0.1])
+SCHEDULES = {
+    "step": {"schedule": "step", "lr_step": "4"},
+    "cosine": {"schedule": "cosine"},
+    "warm-up": {"schedule": "cosine", "warmup_epochs": "5"},
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
+def test_learning_rates_are_shares_of_the_budget(strategy, schedule, tmp_path):
+    """Each rate trains the same share of a bucket as without a budget, within one step.
+
+    Where the budget is not a multiple of a step, up to one step is left at the end.
+    """
+    settings = on_images(
+        strategy,
+        epochs="12",
+        memory="8",
+        lr="0.001",
+        budget="naive:1",
+        strategy_args="images=2" if strategy == "ewc" else "none",
+        **SCHEDULES[schedule],
+    )
+    rates_by_bucket = record_rates(image_stream(tmp_path, train=(8, 8, 8)), settings)
+    expected_rates = [learning_rate(settings, epoch) for epoch in range(12)]
+    for rates in rates_by_bucket:  # in each bucket, all steps of a strategy cost the same
+        tolerance = 1 if 24 % len(rates) == 0 else 2
+        for rate in {*expected_rates, *rates}:
+            expected_steps = expected_rates.count(rate) / 12 * len(rates)
+            assert abs(rates.count(rate) - expected_steps) < tolerance
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_naive_is_the_same_with_a_budget_of_naive(schedule, tmp_path):
+    """To the bit, whatever the schedule."""
+    changes = {"epochs": "12", "lr": "0.001", **SCHEDULES[schedule]}
+    weights = [
+        rows_of(image_stream(tmp_path / budget[:3]), on_images("naive", budget=budget, **changes))[
+            -1
+        ].model.state_dict()
+        for budget in ("off", "naive:1")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def record_rates(stream, settings):
+    """Train, and return the learning rate of each step of each bucket."""
+    rates_by_bucket = []
+
+    class Buckets(TrainingProgress):
+        def bucket_started(self, key, *, position, num_buckets):
+            rates_by_bucket.append([])
+
+    hook = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: rates_by_bucket[-1].append(optimizer.param_groups[0]["lr"])
+    )
+    try:
+        list(train(stream, settings, progress=Buckets()))
+    finally:
+        hook.remove()
+    return rates_by_bucket
 
 
 def test_new_shapes_of_steps_stay_within_a_budget(tmp_path):
@@ -305,6 +365,61 @@ def test_derpp_has_an_answer_to_each_image(tmp_path):
     settings = on_images("derpp", budget=f"images:{least - 1}", **changes)
     with pytest.raises(ConfigError, match=f"an epoch of strategy derpp takes {least} there"):
         rows_of(stream, settings)
+
+
+class Thorough(Naive):
+    """Computes more after a bucket than its first budget knows of."""
+
+    def after_bucket(self, position):
+        self.model(torch.zeros(180, 3, 8, 8))
+
+
+def test_what_a_bucket_spends_beyond_its_budget_is_missing_in_the_next(tmp_path):
+    """What follows the first bucket's steps takes 15 steps, which was not known before."""
+    changes = {"epochs": "40", "lr": "0.001"}
+    naive = rows_of(
+        image_stream(tmp_path / "naive", train=(8, 8, 8)), on_images("naive", **changes)
+    )
+    own = rows_of(
+        image_stream(tmp_path / "own", train=(8, 8, 8)),
+        on_images(f"{__name__}:Thorough", budget="naive:1", **changes),
+    )
+    step = naive[1].row.cost.training_flops // 80
+    (_, first, second, third) = lefts(naive, own)
+    assert first < -10 * step
+    assert 0 <= second < step
+    assert 0 <= third < step
+    assert own[1].row.cost.images == 320
+    assert own[2].row.cost.images < own[3].row.cost.images < 320
+
+
+def test_seconds_of_tests_are_not_of_the_training(monkeypatch):
+    """Several tests add up, by the clock and of the processors; counted on clocks set by hand."""
+    clock = {"perf_counter": 100.0, "process_time": 10.0}
+
+    def pass_time(seconds):
+        clock["perf_counter"] += seconds
+        clock["process_time"] += 2 * seconds
+
+    monkeypatch.setattr(
+        meter, "time", SimpleNamespace(**{name: partial(clock.get, name) for name in clock})
+    )
+    settings = on_features(strategy="linear")
+    stream = feature_stream()
+    model = fresh_model(stream, settings)
+    strategy, _ = strategy_on(stream, settings, model)
+    costs = meter.CostMeter(torch.device("cpu"))
+    pass_time(5)
+    costs.begin()
+    for seconds in (3, 4):
+        pass_time(1)
+        with costs.test():
+            pass_time(seconds)
+    costs.trained()
+    with costs.test():
+        pass_time(16)
+    row = costs.row(model, strategy, trained=1)
+    assert (row.seconds, row.device_seconds, row.test_seconds) == (2, 4, 23)
 
 
 class Curve(TrainingProgress):

@@ -103,26 +103,44 @@ def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_bucket
 
 @pytest.mark.parametrize("alpha", ["0.5", "1", "2.5", "0.75n/k"])
 @settings(max_examples=25, deadline=None)
-@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4), more=st.integers(0, 6))
-def test_the_authors_reservoir_is_their_storage_policy(alpha, sizes, more):
-    """A list of the newest last, from which those let in cut as many off the end as they are."""
-    capacity, buffer_index_list = max(sizes) + more, []
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    capacity=st.integers(1, 18),
+)
+def test_the_authors_reservoir_is_their_storage_policy(alpha, sizes, capacity):
+    """Of a bucket, at most as many as fit; those let in cut as many newest ones off the end."""
+    buffer_index_list = []
     buffer = AuthorsReservoir(capacity=capacity, num_classes=1, seed=0, alpha=alpha)
     for experience, size in enumerate(sizes):
         draws = generator(0, RngPurpose.BUFFER, experience)
-        luck = torch.rand(size, generator=draws, dtype=torch.float64).tolist()
+        indices = list(range(size))
+        if size > capacity:
+            indices = torch.randperm(size, generator=draws).tolist()[:capacity]
+        luck = torch.rand(len(indices), generator=draws, dtype=torch.float64).tolist()
         new_items = []
-        for index in range(size):
+        for index, chance in zip(indices, luck, strict=True):
             if len(buffer_index_list) < capacity:
                 buffer_index_list.append((experience, index))
                 continue
             dynamic = alpha.endswith("n/k")
             prob = float(alpha.removesuffix("n/k")) / (1 if dynamic else experience + 1)
-            if luck[index] <= prob:
+            if chance <= prob:
                 new_items.append((experience, index))
         buffer_index_list = buffer_index_list[: len(buffer_index_list) - len(new_items)] + new_items
         buffer.offer(experience, np.zeros(size, dtype=np.int64))
         assert held(buffer) == buffer_index_list
+
+
+def test_the_authors_reservoir_has_all_classes_of_a_sorted_bucket():
+    """CLEAR-100: a third of a bucket that is sorted by class, as files are."""
+    labels = np.repeat(np.arange(100), 99)
+    buffer = AuthorsReservoir(capacity=3300, num_classes=100, seed=0, alpha="1")
+    for position in range(2):
+        buffer.offer(position, labels)
+        counts = np.bincount(buffer.labels, minlength=100)
+        assert counts.sum() == 3300
+        assert counts.min() >= 15  # 33 on average, with a deviation of less than 5
+        assert len(set(zip(buffer.picks.bucket, buffer.picks.index, strict=True))) == 3300
 
 
 def chances(sizes, capacity, insertion):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from learning_streams import CPU, config, pixels_of, random_stream
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.buffers import class_quotas
 from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
@@ -64,6 +66,12 @@ def literal_quotas(num_seen, memory):
                 quotas[label] += 1
                 memory -= 1
     return quotas
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 100))
+def test_quotas_are_dealt_round_after_round(num_seen, memory):
+    """Classes of lower labels take what is left over, one each."""
+    assert class_quotas(np.array(num_seen), memory).tolist() == literal_quotas(num_seen, memory)
 
 
 def held(strategy, stream):

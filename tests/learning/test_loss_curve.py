@@ -131,7 +131,7 @@ def test_no_step_asks_the_device_for_a_number(monkeypatch):
     for name in ("item", "tolist", "__bool__", "__float__", "cpu", "numpy"):
         watch(name, getattr(torch.Tensor, name))
     curve.begin(5000)
-    curve.begin_epoch(0.1)
+    curve.lr = 0.1
     for _ in range(5000):
         curve.step_done(cross_entropy(model(inputs), labels).detach(), 4)
     assert len(asked) <= MOST_POINTS
@@ -165,7 +165,7 @@ def test_points_come_when_the_device_has_come_to_them(monkeypatch):
     curve = LossCurve(found, CPU)
     monkeypatch.setattr(found, "curve_measured", made.append)
     curve.begin(20)
-    curve.begin_epoch(0.1)
+    curve.lr = 0.1
     for step in range(20):
         curve.step_done(torch.tensor(float(step)), 4)
         if step == 12:

@@ -1,6 +1,7 @@
 """Stored weights as models of MLflow's: loaded, served, ranked, registered by MLflow alone."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import os
@@ -20,8 +21,10 @@ from torch import nn
 
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.api.train import train_ensemble
+from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
@@ -33,6 +36,8 @@ from clear_mlflow.tracking.in_process import train_in_process
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "24", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off", "log_models": "all"}
 BUCKETS = 3
+FAST = {"dataset": "digits", "epochs": "1", "device": "cpu", "precision": "off"}
+FAST |= {"log_models": "all", "predictions": "none"}
 
 # Asks a model about image files; nothing of what trains may be imported on the way.
 ASK = """
@@ -208,6 +213,77 @@ def test_heads_on_features_are_asked_about_features(store, experiment_id):
     assert answers["label"].tolist() == [str(number) for number in answers["class"]]
 
 
+SETTINGS = {
+    "task": {"scenario": "task", "model": "small_cnn"},
+    "task on features": {"scenario": "task", "features": "pixels"},
+    "class": {"scenario": "class", "model": "small_cnn"},
+    "probabilities": {"scenario": "task", "model": "small_cnn", "predictions": "probs"},
+    "ncm": {"features": "pixels", "strategy": "ncm"},
+    "slda": {"features": "pixels", "strategy": "slda", "scenario": "task"},
+    "cwr": {"strategy": "cwr", "model": "small_cnn"},
+    "ensemble": {"features": "pixels", "seeds": "0,1"},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting):
+    """On all test images, loaded from MLflow; with scenario=task, in one bucket at a time."""
+    asked = {**FAST, "predictions": "labels", **SETTINGS[setting]}
+    if "scenario" in asked:
+        asked["scenario_args"] = "times=all"
+    training = prepare(check(TrainConfig.resolve(asked)), TrainingProgress())
+    train_in_process(store, training, asked)
+    is_task = asked.get("scenario") == "task"
+    buckets = training.stream.buckets
+    features = load_features(training.stream, "pixels", cache_dir=default_cache_dir())
+    runs = [run for run in store.search_runs([experiment_id]) if stored_models(store, run)]
+    assert len(runs) == (2 if "seeds" in asked else 1)
+    for run in runs:
+        models = stored_models(store, run)
+        assert sorted(models) == list(range(len(buckets) + 1))
+        for row in (0, 2, len(buckets)):
+            model = mlflow.pyfunc.load_model(f"models:/{models[row].model_id}")
+            predictions = []
+            for bucket, bucket_features in zip(buckets, features.test, strict=True):
+                inputs = (
+                    np.asarray(bucket_features)
+                    if "features" in asked
+                    else pd.DataFrame({"image": [path.read_bytes() for path in bucket.test.paths]})
+                )
+                params = {"bucket": bucket.key} if is_task else None
+                predictions.append(model.predict(inputs, params=params))
+            predictions = pd.concat(predictions)
+            stored = RowPredictions.load(
+                artifacts(run) / "predictions" / predictions_file_name(row)
+            )
+            assert predictions["class"].tolist() == stored.labels.tolist()
+            if stored.probabilities is not None:
+                largest = stored.probabilities.max(axis=1).astype(np.float64)
+                assert np.allclose(predictions["probability"], largest, atol=1e-3)
+
+
+def test_a_task_model_asks_for_the_bucket(store, experiment_id):
+    """Without a bucket, or with one that does not exist, it names those that exist."""
+    run = trained(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
+    model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[5].model_id}")
+    for params in (None, {"bucket": "6"}):
+        with pytest.raises(RecordError, match=r"pass params=\{'bucket': KEY\}, one of \['1', '2'"):
+            model.predict(model.input_example, params=params)
+    (answer,) = model.predict(model.input_example, params={"bucket": "2"})["label"]
+    assert answer in ("2", "3")
+
+
+def test_a_task_model_without_its_classes_is_not_offered(store, experiment_id):
+    """As earlier versions stored it."""
+    run = trained(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
+    file = artifacts(run) / "models" / "after_005.safetensors"
+    description = dataclasses.replace(read_description(file), classes_by_bucket={})
+    save_file(load_file(file), file, description.as_metadata())
+    store.delete_logged_model(stored_models(store, run)[5].model_id)
+    score_again(store, run)
+    assert sorted(stored_models(store, run)) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -221,6 +297,9 @@ def test_heads_on_features_are_asked_about_features(store, experiment_id):
         {"model": ["small_cnn"]},
         {"strategy": None},
         {"requirements": 3},
+        {"classes_by_bucket": {"1": ["c"]}},
+        {"classes_by_bucket": {"1": []}},
+        {"classes_by_bucket": ["a"]},
     ],
     ids=str,
 )

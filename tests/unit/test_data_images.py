@@ -6,6 +6,7 @@ import io
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from PIL import Image, ImageOps
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.decoding.decode import Resize, decode
+from clear_mlflow.data.decoding import decode as decode_module
+from clear_mlflow.data.decoding.decode import OwnTransform, Resize, decode, decode_blocks
 from clear_mlflow.data.stream import ImageSet
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -157,6 +159,33 @@ def test_order_is_kept_and_progress_told(tmp_path):
     assert np.array_equal(result[:, 0, 0], [(n, 2 * n, 3 * n) for n in range(50)])
     assert told == sorted(set(told))
     assert told[-1] == 50
+
+
+@pytest.mark.parametrize("height", [518, 4 * 518])
+def test_images_decoded_ahead_are_bounded_in_bytes(tmp_path, monkeypatch, height):
+    """On 64 cores, as DINOv2 takes images: at most 1 GiB waits, also of higher images."""
+    monkeypatch.setattr(decode_module, "usable_cores", lambda: 64)
+    path = tmp_path / "image.png"
+    Image.new("RGB", (8, 8)).save(path)
+    made = []
+
+    def make(image):
+        made.append(image.size)
+        return np.zeros((3, height, 518), dtype=np.float32)
+
+    images = image_set(*[path] * 2000)
+    blocks = decode_blocks(images, OwnTransform(make, side=518, text="518"))
+    num_used = 0
+    while num_used < 400:
+        num_used += len(next(blocks).images)
+    before = -1
+    while before < len(made):  # until nothing more is decoded ahead
+        before = len(made)
+        time.sleep(0.5)
+    assert len(made) > num_used
+    assert (len(made) - num_used) * 3 * height * 518 * 4 <= 2**30
+    num_used += sum(len(block.images) for block in blocks)
+    assert num_used == len(made) == 2000
 
 
 def _png_of(width: int, height: int) -> bytes:

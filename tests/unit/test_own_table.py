@@ -141,6 +141,27 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
     assert "gives 2 buckets" in refusal(root, buckets="equal:3")
 
 
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), number=st.integers(2, 4))
+def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
+    """Of an even number of images, the later one of the two in the middle."""
+    years = [str(2000 + k) for k, count in enumerate(counts) for _ in range(count)]
+    expected = {}
+    for year in sorted(set(years)):
+        middle = years.index(year) + years.count(year) // 2
+        expected.setdefault(middle * number // len(years), set()).add(year)
+    lines = [f"images/{i}.png,{'xy'[i % 2]},{year}" for i, year in enumerate(years)]
+    write(root, *lines, header="path,label,time")
+    if len(expected) < number:
+        assert f"gives {len(expected)} buckets" in refusal(root, buckets=f"equal:{number}")
+        return
+    buckets = listed(root, buckets=f"equal:{number}").values()
+    found = [{years[int(name)] for name in names} for names in buckets]
+    assert found == [expected[k] for k in range(number)]
+
+
 def test_buckets_have_dates(years, root):
     """The first day of each where its name is a date, the middle image's of equal counts."""
     assert load(years[0], table="photos.csv").times == tuple(f"{year}-01-01" for year in YEARS)

@@ -79,6 +79,16 @@ def test_in_the_streams_own_time_new_classes_come_with_drift():
         assert set(bucket.train.contents) == expected
 
 
+def test_years_that_are_no_multiple_of_the_buckets_go_to_the_later_ones():
+    """Four years in three buckets: one, one and two."""
+    stream = made()
+    buckets = in_scenario(stream, "class", {"classes_per_bucket": 3})
+    assert buckets.times == ("2004-01-01", "2005-01-01", "2006-01-01")
+    year_of = {content: year.key for year in stream.buckets for content in year.train.contents}
+    years = [{year_of[content] for content in bucket.train.contents} for bucket in buckets.buckets]
+    assert years == [{"2004"}, {"2005"}, {"2006", "2007"}]
+
+
 def test_an_order_is_said_or_drawn():
     stream = made()
     said = in_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.process.parent import child_environment
 
 FAULTS = """
@@ -40,3 +41,35 @@ def test_what_a_user_says_stays(name):
         assert given["GOMP_SPINCOUNT"] == "3000"
     else:
         assert len({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(given)) == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cgroups are Linux's")
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
+        ("0::/pod/one", {"pod/cpu.max": "400000 100000", "pod/one/cpu.max": "max 100000"}, 4),
+        ("0::/not/mounted/here", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "9900000 100000"}, 64),
+        (
+            "4:memory:/pod\n3:cpu,cpuacct:/pod\n0::/",
+            {"cpu/pod/cpu.cfs_quota_us": "300000", "cpu/pod/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ("0::/", {"cpu.max": "damaged"}, 64),
+        ("", {}, 64),
+    ],
+)
+def test_cores_are_limited_by_the_quota_of_a_container(
+    tmp_path, monkeypatch, groups, files, expected
+):
+    """Of 64 cores that affinity allows, as docker run --cpus and Kubernetes limit them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for name, content in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(f"{content}\n")
+    (tmp_path / "groups").write_text(groups)
+    assert usable_cores(tmp_path / "groups", tmp_path / "root") == expected
+    assert usable_cores(tmp_path / "missing", tmp_path / "root") == 64

@@ -42,6 +42,7 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _IMAGES_IN_A_TASK = 16
+_MAX_BYTES_AHEAD = 2**30  # of decoded images that wait to be used
 
 _DECODER = 2  # to be raised with any change to this module that changes a pixel
 
@@ -165,8 +166,14 @@ def decode_blocks(
             f"{_MAX_PIXELS}; pass a smaller image_size"
         )
 
+    workers = usable_cores()
+    # Smaller tasks where images are large, so that all cores decode within the limit.
+    image_bytes = 3 * resize.side**2 * (1 if isinstance(resize, Resize) else 4)
+    images_in_task = max(1, min(_IMAGES_IN_A_TASK, _MAX_BYTES_AHEAD // (3 * workers * image_bytes)))
+    task_bytes = images_in_task * image_bytes  # of the largest task; an estimate until one is done
+
     def decoded(start: int) -> DecodedBlock:
-        stop = min(start + _IMAGES_IN_A_TASK, len(images))
+        stop = min(start + images_in_task, len(images))
         block, damaged = [], []
         for i in range(start, stop):
             try:
@@ -184,21 +191,21 @@ def decode_blocks(
 
     # Threads and not processes: Pillow lets go of the interpreter's lock while it decodes and
     # scales, and threads need not send pixels to one another.
-    workers = usable_cores()
     pool = ThreadPoolExecutor(max_workers=workers)
     waiting: deque[Future[DecodedBlock]] = deque()
-    starts = iter(range(0, len(images), _IMAGES_IN_A_TASK))
-    try:
-        # So many at once and not all: where the disk is slower than the threads, what is decoded
-        # would fill the memory.
-        for start in starts:
+    starts = iter(range(0, len(images), images_in_task))
+
+    def submit_tasks() -> None:  # not all at once: decoded images would fill the memory
+        max_tasks = max(1, min(3 * workers, _MAX_BYTES_AHEAD // task_bytes))
+        while len(waiting) < max_tasks and (start := next(starts, -1)) >= 0:
             waiting.append(pool.submit(decoded, start))
-            if len(waiting) == 3 * workers:
-                break
+
+    try:
+        submit_tasks()
         while waiting:
             block = waiting.popleft().result()
-            if (start := next(starts, -1)) >= 0:
-                waiting.append(pool.submit(decoded, start))
+            task_bytes = max(task_bytes, sum(image.nbytes for image in block.images))
+            submit_tasks()
             yield block
             if on_image is not None:
                 on_image(block.start + len(block.images))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +36,8 @@ class ModelDescription:
     dataset: str  # what it was trained on
     bucket: str  # key of the bucket that was trained last
     requirements: tuple[str, ...]  # packages that it needs, as pip takes them
+    # Under scenario=task: the classes among which a prediction is chosen, by bucket key.
+    classes_by_bucket: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def as_metadata(self) -> dict[str, str]:
         """As a safetensors file holds it beside the weights."""
@@ -55,6 +57,8 @@ def read_description(path: Path) -> ModelDescription | None:
         about: ModelDescription = converted(json_object(text, MAX_CONFIG_BYTES), ModelDescription)
         if len(about.class_names) != about.num_classes or about.num_classes < 1:
             raise RecordError(f"{len(about.class_names)} names for {about.num_classes} classes")
+        if any(not {*c} or {*c} - {*about.class_names} for c in about.classes_by_bucket.values()):
+            raise RecordError("a bucket with unknown classes, or without classes")
         return about
     except (OSError, SafetensorError, RecordError, LookupError) as error:
         raise RecordError(

@@ -39,15 +39,16 @@ class ServedModel:
         self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Class, label and probability of a table's encoded images, or of (N, width) features."""
-        del params
-        asked = self._features(model_input) if self.about.width else self._images(model_input)
+        """Predict a table of encoded images, or (N, width) features, of params' ``bucket``."""
+        is_excluded = self._excluded_classes((params or {}).get("bucket"))
+        inputs = self._features(model_input) if self.about.width else self._images(model_input)
         classes, likelihoods = [], []
         arithmetic = tf32(self.about.precision == "tf32")
         with torch.inference_mode(), arithmetic, logits_in_float32(self._model):
-            for start in range(0, len(asked), _BATCH):
+            for start in range(0, len(inputs), _BATCH):
                 with autocast(self._device, self.about.precision):
-                    logits: Tensor = self._model(self._inputs(asked[start : start + _BATCH]))
+                    logits: Tensor = self._model(self._inputs(inputs[start : start + _BATCH]))
+                logits = logits.masked_fill(is_excluded, -torch.inf)
                 chosen = logits.argmax(dim=1, keepdim=True)
                 likelihood = logits.float().softmax(dim=1).gather(1, chosen)
                 classes.append(chosen[:, 0].cpu().numpy())
@@ -60,6 +61,17 @@ class ServedModel:
                 "probability": np.concatenate([np.empty(0), *likelihoods]).astype(np.float64),
             }
         )
+
+    def _excluded_classes(self, bucket: Any) -> Tensor:
+        """Return a (classes,) mask of the classes that cannot be predicted for a bucket."""
+        names, classes = self.about.class_names, self.about.classes_by_bucket
+        if classes and bucket not in classes:
+            raise RecordError(
+                f"bucket is {bucket!r}, but this model predicts the classes of one bucket "
+                f"(scenario=task); pass params={{'bucket': KEY}}, one of {[*classes]!s:.200}"
+            )
+        allowed = classes[bucket] if classes else names
+        return torch.tensor([name not in allowed for name in names], device=self._device)
 
     def _inputs(self, some: Any) -> Tensor:
         if self.about.width:

@@ -68,9 +68,9 @@ class Budget:
             return known.get(shape, 0)
         return math.ceil(Fraction(known[self._last] * sum(shape[2:]), sum(self._last[2:])))
 
-    def epoch(self, epochs: int) -> float:
-        """Where a schedule of so many epochs is that ends with the budget."""
-        return epochs * self.spent / self.for_steps if self.for_steps else 0.0
+    def epoch(self, epochs: int) -> int:
+        """Return the epoch of a schedule whose epochs are equal shares of the budget."""
+        return epochs * self.spent // max(1, self.for_steps)
 
     def end(self, of_steps: int) -> None:
         """The bucket is done; its steps spent so much."""

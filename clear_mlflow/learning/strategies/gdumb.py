@@ -31,9 +31,9 @@ class Gdumb(Strategy):
     ``epochs=N`` says otherwise: a memory smaller than a bucket gives fewer steps in each, and the
     model starts anew. The paper trains for 256 epochs, with warm restarts of a cosine and CutMix.
 
-    ``update=authors`` is what CLEAR's authors ran with ``buffer=biased_reservoir``: their buffer,
-    of which new images replace the newest, and a model that is fine-tuned on it. They then test the
-    epoch of the best training accuracy; here, as always, the last one is tested.
+    ``update=authors`` follows the program of CLEAR's authors with ``buffer=biased_reservoir``: new
+    images replace the newest ones in the buffer, on which the model is fine-tuned. They then test
+    the epoch of the best training accuracy; here, as always, the last one is tested.
 
     Source:
         Prabhu, Torr and Dokania, GDumb: A Simple Approach that Questions Our Progress in Continual
