@@ -13,7 +13,7 @@ from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
 from clear_mlflow.core.text import warn
-from clear_mlflow.journal.journal import Entry, Journal
+from clear_mlflow.journal.journal import Entry, Journal, left_journals, read_origin
 from clear_mlflow.journal.sender import is_final, store_entry, store_metrics
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -36,7 +36,7 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
     refused: TrackingError | None = None
 
     def store(entry: Entry) -> None:
-        if entry.artifact is None:
+        if entry.artifact is None and not entry.has_tags:
             # Points of metrics follow from rows, and scoring logs those that lack. Another process
             # may have stored the same rows since, at other times: these would double its points. A
             # curve follows from nothing.
@@ -44,7 +44,7 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
             if points := lacking(curve, steps() if curve else {}):
                 store_metrics(client, run_id, points, hold)
         # A bucket that another process trained on again has that one's tests.
-        elif not entry.artifact.startswith(f"{ANYTIME_FOLDER}/") or entry.artifact not in tests():
+        elif not _is_test(entry) or entry.artifact not in tests():
             store_entry(client, entry, hold)
 
     try:
@@ -70,6 +70,32 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
         raise
 
 
+def send_left_journals(client: MlflowClient, run: Run) -> None:
+    """Send what earlier processes on this machine measured for a run and could not store.
+
+    Raises HeldError if one of them still writes to its journal.
+    """
+    run_id = run.info.run_id
+    for folder in left_journals(run_id):
+        named = read_origin(folder).run_id
+        if named != run_id:
+            raise TrackingError(
+                f"{folder} holds what was measured for run {named}; move it to a folder of that "
+                "name, or send it: clear-mlflow sync FOLDER"
+            )
+        journal = Journal.take(folder, run_id)
+        done = False
+        try:
+            for _ in send_waiting(client, run, journal):
+                pass
+            # Another process than this one may continue the run, for example in a sweep.
+            with mlflow_errors(f"give run {run_id} back"):
+                give_back(client, run)
+            done = True
+        finally:
+            journal.close(remove=done)
+
+
 def list_artifacts(client: MlflowClient, run_id: str, folder: str) -> frozenset[str]:
     """Paths of the files in a folder of a run's artifacts."""
     with mlflow_errors(f"list {folder} of run {run_id}"):
@@ -92,6 +118,10 @@ def stored_steps(client: MlflowClient, run: Run) -> StoredSteps:
 def lacking(points: Iterable[Metric], there: StoredSteps) -> list[Metric]:
     """Points of a curve at whose steps a run holds none: of a step, the first one stays."""
     return [point for point in points if point.step not in there.get(point.key, ())]
+
+
+def _is_test(entry: Entry) -> bool:
+    return (entry.artifact or "").startswith(f"{ANYTIME_FOLDER}/")
 
 
 def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -24,7 +24,7 @@ from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.journal import Entry, Journal, journal_places
 from clear_mlflow.store.artifacts import log_durably
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import Hold, LostRunError
 from clear_mlflow.store.rows import RowConflictError, put_row
 
@@ -33,6 +33,7 @@ ACKNOWLEDGEMENT_SECONDS = 5.0
 EXIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
 MOST_METRICS = 900  # points in one request; MLflow takes 1,000
 _EXIT_SECONDS, _LONGEST_EXIT_SECONDS = 60.0, 86_400.0
+HURRIED_SECONDS = 2.0  # that finish waits for a store after Ctrl-C
 _LONGEST_PAUSE_SECONDS = 15.0
 _LAST_PAUSE_SECONDS = 1.0
 _JOIN_SECONDS = 1.0
@@ -63,6 +64,7 @@ class Sender:
         self._warned = False
         self._finishing = False
         self._stopped = False
+        self._hurried = False
         self._progress = 0.0
         # A call that hangs must not keep the process: what it sends is on the disk.
         self._thread = threading.Thread(target=self._work, name="clear_mlflow sender", daemon=True)
@@ -122,7 +124,7 @@ class Sender:
         return entries
 
     def send(self, *items: Entry | Callable[[], None]) -> None:
-        """Send entries, or do something (again while it raises), after all before."""
+        """Send entries in order, or call a function once in its turn."""
         with self._changed:
             self._queue.extend(items)
             self._changed.notify_all()
@@ -146,14 +148,19 @@ class Sender:
             self._progress = time.monotonic()
             self._changed.notify_all()
             while self._queue:
-                left = self._progress + patience - time.monotonic()
+                most = min(patience, HURRIED_SECONDS) if self._hurried else patience
+                left = self._progress + most - time.monotonic()
                 if left <= 0 or self.lost is not None or not self._thread.is_alive():
                     break
-                self._changed.wait(left)
+                self._changed.wait(min(left, HURRIED_SECONDS))  # hurry() wakes nobody
             self._stopped = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
+
+    def hurry(self) -> None:
+        """Let :meth:`finish` end soon; signal handlers may call it."""
+        self._hurried = True
 
     def waiting(self) -> dict[str, list[Entry]]:
         """What the store does not have, by run."""
@@ -193,11 +200,14 @@ class Sender:
                 with self._changed:
                     if self._stopped:
                         return
-                    if entry is not None and is_final(error):
+                    if entry is None or is_final(error):  # it blocks nothing that follows
                         self._queue.popleft()
-                        self._aside.append(entry)
                         self.problem = error
-                        warn(f"{error}; it is kept in {entry.file.parent}")
+                        if entry is None:
+                            warn(str(error))
+                        else:
+                            self._aside.append(entry)
+                            warn(f"{error}; it is kept in {entry.file.parent}")
                         self._changed.notify_all()
                         continue
                     self._failed(error, entry)
@@ -252,12 +262,14 @@ class Sender:
 
 def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
     """Store one entry, which may be there already, where this process holds its run."""
-    if entry.artifact is None:
+    if entry.artifact is None and not entry.has_tags:
         store_metrics(client, entry.run_id, entry.metrics(), hold)
         return
     run = hold.check(entry.run_id)
     with mlflow_errors(f"store {_name(entry)} of run {entry.run_id}"):
-        if entry.artifact.startswith(f"{ROWS_FOLDER}/"):
+        if entry.artifact is None:
+            log_tags(client, entry.run_id, entry.tags())
+        elif entry.artifact.startswith(f"{ROWS_FOLDER}/"):
             name = entry.artifact.removeprefix(f"{ROWS_FOLDER}/")
             put_row(client, run, name, entry.file.read_bytes())
         else:
@@ -317,4 +329,4 @@ def unsent_error(sender: Sender) -> UnsentError | None:
 
 
 def _name(entry: Entry) -> str:
-    return entry.artifact or "metrics"
+    return entry.artifact or ("tags" if entry.has_tags else "metrics")

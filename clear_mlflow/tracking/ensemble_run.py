@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -59,6 +59,11 @@ class EnsembleRun:
 
     def __exit__(self, *raised: Any) -> None:
         self._open.__exit__(*raised)
+
+    @property
+    def rows(self) -> dict[str, Collection[int]]:
+        """Rows that this process stored, by run."""
+        return {member.run_id: member.writer.rows for member in self._members.values()}
 
     def track(self, training: Training) -> None:
         """Train, and store the rows of all members before the next bucket starts."""

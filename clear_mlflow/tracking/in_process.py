@@ -52,8 +52,10 @@ def _train(client: MlflowClient, training: Training, asked: Mapping[str, str]) -
         with run:
             run.track(training)
     except BaseException as error:
-        closed = close(client, run_id, result_of(error, run_id), run.member_ids, ours=ours)
+        result = result_of(error, run_id)
+        closed = close(client, run_id, result, run.member_ids, ours=ours, rows=run.rows)
         if closed.problem is not None and closed.problem is not error:
             warn(str(closed.error))
         raise
-    return close(client, run_id, result_of(None, run_id), run.member_ids, ours=ours)
+    result = result_of(None, run_id)
+    return close(client, run_id, result, run.member_ids, ours=ours, rows=run.rows)

@@ -11,7 +11,7 @@ import shlex
 import signal
 import statistics
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,8 +28,8 @@ from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
-from clear_mlflow.core.text import warn
+from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
+from clear_mlflow.core.text import shown, warn
 from clear_mlflow.journal.journal import (
     JOURNAL_JSON,
     End,
@@ -252,18 +252,24 @@ def close(
     members: Mapping[int, str] | None = None,
     *,
     ours: bool = True,
+    rows: Mapping[str, Collection[int]] | None = None,
 ) -> RunResult:
-    """Score what a run holds and end it, members first (seed to run); *ours* False: left open."""
+    """Score what a run holds and end it, members first (seed to run); *ours* False: left open.
+
+    *rows* are those that this process stored, by run; one that is missing now is an error.
+    """
     if result.is_lost:
         _forget(run_id)
         return result
     if result.unsent is not None:
         return _leave_unsent(client, run_id, result, result.unsent, members or {}, ours)
+    rows = rows or {}
     if members is None:
-        return _close_one(client, run_id, result, ours)
+        return _close_one(client, run_id, result, ours, rows.get(run_id, ()))
     scores: dict[int, Scores] = {}
     for seed, member_id in members.items():
-        closed = _close_one(client, member_id, _of_member(result, seed), True)
+        of_member = _of_member(result, seed)
+        closed = _close_one(client, member_id, of_member, True, rows.get(member_id, ()))
         if closed.scores is not None:
             scores[seed] = closed.scores
         if closed.exit_code and not result.exit_code:
@@ -280,7 +286,7 @@ def close(
             summarize_members(client, run_id, scores)
     except ClearError as refusal:
         result = _with_problem(replace(result, status="FAILED"), refusal)
-    return replace(_close_one(client, run_id, result, ours), members=scores)
+    return replace(_close_one(client, run_id, result, ours, ()), members=scores)
 
 
 def close_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
@@ -329,7 +335,9 @@ def _with_problem(result: RunResult, problem: ClearError) -> RunResult:
     )
 
 
-def _close_one(client: MlflowClient, run_id: str, ended: RunResult, ours: bool) -> RunResult:
+def _close_one(
+    client: MlflowClient, run_id: str, ended: RunResult, ours: bool, rows: Collection[int]
+) -> RunResult:
     """Score what is stored, say why the run ended, and set its status."""
     result = ended
     try:
@@ -339,12 +347,23 @@ def _close_one(client: MlflowClient, run_id: str, ended: RunResult, ours: bool) 
         scores = score(client, run_id)
         result = replace(result, scores=scores)
         log_models(client, stored, scores)
+        if missing := set(rows).difference(scores.record.rows if scores.record else ()):
+            raise RecordError(
+                f"rows {', '.join(map(str, sorted(missing)))} of run {run_id} were stored and are "
+                f"missing now in {shown(str(stored.info.artifact_uri), 200)}: put their files "
+                f"back, then run 'clear-mlflow evaluate --run-id {run_id}'"
+            )
     except LostRunError as lost:
         return _lost(run_id, ended, lost)
     except ClearError as refusal:
         result = _with_problem(result, refusal)
         if result.status == "FINISHED":
             result = replace(result, status="FAILED")
+    except BaseException as error:  # a bug, or Ctrl-C: the run does not stay open
+        result = result_of(error, run_id)
+        with suppress(ClearError):
+            end(client, run_id, result.status if ours else None, result.error, check=refuse_if_lost)
+        raise
     try:
         with mlflow_errors(f"look at run {run_id}"):
             run = end(

@@ -155,11 +155,13 @@ def _train(
     except (ClearError, TrainingDied) as error:
         process.stop()
         result = result_of(error, run_id, signals.received)
-        return _with_resume(close(client, run_id, result, run.member_ids), config, place)
+        return _with_resume(
+            close(client, run_id, result, run.member_ids, rows=run.rows), config, place
+        )
     except BaseException as error:
-        close(client, run_id, result_of(error, run_id), run.member_ids)
+        close(client, run_id, result_of(error, run_id), run.member_ids, rows=run.rows)
         raise
-    return close(client, run_id, result_of(None, run_id), run.member_ids)
+    return close(client, run_id, result_of(None, run_id), run.member_ids, rows=run.rows)
 
 
 def _with_resume(outcome: RunResult, config: TrainConfig, place: DistributedEnv) -> RunResult:

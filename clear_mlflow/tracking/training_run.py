@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -92,9 +92,14 @@ class TrainingRun:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.writer.close(error)
         rows, facts = self.writer.rows, self._facts
-        is_whole = bool(facts and rows and rows[-1].row == len(facts.buckets))
+        is_whole = bool(facts and len(facts.buckets) in rows)
         if is_whole and error is None and not self._is_member:
             self._remove_states(before=None)
+
+    @property
+    def rows(self) -> dict[str, Collection[int]]:
+        """Rows that this process stored, by run."""
+        return {self.run_id: self.writer.rows}
 
     def track(self, training: Training) -> None:
         """Train; store each row before the next bucket starts, and the state during it."""
