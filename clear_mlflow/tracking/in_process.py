@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import mlflow
 from mlflow import MlflowClient
 
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.scoring.computed import Scores
@@ -19,7 +19,7 @@ from clear_mlflow.tracking.training_run import open_training_run
 def train_in_process(client: MlflowClient, training: Training, asked: Mapping[str, str]) -> Scores:
     """Train here, into the active run, which is left open, or a new one."""
     closed = _train(client, training, asked)
-    if closed.scores is None:
+    if closed.scores is None or isinstance(closed.problem, RecordError):  # rows are missing
         problem = closed.problem or TrackingError(str(closed.error))
         if closed.error != str(problem):  # how it ended is kept for sync, and where
             warn(str(closed.error))

@@ -347,11 +347,11 @@ def _close_one(
         scores = score(client, run_id)
         result = replace(result, scores=scores)
         log_models(client, stored, scores)
-        if missing := set(rows).difference(scores.record.rows if scores.record else ()):
+        if missing := sorted(set(rows).difference(scores.record.rows if scores.record else ())):
             raise RecordError(
-                f"rows {', '.join(map(str, sorted(missing)))} of run {run_id} were stored and are "
-                f"missing now in {shown(str(stored.info.artifact_uri), 200)}: put their files "
-                f"back, then run 'clear-mlflow evaluate --run-id {run_id}'"
+                f"run {run_id} stored rows that are missing now in "
+                f"{shown(str(stored.info.artifact_uri), 200)}: {', '.join(map(str, missing))}; "
+                f"put their files back, then run 'clear-mlflow evaluate --run-id {run_id}'"
             )
     except LostRunError as lost:
         return _lost(run_id, ended, lost)
