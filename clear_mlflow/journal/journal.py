@@ -50,21 +50,16 @@ class HeldError(TrackingError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing to send: a file for the run's artifacts, points of metrics, or tags."""
+    """One thing to send: a file for the run's artifacts, points of metrics, or tags.json."""
 
     run_id: str
     file: Path
 
     @property
     def artifact(self) -> str | None:
-        """Path among the run's artifacts, or None if the entry is metrics or tags."""
+        """Path among the run's artifacts, or None if the entry is metrics."""
         path = self.file.name[9:].replace("+", "/")
-        return None if path in (_METRICS_JSON, TAGS_JSON) else path
-
-    @property
-    def has_tags(self) -> bool:
-        """Return True if the entry contains tags."""
-        return self.file.name[9:] == TAGS_JSON
+        return None if path == _METRICS_JSON else path
 
     def tags(self) -> dict[str, str]:
         """Read the tags, name to value; raises TrackingError if the file is damaged."""

@@ -36,7 +36,7 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
     refused: TrackingError | None = None
 
     def store(entry: Entry) -> None:
-        if entry.artifact is None and not entry.has_tags:
+        if entry.artifact is None:
             # Points of metrics follow from rows, and scoring logs those that lack. Another process
             # may have stored the same rows since, at other times: these would double its points. A
             # curve follows from nothing.
@@ -44,7 +44,7 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
             if points := lacking(curve, steps() if curve else {}):
                 store_metrics(client, run_id, points, hold)
         # A bucket that another process trained on again has that one's tests.
-        elif not _is_test(entry) or entry.artifact not in tests():
+        elif not entry.artifact.startswith(f"{ANYTIME_FOLDER}/") or entry.artifact not in tests():
             store_entry(client, entry, hold)
 
     try:
@@ -118,10 +118,6 @@ def stored_steps(client: MlflowClient, run: Run) -> StoredSteps:
 def lacking(points: Iterable[Metric], there: StoredSteps) -> list[Metric]:
     """Points of a curve at whose steps a run holds none: of a step, the first one stays."""
     return [point for point in points if point.step not in there.get(point.key, ())]
-
-
-def _is_test(entry: Entry) -> bool:
-    return (entry.artifact or "").startswith(f"{ANYTIME_FOLDER}/")
 
 
 def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ While the store is away, training continues, and what it measures waits on the d
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -20,9 +21,10 @@ from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import warn
-from clear_mlflow.journal.journal import Entry, Journal, journal_places
+from clear_mlflow.journal.journal import TAGS_JSON, Entry, Journal, journal_places
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import Hold, LostRunError
@@ -33,7 +35,7 @@ ACKNOWLEDGEMENT_SECONDS = 5.0
 EXIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
 MOST_METRICS = 900  # points in one request; MLflow takes 1,000
 _EXIT_SECONDS, _LONGEST_EXIT_SECONDS = 60.0, 86_400.0
-HURRIED_SECONDS = 2.0  # that finish waits for a store after Ctrl-C
+_HURRIED_SECONDS = 2.0  # that finish waits for a store after Ctrl-C
 _LONGEST_PAUSE_SECONDS = 15.0
 _LAST_PAUSE_SECONDS = 1.0
 _JOIN_SECONDS = 1.0
@@ -56,6 +58,7 @@ class Sender:
         self._client = client
         self.hold = Hold(client)
         self._changed = threading.Condition()
+        self.rows: dict[str, dict[int, AccuracyRow]] = {}  # that each run contains, by number
         self._places: dict[str, Iterator[Path]] = {}  # of each run, not tried yet
         self._journals: dict[str, list[Journal]] = {}  # of each run; the last one is written to
         self._queue: deque[Entry | Callable[[], None]] = deque()
@@ -64,8 +67,7 @@ class Sender:
         self._warned = False
         self._finishing = False
         self._stopped = False
-        self._hurried = False
-        self._progress = 0.0
+        self._progress, self._most_patience = 0.0, math.inf
         # A call that hangs must not keep the process: what it sends is on the disk.
         self._thread = threading.Thread(target=self._work, name="clear_mlflow sender", daemon=True)
 
@@ -148,11 +150,10 @@ class Sender:
             self._progress = time.monotonic()
             self._changed.notify_all()
             while self._queue:
-                most = min(patience, HURRIED_SECONDS) if self._hurried else patience
-                left = self._progress + most - time.monotonic()
+                left = self._progress + min(patience, self._most_patience) - time.monotonic()
                 if left <= 0 or self.lost is not None or not self._thread.is_alive():
                     break
-                self._changed.wait(min(left, HURRIED_SECONDS))  # hurry() wakes nobody
+                self._changed.wait(min(left, _HURRIED_SECONDS))  # hurry() wakes nobody
             self._stopped = True
             self._changed.notify_all()
         if self._thread.ident is not None:
@@ -160,7 +161,7 @@ class Sender:
 
     def hurry(self) -> None:
         """Let :meth:`finish` end soon; signal handlers may call it."""
-        self._hurried = True
+        self._most_patience = _HURRIED_SECONDS
 
     def waiting(self) -> dict[str, list[Entry]]:
         """What the store does not have, by run."""
@@ -202,12 +203,9 @@ class Sender:
                         return
                     if entry is None or is_final(error):  # it blocks nothing that follows
                         self._queue.popleft()
+                        self._aside += filter(None, [entry])
                         self.problem = error
-                        if entry is None:
-                            warn(str(error))
-                        else:
-                            self._aside.append(entry)
-                            warn(f"{error}; it is kept in {entry.file.parent}")
+                        warn(f"{error}; it is kept in {entry.file.parent}" if entry else str(error))
                         self._changed.notify_all()
                         continue
                     self._failed(error, entry)
@@ -262,12 +260,12 @@ class Sender:
 
 def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
     """Store one entry, which may be there already, where this process holds its run."""
-    if entry.artifact is None and not entry.has_tags:
+    if entry.artifact is None:
         store_metrics(client, entry.run_id, entry.metrics(), hold)
         return
     run = hold.check(entry.run_id)
     with mlflow_errors(f"store {_name(entry)} of run {entry.run_id}"):
-        if entry.artifact is None:
+        if entry.artifact == TAGS_JSON:
             log_tags(client, entry.run_id, entry.tags())
         elif entry.artifact.startswith(f"{ROWS_FOLDER}/"):
             name = entry.artifact.removeprefix(f"{ROWS_FOLDER}/")
@@ -329,4 +327,4 @@ def unsent_error(sender: Sender) -> UnsentError | None:
 
 
 def _name(entry: Entry) -> str:
-    return entry.artifact or ("tags" if entry.has_tags else "metrics")
+    return entry.artifact or "metrics"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,6 +32,7 @@ class EnsembleRun:
         self._config = config
         self._asked = asked
         self._parent = TrainingRun(client, run_id, config, asked, kind=names.KIND_ENSEMBLE)
+        self.writer = self._parent.writer
         self._members: dict[int, TrainingRun] = {}
         self._open = ExitStack()
         self.member_ids: dict[int, str] = {}  # seed to run, of the members that are there
@@ -60,11 +61,6 @@ class EnsembleRun:
     def __exit__(self, *raised: Any) -> None:
         self._open.__exit__(*raised)
 
-    @property
-    def rows(self) -> dict[str, Collection[int]]:
-        """Rows that this process stored, by run."""
-        return {member.run_id: member.writer.rows for member in self._members.values()}
-
     def track(self, training: Training) -> None:
         """Train, and store the rows of all members before the next bucket starts."""
         facts = training.facts
@@ -73,7 +69,7 @@ class EnsembleRun:
         quiet = dataclasses.replace(facts, warnings=())
         for member in self._members.values():
             member.log_facts(quiet)
-        curve = self._parent.writer.write_curve
+        curve = self.writer.write_curve
         for measured in training.rows(curve):
             if measured.seed is None:
                 raise RuntimeError("a row of an ensemble arrived without its member's seed")

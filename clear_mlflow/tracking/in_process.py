@@ -48,14 +48,14 @@ def _train(client: MlflowClient, training: Training, asked: Mapping[str, str]) -
         run_id = str(active.info.run_id)
         join(client, run_id)
     run = run_of(client, run_id, training.config, asked)
+    rows = run.writer.sender.rows
     try:
         with run:
             run.track(training)
     except BaseException as error:
         result = result_of(error, run_id)
-        closed = close(client, run_id, result, run.member_ids, ours=ours, rows=run.rows)
+        closed = close(client, run_id, result, run.member_ids, ours=ours, rows=rows)
         if closed.problem is not None and closed.problem is not error:
             warn(str(closed.error))
         raise
-    result = result_of(None, run_id)
-    return close(client, run_id, result, run.member_ids, ours=ours, rows=run.rows)
+    return close(client, run_id, result_of(None, run_id), run.member_ids, ours=ours, rows=rows)

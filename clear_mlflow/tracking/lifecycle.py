@@ -256,20 +256,18 @@ def close(
 ) -> RunResult:
     """Score what a run holds and end it, members first (seed to run); *ours* False: left open.
 
-    *rows* are those that this process stored, by run; one that is missing now is an error.
+    rows: rows that this process stored, by run; a missing one is an error.
     """
     if result.is_lost:
         _forget(run_id)
         return result
     if result.unsent is not None:
         return _leave_unsent(client, run_id, result, result.unsent, members or {}, ours)
-    rows = rows or {}
     if members is None:
-        return _close_one(client, run_id, result, ours, rows.get(run_id, ()))
+        return _close_one(client, run_id, result, ours, rows)
     scores: dict[int, Scores] = {}
     for seed, member_id in members.items():
-        of_member = _of_member(result, seed)
-        closed = _close_one(client, member_id, of_member, True, rows.get(member_id, ()))
+        closed = _close_one(client, member_id, _of_member(result, seed), True, rows)
         if closed.scores is not None:
             scores[seed] = closed.scores
         if closed.exit_code and not result.exit_code:
@@ -286,7 +284,7 @@ def close(
             summarize_members(client, run_id, scores)
     except ClearError as refusal:
         result = _with_problem(replace(result, status="FAILED"), refusal)
-    return replace(_close_one(client, run_id, result, ours, ()), members=scores)
+    return replace(_close_one(client, run_id, result, ours, rows), members=scores)
 
 
 def close_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
@@ -336,7 +334,11 @@ def _with_problem(result: RunResult, problem: ClearError) -> RunResult:
 
 
 def _close_one(
-    client: MlflowClient, run_id: str, ended: RunResult, ours: bool, rows: Collection[int]
+    client: MlflowClient,
+    run_id: str,
+    ended: RunResult,
+    ours: bool,
+    rows: Mapping[str, Collection[int]] | None,
 ) -> RunResult:
     """Score what is stored, say why the run ended, and set its status."""
     result = ended
@@ -347,7 +349,8 @@ def _close_one(
         scores = score(client, run_id)
         result = replace(result, scores=scores)
         log_models(client, stored, scores)
-        if missing := sorted(set(rows).difference(scores.record.rows if scores.record else ())):
+        expected = set((rows or {}).get(run_id, ()))
+        if missing := sorted(expected.difference(scores.record.rows if scores.record else ())):
             raise RecordError(
                 f"run {run_id} stored rows that are missing now in "
                 f"{shown(str(stored.info.artifact_uri), 200)}: {', '.join(map(str, missing))}; "

@@ -94,7 +94,7 @@ class LoopRun:
         self._writer: RunWriter | None = None
         self._joined = False
         self._is_over = False
-        self._process_id = 0  # that opened the run
+        self._process_id = os.getpid()
         self._lock = threading.RLock()  # one row at a time, from whichever thread
         self._scores: Scores | None = None
         self._links: tuple[str, ...] = ()
@@ -128,7 +128,8 @@ class LoopRun:
         try:
             writer = RunWriter(client, run_id, self._families)
             run = self._load_stored(client, run_id)
-            writer.rows = self._rows
+            writer.rows.update(self._rows)
+            self._rows = writer.rows
             with mlflow_errors(f"log the configuration of run {run_id}"):
                 self._describe(client, run)
             writer.open(run)
@@ -151,7 +152,7 @@ class LoopRun:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         writer = self._writer
-        if writer is None or self._is_forked:  # the process that opened the run closes it
+        if writer is None or os.getpid() != self._process_id:  # a forked child closes nothing
             return
         with StoppingSignals() as signals:  # Ctrl-C is raised when the run has its end status
             signals.hand_to(writer.sender.hurry)
@@ -164,8 +165,8 @@ class LoopRun:
                 refusal.__cause__ = refusal.__cause__ or failure
                 failure = refusal
             result = result_of(failure, self.run_id)
-            rows = {self.run_id: writer.rows}
-            closed = close(writer.client, self.run_id, result, ours=not self._joined, rows=rows)
+            rows, ours = writer.sender.rows, not self._joined
+            closed = close(writer.client, self.run_id, result, ours=ours, rows=rows)
         self._scores, self._links = closed.scores, tuple(closed.links)
         with suppress(OSError):  # whoever reads this may have gone
             for line in closed.links:
@@ -173,8 +174,7 @@ class LoopRun:
         problem = closed.problem or (None if failure is error else failure)
         if problem is not None and (error is not None or signals.received):
             warn(str(problem))  # the caller's own error must not lose its place
-        if not isinstance(error, KeyboardInterrupt):
-            signals.raise_received()
+        signals.raise_received()
         if problem is not None and error is None:
             raise problem
 
@@ -407,10 +407,10 @@ class LoopRun:
     @contextmanager
     def _writing(self, what: str, how: str) -> Iterator[RunWriter]:
         """Return the writer of the open run, locked for this thread."""
-        if self._is_forked:  # before the lock, which another thread may have had at the fork
+        if os.getpid() != self._process_id:  # before the lock: a thread may have had it at the fork
             raise TrackingError(
-                f"{what} arrived in process {os.getpid()}, forked from process {self._process_id}, "
-                f"which tracks run {self.run_id}; log {how} in that process"
+                f"{what} arrived in process {os.getpid()}, forked from process {self._process_id}; "
+                f"log {how} in the process that opened the run"
             )
         with self._lock:
             if self._writer is None or self._is_over:
@@ -420,27 +420,17 @@ class LoopRun:
                 )
             yield self._writer
 
-    @property
-    def _is_forked(self) -> bool:
-        """Return True in a child process of the one that opened the run."""
-        return self._writer is not None and os.getpid() != self._process_id
-
     def _find_missing_row(self) -> RecordError | None:
         """Return an error if the last row is missing and row 0 took its place."""
         last = len(self._facts.buckets)
-        if self._rows.keys() != set(range(last)):
-            return None
-        return RecordError(
-            f"row {last} is missing; 0 means before any training, and rows 0 to {last - 1} "
-            f"arrived: if the loop counts from 0, log i + 1 in a new run; else log row {last} with "
-            f"MLFLOW_RUN_ID={self.run_id}"
+        message = (
+            f"row {last} is missing; 0 means before any training. If the loop counts from 0, log "
+            f"i + 1 in a new run; otherwise, log row {last} with MLFLOW_RUN_ID={self.run_id}"
         )
+        return RecordError(message) if self._rows.keys() == set(range(last)) else None
 
     def _load_stored(self, client: MlflowClient, run_id: str) -> Run:
-        """Load what the run contains, once what waits on this machine is sent.
-
-        Raises TrackingError if it is of another loop.
-        """
+        """Send what waits on this machine, then load the run; TrackingError: of another loop."""
         with mlflow_errors(f"read run {run_id}"):
             send_left_journals(client, client.get_run(run_id))
             run = client.get_run(run_id)

@@ -21,7 +21,7 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_i
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.journal import HeldError, left_journals
+from clear_mlflow.journal.journal import left_journals
 from clear_mlflow.journal.resend import list_artifacts, send_left_journals
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
@@ -72,7 +72,7 @@ class ResumePoint:
 
     @property
     def rows_before(self) -> dict[int, AccuracyRow]:
-        """The stored rows, by number, before the one that training begins with."""
+        """Return the stored rows, by number, before the one that training begins with."""
         first = 0 if self.state is None else self.state.manifest.row
         return {row: record.row for row, record in self.records.items() if row < first}
 
@@ -125,10 +125,7 @@ def read_resume_point(
         config = TrainConfig.resolve(stored_config(client, run))
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
-    try:
-        send_left_journals(client, run)
-    except HeldError as error:  # it had not said so yet when the run was looked at
-        raise _taken(run_id) from error
+    send_left_journals(client, run)
     states = stored_states(client, run)
     state, problems = read_newest_state(client, run, folder)
     for problem in problems:

@@ -54,10 +54,10 @@ class RunWriter:
         self.client = client
         self.run_id = run_id
         self.families = tuple(families)
-        self.rows: dict[int, AccuracyRow] = {}  # that the matrix so far is of, by number
         self.record_of: Callable[..., RowRecord] = RowRecord  # row=, written_at=: a row's record
         self.steps_there: StoredSteps = {}  # of the curve, where a run is resumed
         self.sender: Sender = above.sender if above else Sender(client)
+        self.rows = self.sender.rows.setdefault(run_id, {})  # that the matrix so far is of
         self._above = above
         self._run_name = run_id
         self._held_back: list[Metric] = []  # accuracies of the first rows, on each bucket

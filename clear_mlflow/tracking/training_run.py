@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -96,11 +96,6 @@ class TrainingRun:
         if is_whole and error is None and not self._is_member:
             self._remove_states(before=None)
 
-    @property
-    def rows(self) -> dict[str, Collection[int]]:
-        """Rows that this process stored, by run."""
-        return {self.run_id: self.writer.rows}
-
     def track(self, training: Training) -> None:
         """Train; store each row before the next bucket starts, and the state during it."""
         self.log_facts(training.facts)
@@ -186,7 +181,7 @@ class TrainingRun:
             content = self.config.to_json().encode()
             log_durably(self.client, self.run_id, content, names.CONFIG_JSON)
         else:
-            self.writer.rows = self._resumed.rows_before
+            self.writer.rows.update(self._resumed.rows_before)
             # Now that nobody else adds to them.
             self.writer.steps_there = stored_steps(self.client, run)
 

@@ -551,7 +551,7 @@ def test_a_refused_tag_holds_no_row_up(server, proxy, tmp_path):
     wait_until(lambda: len(rows_in(direct, run.info.run_id)) == 3, LONG)
     _, errors = process.communicate("\n", timeout=LONG)
     assert process.returncode == 1
-    assert "cannot store tags of run" in errors
+    assert "cannot store tags.json of run" in errors
     assert "403" in errors.splitlines()[-1]
     proxy.plan = lambda method, path: None
     result = sync()
