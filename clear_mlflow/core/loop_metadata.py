@@ -378,7 +378,7 @@ def _array(values: Any) -> NDArray[Any]:
     detach = getattr(values, "detach", None)
     if callable(detach):
         values = detach().cpu()
-        if values.is_floating_point():  # NumPy has no bfloat16
+        if values.is_floating_point():  # NumPy lacks bfloat16
             values = values.double()
     try:
         return np.asarray(values)

@@ -62,7 +62,7 @@ class Entry:
         return None if path == _METRICS_JSON else path
 
     def tags(self) -> dict[str, str]:
-        """Read the tags, name to value; raises TrackingError if the file is damaged."""
+        """Read the tags, name to value, or raise TrackingError if the file is damaged."""
         tags: dict[str, str] = _read(self.file, dict[str, str])
         if unknown := tags.keys() - _TAGS:
             raise TrackingError(f"{self.file} is damaged: it sets the tag {shown(min(unknown))}")

@@ -160,7 +160,7 @@ class Sender:
             self._thread.join(_JOIN_SECONDS)
 
     def hurry(self) -> None:
-        """Let :meth:`finish` end soon; signal handlers may call it."""
+        """Shorten the wait of :meth:`finish`, also from a signal handler."""
         self._most_patience = _HURRIED_SECONDS
 
     def waiting(self) -> dict[str, list[Entry]]:

@@ -430,7 +430,7 @@ class LoopRun:
         return RecordError(message) if self._rows.keys() == set(range(last)) else None
 
     def _load_stored(self, client: MlflowClient, run_id: str) -> Run:
-        """Send what waits on this machine, then load the run; TrackingError: of another loop."""
+        """Send what waits on this machine, then load the run, which must be of this loop."""
         with mlflow_errors(f"read run {run_id}"):
             send_left_journals(client, client.get_run(run_id))
             run = client.get_run(run_id)

@@ -124,7 +124,7 @@ class MovedAway(KnownTraining):
 
 def test_a_training_whose_rows_are_gone_at_its_end_fails(store, experiment_id, unmount):
     """The rows that are left are scored and counted, the others are named."""
-    with pytest.raises(RecordError, match="stored rows that are missing now in .*: 0, 1, 2; put"):
+    with pytest.raises(RecordError, match=r"stored rows that are missing now in .*: 0, 1, 2; put"):
         train_in_process(store, MovedAway(FOUR_BUCKETS, unmount=unmount), {})
     (run,) = store.search_runs([experiment_id])
     assert run.info.status == "FAILED"
