@@ -39,6 +39,7 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.core.text import printable, shortened, shown, warn
 from clear_mlflow.core.version import __version__, software
+from clear_mlflow.journal.journal import TAGS_JSON
 from clear_mlflow.journal.resend import send_left_journals
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
 from clear_mlflow.metrics._results import MetricResults, scores
@@ -273,16 +274,16 @@ class LoopRun:
                     f"({shown(_numbers(stored_row))}, and now {shown(_numbers(row))}); a row is "
                     "what was measured once: start a new run"
                 )
-            files, tags, predictions_type = {}, {}, self._predictions
+            files: dict[str, bytes] = {}
+            predictions_type = self._predictions
             if predictions is not None:
                 predictions_type = "labels" if predictions.probabilities is None else "probs"
                 if self._predictions is None and (images := self._facts.evaluation_set):
                     files[f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"] = images.to_bytes()
                 path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"
                 files[path] = predictions.to_bytes()
-                tags[names.PREDICTIONS_TAG] = predictions_type
-            record = writer.record_of(row=row, written_at=now())
-            writer.write_row(record, files=files, tags=tags)
+                files[TAGS_JSON] = json.dumps({names.PREDICTIONS_TAG: predictions_type}).encode()
+            writer.write_row(writer.record_of(row=row, written_at=now()), files=files)
             self._predictions = predictions_type
 
     def log_test(

@@ -128,20 +128,18 @@ class RunWriter:
         record: RowRecord,
         *,
         files: Mapping[str, bytes],
-        tags: Mapping[str, str] | None = None,
         curve: Iterable[CurvePoint] = (),
     ) -> None:
-        """Write a row, now, then *files* it was counted from, then tags of the run."""
+        """Write a row, now, then *files* it was counted from."""
         row = record.row
-        tags = {names.ROWS_TAG: "partial", **(tags or {})} if row.row == 0 else tags
-        if tags:
-            files = {**files, TAGS_JSON: json.dumps(tags).encode()}
         # On the disk before all else; in the store behind what it has to follow.
         self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
         points: list[Entry] = []
         try:
             self._add_to_curve(curve)
             self._write_files(files)
+            if row.row == 0:
+                self.write_tags({names.ROWS_TAG: "partial"})
             self.rows[row.row] = row  # from here on all of it is on the disk
             matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
             time = milliseconds(record.written_at)
