@@ -265,8 +265,7 @@ def _describe(scores: Scores, gaps: Sequence[int], dry_run: bool) -> Iterator[st
     if scores.record is None:
         yield "no rows"
         return
-    matrix = scores.record.matrix
-    yield f"{matrix.num_rows} of {matrix.num_buckets} rows"
+    yield f"{scores.record.num_stored} of {scores.record.matrix.num_buckets} rows"
     if gaps:
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
     if dry_run and not scores.plan.is_empty:

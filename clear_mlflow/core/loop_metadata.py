@@ -271,7 +271,7 @@ def _predictions(images: EvaluationSet, row: int, predictions: object) -> RowPre
             f"expected {shown(wanted, 200)}, an answer for each of its test images"
         )
     answered = found = np.concatenate(parts)
-    if found.ndim == 2:
+    if found.ndim == 2 and found.dtype.kind not in "OUS":
         found = found.astype(np.float64)
         if found.shape[1] != classes:
             raise ConfigError(
@@ -378,9 +378,11 @@ def _array(values: Any) -> NDArray[Any]:
     detach = getattr(values, "detach", None)
     if callable(detach):
         values = detach().cpu()
+        if values.is_floating_point():  # NumPy lacks bfloat16
+            values = values.double()
     try:
         return np.asarray(values)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"{shown(values)} arrived; expected an array of numbers") from error
 
 

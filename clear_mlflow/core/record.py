@@ -190,6 +190,11 @@ class Record:
         """Whether rows 1 to T are all there; the initialisation row may be missing."""
         return set(range(1, self.matrix.num_buckets + 1)) <= set(self.rows)
 
+    @property
+    def num_stored(self) -> int:
+        """Return how many of rows 1 to T are stored."""
+        return len(set(self.rows) - {0})
+
     @cached_property
     def evidence(self) -> AccuracyMatrix:
         """The cells of the matrix that count under the protocol."""

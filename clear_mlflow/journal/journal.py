@@ -27,12 +27,16 @@ from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.core.untrusted import converted, json_value, read_bytes
+from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store
 from clear_mlflow.store.heartbeat import process_token
 
 JOURNAL_JSON = "journal.json"
 END_JSON = "end.json"
 _METRICS_JSON = "metrics.json"
+TAGS_JSON = "tags.json"
+# A journal sets no others: it may come from anyone.
+_TAGS = frozenset({names.ROWS_TAG, names.ANYTIME_TAG, names.PREDICTIONS_TAG, "dataset_digest"})
 _LOCK = "lock"
 _FORMAT = "1.0"
 _MOST_BYTES = 1 << 20  # of a file that is no artifact
@@ -47,16 +51,23 @@ class HeldError(TrackingError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing to send: a file for the run's artifacts, or points of metrics."""
+    """One thing to send: a file for the run's artifacts, points of metrics, or tags.json."""
 
     run_id: str
     file: Path
 
     @property
     def artifact(self) -> str | None:
-        """Its path among the run's artifacts; None of metrics."""
+        """Path among the run's artifacts, or None if the entry is metrics."""
         path = self.file.name[9:].replace("+", "/")
         return None if path == _METRICS_JSON else path
+
+    def tags(self) -> dict[str, str]:
+        """Read the tags, name to value, or raise TrackingError if the file is damaged."""
+        tags: dict[str, str] = _read(self.file, dict[str, str])
+        if unknown := tags.keys() - _TAGS:
+            raise TrackingError(f"{self.file} is damaged: it sets the tag {shown(min(unknown))}")
+        return tags
 
     def metrics(self) -> list[Metric]:
         """The points that it holds; TrackingError where it holds something else."""

@@ -13,7 +13,7 @@ from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
 from clear_mlflow.core.text import warn
-from clear_mlflow.journal.journal import Entry, Journal
+from clear_mlflow.journal.journal import Entry, Journal, left_journals, read_origin
 from clear_mlflow.journal.sender import is_final, store_entry, store_metrics
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -74,6 +74,32 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
         with suppress(ClearError), mlflow_errors(f"give run {run_id} back"):
             give_back(client, run)
         raise
+
+
+def send_left_journals(client: MlflowClient, run: Run) -> None:
+    """Send what earlier processes on this machine measured for a run and could not store.
+
+    Raises HeldError if one of them still writes to its journal.
+    """
+    run_id = run.info.run_id
+    for folder in left_journals(run_id):
+        named = read_origin(folder).run_id
+        if named != run_id:
+            raise TrackingError(
+                f"{folder} holds what was measured for run {named}; move it to a folder of that "
+                "name, or send it: clear-mlflow sync FOLDER"
+            )
+        journal = Journal.take(folder, run_id)
+        done = False
+        try:
+            for _ in send_waiting(client, run, journal):
+                pass
+            # Another process than this one may continue the run, for example in a sweep.
+            with mlflow_errors(f"give run {run_id} back"):
+                give_back(client, run)
+            done = True
+        finally:
+            journal.close(remove=done)
 
 
 def list_artifacts(client: MlflowClient, run_id: str, folder: str) -> frozenset[str]:

@@ -5,6 +5,7 @@ While the store is away, training continues, and what it measures waits on the d
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -20,11 +21,12 @@ from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.text import warn
-from clear_mlflow.journal.journal import Entry, Journal, journal_places
+from clear_mlflow.journal.journal import TAGS_JSON, Entry, Journal, journal_places
 from clear_mlflow.store.artifacts import log_durably
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import Hold, LostRunError
 from clear_mlflow.store.rows import RowConflictError, put_row
 
@@ -33,6 +35,7 @@ ACKNOWLEDGEMENT_SECONDS = 5.0
 EXIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
 MOST_METRICS = 900  # points in one request; MLflow takes 1,000
 _EXIT_SECONDS, _LONGEST_EXIT_SECONDS = 60.0, 86_400.0
+_HURRIED_SECONDS = 2.0  # that finish waits for a store after Ctrl-C
 _LONGEST_PAUSE_SECONDS = 15.0
 _LAST_PAUSE_SECONDS = 1.0
 _JOIN_SECONDS = 1.0
@@ -55,6 +58,7 @@ class Sender:
         self._client = client
         self.hold = Hold(client)
         self._changed = threading.Condition()
+        self.rows: dict[str, dict[int, AccuracyRow]] = {}  # that each run contains, by number
         self._places: dict[str, Iterator[Path]] = {}  # of each run, not tried yet
         self._journals: dict[str, list[Journal]] = {}  # of each run; the last one is written to
         self._queue: deque[Entry | Callable[[], None]] = deque()
@@ -63,7 +67,7 @@ class Sender:
         self._warned = False
         self._finishing = False
         self._stopped = False
-        self._progress = 0.0
+        self._progress, self._most_patience = 0.0, math.inf
         # A call that hangs must not keep the process: what it sends is on the disk.
         self._thread = threading.Thread(target=self._work, name="clear_mlflow sender", daemon=True)
 
@@ -122,7 +126,7 @@ class Sender:
         return entries
 
     def send(self, *items: Entry | Callable[[], None]) -> None:
-        """Send entries, or do something (again while it raises), after all before."""
+        """Send entries in order, or call a function once in its turn."""
         with self._changed:
             self._queue.extend(items)
             self._changed.notify_all()
@@ -146,14 +150,18 @@ class Sender:
             self._progress = time.monotonic()
             self._changed.notify_all()
             while self._queue:
-                left = self._progress + patience - time.monotonic()
+                left = self._progress + min(patience, self._most_patience) - time.monotonic()
                 if left <= 0 or self.lost is not None or not self._thread.is_alive():
                     break
-                self._changed.wait(left)
+                self._changed.wait(min(left, _HURRIED_SECONDS))  # hurry() wakes nobody
             self._stopped = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
+
+    def hurry(self) -> None:
+        """Shorten the wait of :meth:`finish`, also from a signal handler."""
+        self._most_patience = _HURRIED_SECONDS
 
     def waiting(self) -> dict[str, list[Entry]]:
         """What the store does not have, by run."""
@@ -193,11 +201,11 @@ class Sender:
                 with self._changed:
                     if self._stopped:
                         return
-                    if entry is not None and is_final(error):
+                    if entry is None or is_final(error):  # it blocks nothing that follows
                         self._queue.popleft()
-                        self._aside.append(entry)
+                        self._aside += filter(None, [entry])
                         self.problem = error
-                        warn(f"{error}; it is kept in {entry.file.parent}")
+                        warn(f"{error}; it is kept in {entry.file.parent}" if entry else str(error))
                         self._changed.notify_all()
                         continue
                     self._failed(error, entry)
@@ -257,7 +265,9 @@ def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
         return
     run = hold.check(entry.run_id)
     with mlflow_errors(f"store {_name(entry)} of run {entry.run_id}"):
-        if entry.artifact.startswith(f"{ROWS_FOLDER}/"):
+        if entry.artifact == TAGS_JSON:
+            log_tags(client, entry.run_id, entry.tags())
+        elif entry.artifact.startswith(f"{ROWS_FOLDER}/"):
             name = entry.artifact.removeprefix(f"{ROWS_FOLDER}/")
             put_row(client, run, name, entry.file.read_bytes())
         else:

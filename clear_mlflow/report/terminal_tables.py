@@ -28,7 +28,7 @@ def run_text(record: Record, metrics: Iterable[MetricResult]) -> Iterator[Render
         yield Text(f"measured on {record.split} images: to choose by, not to report")
     if not record.is_complete:
         yield Text(
-            f"partial: {record.evidence.num_rows} of {record.evidence.num_buckets} rows; these "
+            f"partial: {record.num_stored} of {record.evidence.num_buckets} rows; these "
             "metrics are of them alone, and not to be compared with those of whole runs"
         )
     yield ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import mlflow
 from mlflow import MlflowClient
 
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.scoring.computed import Scores
@@ -19,7 +19,7 @@ from clear_mlflow.tracking.training_run import open_training_run
 def train_in_process(client: MlflowClient, training: Training, asked: Mapping[str, str]) -> Scores:
     """Train here, into the active run, which is left open, or a new one."""
     closed = _train(client, training, asked)
-    if closed.scores is None:
+    if closed.scores is None or isinstance(closed.problem, RecordError):  # rows are missing
         problem = closed.problem or TrackingError(str(closed.error))
         if closed.error != str(problem):  # how it ended is kept for sync, and where
             warn(str(closed.error))
@@ -48,12 +48,14 @@ def _train(client: MlflowClient, training: Training, asked: Mapping[str, str]) -
         run_id = str(active.info.run_id)
         join(client, run_id)
     run = run_of(client, run_id, training.config, asked)
+    rows = run.writer.sender.rows
     try:
         with run:
             run.track(training)
     except BaseException as error:
-        closed = close(client, run_id, result_of(error, run_id), run.member_ids, ours=ours)
+        result = result_of(error, run_id)
+        closed = close(client, run_id, result, run.member_ids, ours=ours, rows=rows)
         if closed.problem is not None and closed.problem is not error:
             warn(str(closed.error))
         raise
-    return close(client, run_id, result_of(None, run_id), run.member_ids, ours=ours)
+    return close(client, run_id, result_of(None, run_id), run.member_ids, ours=ours, rows=rows)

@@ -11,7 +11,7 @@ import shlex
 import signal
 import statistics
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,8 +28,8 @@ from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
-from clear_mlflow.core.text import warn
+from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
+from clear_mlflow.core.text import shown, warn
 from clear_mlflow.journal.journal import (
     JOURNAL_JSON,
     End,
@@ -252,18 +252,22 @@ def close(
     members: Mapping[int, str] | None = None,
     *,
     ours: bool = True,
+    rows: Mapping[str, Collection[int]] | None = None,
 ) -> RunResult:
-    """Score what a run holds and end it, members first (seed to run); *ours* False: left open."""
+    """Score what a run holds and end it, members first (seed to run); *ours* False: left open.
+
+    rows: rows that this process stored, by run; a missing one is an error.
+    """
     if result.is_lost:
         _forget(run_id)
         return result
     if result.unsent is not None:
         return _leave_unsent(client, run_id, result, result.unsent, members or {}, ours)
     if members is None:
-        return _close_one(client, run_id, result, ours)
+        return _close_one(client, run_id, result, ours, rows)
     scores: dict[int, Scores] = {}
     for seed, member_id in members.items():
-        closed = _close_one(client, member_id, _of_member(result, seed), True)
+        closed = _close_one(client, member_id, _of_member(result, seed), True, rows)
         if closed.scores is not None:
             scores[seed] = closed.scores
         if closed.exit_code and not result.exit_code:
@@ -280,7 +284,7 @@ def close(
             summarize_members(client, run_id, scores)
     except ClearError as refusal:
         result = _with_problem(replace(result, status="FAILED"), refusal)
-    return replace(_close_one(client, run_id, result, ours), members=scores)
+    return replace(_close_one(client, run_id, result, ours, rows), members=scores)
 
 
 def close_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
@@ -329,7 +333,13 @@ def _with_problem(result: RunResult, problem: ClearError) -> RunResult:
     )
 
 
-def _close_one(client: MlflowClient, run_id: str, ended: RunResult, ours: bool) -> RunResult:
+def _close_one(
+    client: MlflowClient,
+    run_id: str,
+    ended: RunResult,
+    ours: bool,
+    rows: Mapping[str, Collection[int]] | None,
+) -> RunResult:
     """Score what is stored, say why the run ended, and set its status."""
     result = ended
     try:
@@ -339,12 +349,24 @@ def _close_one(client: MlflowClient, run_id: str, ended: RunResult, ours: bool) 
         scores = score(client, run_id)
         result = replace(result, scores=scores)
         log_models(client, stored, scores)
+        expected = set((rows or {}).get(run_id, ()))
+        if missing := sorted(expected.difference(scores.record.rows if scores.record else ())):
+            raise RecordError(
+                f"run {run_id} stored rows that are missing now in "
+                f"{shown(str(stored.info.artifact_uri), 200)}: {', '.join(map(str, missing))}; "
+                f"put their files back, then run 'clear-mlflow evaluate --run-id {run_id}'"
+            )
     except LostRunError as lost:
         return _lost(run_id, ended, lost)
     except ClearError as refusal:
         result = _with_problem(result, refusal)
         if result.status == "FINISHED":
             result = replace(result, status="FAILED")
+    except BaseException as error:  # a bug, or Ctrl-C: the run does not stay open
+        result = result_of(error, run_id)
+        with suppress(ClearError):
+            end(client, run_id, result.status if ours else None, result.error, check=refuse_if_lost)
+        raise
     try:
         with mlflow_errors(f"look at run {run_id}"):
             run = end(

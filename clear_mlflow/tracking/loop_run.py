@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -37,8 +39,11 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.core.text import printable, shortened, shown, warn
 from clear_mlflow.core.version import __version__, software
+from clear_mlflow.journal.journal import TAGS_JSON
+from clear_mlflow.journal.resend import send_left_journals
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
 from clear_mlflow.metrics._results import MetricResults, scores
+from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
 from clear_mlflow.scoring.beside import read_tests
@@ -90,6 +95,8 @@ class LoopRun:
         self._writer: RunWriter | None = None
         self._joined = False
         self._is_over = False
+        self._process_id = os.getpid()
+        self._lock = threading.RLock()  # one row at a time, from whichever thread
         self._scores: Scores | None = None
         self._links: tuple[str, ...] = ()
         self._rows: dict[int, AccuracyRow] = {}  # that the run holds
@@ -113,7 +120,7 @@ class LoopRun:
             run_id = open_run(
                 client,
                 self._name,
-                lambda run: _rows_of(client, run, self._facts),  # another loop's is left as it is
+                lambda run: self._load_stored(client, run.info.run_id),  # else it is left as it is
                 rename=self._run_name is not None,
             )
         else:
@@ -121,10 +128,11 @@ class LoopRun:
             join(client, run_id)
         try:
             writer = RunWriter(client, run_id, self._families)
+            run = self._load_stored(client, run_id)
+            writer.rows.update(self._rows)
+            self._rows = writer.rows
             with mlflow_errors(f"log the configuration of run {run_id}"):
-                run = client.get_run(run_id)
                 self._describe(client, run)
-            writer.rows.extend(self._rows.values())
             writer.open(run)
             try:
                 self._log_dataset(writer)
@@ -132,32 +140,44 @@ class LoopRun:
                 writer.close(error)
                 raise
         except BaseException as error:
-            if not self._joined:
-                with suppress(ClearError):
-                    end(client, run_id, "FAILED", f"{type(error).__name__}: {error}")
+            result = result_of(error, run_id)
+            with suppress(ClearError):
+                if self._joined:
+                    end(client, run_id, None)
+                else:
+                    end(client, run_id, result.status, result.error)
             raise
         self._writer, self._run_name = writer, run.info.run_name
+        self._process_id = os.getpid()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._writer is None:
+        writer = self._writer
+        if writer is None or os.getpid() != self._process_id:  # a forked child closes nothing
             return
-        self._is_over = True
-        failure = error
-        try:
-            self._writer.close(error)
-        except ClearError as refusal:  # the store did not take all
-            failure = refusal
-        result = result_of(failure, self.run_id)
-        closed = close(self._writer.client, self.run_id, result, ours=not self._joined)
+        with StoppingSignals() as signals:  # Ctrl-C is raised when the run has its end status
+            signals.hand_to(writer.sender.hurry)
+            with self._lock:
+                self._is_over = True
+            failure = error or self._find_missing_row()
+            try:
+                writer.close(error)
+            except ClearError as refusal:  # the store did not take all
+                refusal.__cause__ = refusal.__cause__ or failure
+                failure = refusal
+            result = result_of(failure, self.run_id)
+            rows, ours = writer.sender.rows, not self._joined
+            closed = close(writer.client, self.run_id, result, ours=ours, rows=rows)
         self._scores, self._links = closed.scores, tuple(closed.links)
         with suppress(OSError):  # whoever reads this may have gone
             for line in closed.links:
                 print(printable(line), file=sys.stderr, flush=True)
-        if closed.problem is not None and error is None:
-            raise closed.problem
-        if closed.problem is not None:  # the caller's own error must not lose its place
-            warn(str(closed.problem))
+        problem = closed.problem or (None if failure is error else failure)
+        if problem is not None and (error is not None or signals.received):
+            warn(str(problem))  # the caller's own error must not lose its place
+        signals.raise_received()
+        if problem is not None and error is None:
+            raise problem
 
     def log_counts(self, after: int | str, correct: object, *, cost: Cost = None) -> None:
         """Store what a test of all buckets gave, now; metrics and pictures follow by themselves.
@@ -225,15 +245,16 @@ class LoopRun:
         self._log(after, cost, measured)
 
     def _learn(self, loop: LoopMetadata) -> None:
-        """Let the run, and all rows from now on, say what is known of the loop by now."""
+        """Store the true labels' digest in the run, and in all rows from now on."""
         if self._rows or self._tests:
             raise RecordError(
                 "true labels arrived after rows without them; pass them to track: test_labels=[...]"
             )
-        writer, self._facts = self._writing("the truth", "rows"), loop
-        writer.record_of = partial(writer.record_of, dataset=loop.dataset)
-        with mlflow_errors(f"log the test images of run {self.run_id}"):
-            self._describe(writer.client, writer.client.get_run(self.run_id))
+        with self._writing("the truth", "rows") as writer:
+            writer.write_tags({"dataset_digest": loop.dataset.digest})
+            writer.write_file(LOOP_JSON, _describe_loop(loop).encode())
+            writer.record_of = partial(writer.record_of, dataset=loop.dataset)
+            self._facts = loop
 
     def _log(
         self,
@@ -241,31 +262,29 @@ class LoopRun:
         cost: Cost,
         measured: Callable[[], tuple[AccuracyRow, RowPredictions | None]],
     ) -> None:
-        writer = self._writing(f"the row after {shown(after)}", "rows")
-        found, predictions = measured()
-        found = replace(found, cost=row_cost(cost))
-        there = self._rows.get(found.row)
-        if there is not None:
-            if there != found:
+        with self._writing(f"the row after {shown(after)}", "rows") as writer:
+            row, predictions = measured()
+            row = replace(row, cost=row_cost(cost))
+            stored_row = self._rows.get(row.row)
+            if stored_row == row:
+                return
+            if stored_row is not None:
                 raise RecordError(
-                    f"row {found.row} is stored already with other numbers "
-                    f"({shown(_numbers(there))}, and now {shown(_numbers(found))}); a row is what "
-                    "was measured once: start a new run"
+                    f"row {row.row} is stored already with other numbers "
+                    f"({shown(_numbers(stored_row))}, and now {shown(_numbers(row))}); a row is "
+                    "what was measured once: start a new run"
                 )
-            return
-        path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(found.row)}"
-        files = {} if predictions is None else {path: predictions.to_bytes()}
-        if files and self._predictions is None and (images := self._facts.evaluation_set):
-            files = {f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}": images.to_bytes(), **files}
-        writer.write_row(writer.record_of(row=found, written_at=now()), files=files)
-        self._rows[found.row] = found
-        if predictions is None:
-            return
-        kind = "labels" if predictions.probabilities is None else "probs"
-        if self._predictions != kind:
-            self._predictions = kind
-            with mlflow_errors(f"say that run {self.run_id} keeps predictions"):
-                writer.client.set_tag(self.run_id, names.PREDICTIONS_TAG, kind)
+            files: dict[str, bytes] = {}
+            predictions_type = self._predictions
+            if predictions is not None:
+                predictions_type = "labels" if predictions.probabilities is None else "probs"
+                if self._predictions is None and (images := self._facts.evaluation_set):
+                    files[f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"] = images.to_bytes()
+                path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"
+                files[path] = predictions.to_bytes()
+                files[TAGS_JSON] = json.dumps({names.PREDICTIONS_TAG: predictions_type}).encode()
+            writer.write_row(writer.record_of(row=row, written_at=now()), files=files)
+            self._predictions = predictions_type
 
     def log_test(
         self,
@@ -297,29 +316,28 @@ class LoopRun:
             RecordError: the numbers do not fit the loop, or the test is stored with others.
             TrackingError: the block has ended.
         """
-        writer = self._writing(f"a test inside bucket {shown(bucket)}", "tests")
-        found = measured_test(
-            self._facts,
-            bucket,
-            correct,
-            test=test,
-            num_tests=num_tests,
-            step=step,
-            num_steps=num_steps,
-        )
-        place = found.bucket, found.test
-        if place in self._tests:
-            if self._tests[place] != found:
+        with self._writing(f"a test inside bucket {shown(bucket)}", "tests") as writer:
+            row = measured_test(
+                self._facts,
+                bucket,
+                correct,
+                test=test,
+                num_tests=num_tests,
+                step=step,
+                num_steps=num_steps,
+            )
+            stored_row = self._tests.get((row.bucket, row.test))
+            if stored_row == row:
+                return
+            if stored_row is not None:
                 raise RecordError(
-                    f"test {found.test} inside bucket {found.bucket} is stored already with other "
+                    f"test {row.test} inside bucket {row.bucket} is stored already with other "
                     "numbers; a test is what was measured once: start a new run"
                 )
-            return
-        if not self._tests:
-            with mlflow_errors(f"say that run {self.run_id} is tested inside its buckets"):
-                writer.client.set_tag(self.run_id, names.ANYTIME_TAG, _OWN_TESTS)
-        writer.write_test(found)
-        self._tests[place] = found
+            if not self._tests:
+                writer.write_tags({names.ANYTIME_TAG: _OWN_TESTS})
+            writer.write_test(row)
+            self._tests[row.bucket, row.test] = row
 
     @property
     def run_id(self) -> str:
@@ -387,17 +405,37 @@ class LoopRun:
             parts.append(f"seed {self._facts.seed}")
         return self._run_name or shortened(printable(" ".join(parts)), _LONGEST_NAME)
 
-    def _writing(self, what: str, how: str) -> RunWriter:
-        if self._writer is None or self._is_over:
+    @contextmanager
+    def _writing(self, what: str, how: str) -> Iterator[RunWriter]:
+        """Return the writer of the open run, locked for this thread."""
+        if os.getpid() != self._process_id:  # before the lock: a thread may have had it at the fork
             raise TrackingError(
-                f"{what} arrived outside of the block; log {how} inside of 'with "
-                "clear_mlflow.track(...) as run:'"
+                f"{what} arrived in process {os.getpid()}, forked from process {self._process_id}; "
+                f"log {how} in the process that opened the run"
             )
-        return self._writer
+        with self._lock:
+            if self._writer is None or self._is_over:
+                raise TrackingError(
+                    f"{what} arrived outside of the block; log {how} inside of 'with "
+                    "clear_mlflow.track(...) as run:'"
+                )
+            yield self._writer
 
-    def _describe(self, client: MlflowClient, run: Run) -> None:
-        """Say what the loop is; rows that the run holds already have to be of the same loop."""
-        loop, run_id = self._facts, run.info.run_id
+    def _find_missing_row(self) -> RecordError | None:
+        """Return an error if the last row is missing and row 0 took its place."""
+        last = len(self._facts.buckets)
+        message = (
+            f"row {last} is missing; 0 means before any training. If the loop counts from 0, log "
+            f"i + 1 in a new run; otherwise, log row {last} with MLFLOW_RUN_ID={self.run_id}"
+        )
+        return RecordError(message) if self._rows.keys() == set(range(last)) else None
+
+    def _load_stored(self, client: MlflowClient, run_id: str) -> Run:
+        """Send what waits on this machine, then load the run, which must be of this loop."""
+        with mlflow_errors(f"read run {run_id}"):
+            send_left_journals(client, client.get_run(run_id))
+            run = client.get_run(run_id)
+        loop = self._facts
         self._rows = _rows_of(client, run, loop)
         if names.ANYTIME_TAG in run.data.tags:
             self._tests = {(t.bucket, t.test): t for t in read_tests(client, run)}
@@ -405,6 +443,11 @@ class LoopRun:
             self._predictions = run.data.tags[names.PREDICTIONS_TAG]
             if loop.evaluation_set is not None:
                 _check_images(client, run, loop.evaluation_set)
+        return run
+
+    def _describe(self, client: MlflowClient, run: Run) -> None:
+        """Log the loop's parameters and tags."""
+        loop, run_id = self._facts, run.info.run_id
         params = {**loop.facts, **loop.params}
         missing = [
             Param(name, text) for name, text in params.items() if name not in run.data.params
@@ -423,15 +466,7 @@ class LoopRun:
             client.delete_tag(run_id, names.ERROR_TAG)
         client.log_batch(run_id, params=missing, tags=[RunTag(k, v) for k, v in tags.items()])
         # The first artifact: a store that takes no artifacts is found before any training.
-        content = {
-            "buckets": loop.buckets,
-            "num_instances": loop.num_instances,
-            "class_names": loop.class_names or None,
-            "dataset": {"name": loop.dataset.name, "digest": loop.dataset.digest},
-            **{key: value for key, value in loop.facts.items() if key != "dataset"},
-            "params": dict(loop.params),
-        }
-        client.log_text(run_id, json.dumps(content, indent=2) + "\n", LOOP_JSON)
+        client.log_text(run_id, _describe_loop(loop), LOOP_JSON)
 
     def _log_dataset(self, writer: RunWriter) -> None:
         """Log the dataset as an MLflow input, which stays what was known as the run began."""
@@ -450,6 +485,19 @@ class LoopRun:
             profile=profile,
             **{name: getattr(loop, name) for name in ("dataset", "protocol", "split", "seed")},
         )
+
+
+def _describe_loop(loop: LoopMetadata) -> str:
+    """Return the text of own_loop.json."""
+    content = {
+        "buckets": loop.buckets,
+        "num_instances": loop.num_instances,
+        "class_names": loop.class_names or None,
+        "dataset": {"name": loop.dataset.name, "digest": loop.dataset.digest},
+        **{key: value for key, value in loop.facts.items() if key != "dataset"},
+        "params": dict(loop.params),
+    }
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:

@@ -21,8 +21,8 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_i
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.journal import HeldError, Journal, left_journals, read_origin
-from clear_mlflow.journal.resend import list_artifacts, send_waiting
+from clear_mlflow.journal.journal import left_journals
+from clear_mlflow.journal.resend import list_artifacts, send_left_journals
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
@@ -71,10 +71,10 @@ class ResumePoint:
         return not self.states or str(self.run.info.status) == "FINISHED"
 
     @property
-    def rows_before(self) -> list[AccuracyRow]:
-        """The stored rows before the one that training begins with."""
+    def rows_before(self) -> dict[int, AccuracyRow]:
+        """Return the stored rows, by number, before the one that training begins with."""
         first = 0 if self.state is None else self.state.manifest.row
-        return [record.row for row, record in sorted(self.records.items()) if row < first]
+        return {row: record.row for row, record in self.records.items() if row < first}
 
     def is_described(self, facts: StreamMetadata) -> bool:
         """Whether the run holds the dataset as an MLflow input, and its evaluation set, if any."""
@@ -125,7 +125,7 @@ def read_resume_point(
         config = TrainConfig.resolve(stored_config(client, run))
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
-    _send_what_waits(client, run)
+    send_left_journals(client, run)
     states = stored_states(client, run)
     state, problems = read_newest_state(client, run, folder)
     for problem in problems:
@@ -341,31 +341,6 @@ def stored_config(client: MlflowClient, run: Run) -> dict[str, str]:
         with folder.scratch() as scratch:
             content = read_bytes(folder.file(names.CONFIG_JSON, scratch), MAX_CONFIG_BYTES)
         return json_texts(content, MAX_CONFIG_BYTES)
-
-
-def _send_what_waits(client: MlflowClient, run: Run) -> None:
-    """Store what an earlier process on this machine measured and could not store."""
-    for folder in left_journals(run.info.run_id):
-        named = read_origin(folder).run_id
-        if named != run.info.run_id:
-            raise TrackingError(
-                f"{folder} holds what was measured for run {named}; move it to a folder of that "
-                "name, or send it: clear-mlflow sync FOLDER"
-            )
-        try:
-            journal = Journal.take(folder, named)
-        except HeldError as error:  # it had not said so yet when the run was looked at
-            raise _taken(run.info.run_id) from error
-        done = False
-        try:
-            for _ in send_waiting(client, run, journal):
-                pass
-            # Another process than this one may resume the run, for example in a sweep.
-            with mlflow_errors(f"give run {named} back"):
-                give_back(client, run)
-            done = True
-        finally:
-            journal.close(remove=done)
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.journal import Entry
+from clear_mlflow.journal.journal import TAGS_JSON, Entry
 from clear_mlflow.journal.resend import StoredSteps, lacking
 from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.learning.measured import CurvePoint
@@ -54,10 +54,10 @@ class RunWriter:
         self.client = client
         self.run_id = run_id
         self.families = tuple(families)
-        self.rows: list[AccuracyRow] = []  # that the matrix so far is of
         self.record_of: Callable[..., RowRecord] = RowRecord  # row=, written_at=: a row's record
         self.steps_there: StoredSteps = {}  # of the curve, where a run is resumed
         self.sender: Sender = above.sender if above else Sender(client)
+        self.rows = self.sender.rows.setdefault(run_id, {})  # that the matrix so far is of
         self._above = above
         self._run_name = run_id
         self._held_back: list[Metric] = []  # accuracies of the first rows, on each bucket
@@ -133,24 +133,24 @@ class RunWriter:
         """Write a row, now, then *files* it was counted from."""
         row = record.row
         # On the disk before all else; in the store behind what it has to follow.
-        name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
-        entry = self.sender.append(self.run_id, name, record.to_json().encode())
+        self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
         points: list[Entry] = []
         try:
-            self.rows.append(row)
-            matrix = AccuracyMatrix.from_rows(self.rows).masked(record.protocol)
+            self._add_to_curve(curve)
+            self._write_files(files)
+            if row.row == 0:
+                self.write_tags({names.ROWS_TAG: "partial"})
+            self.rows[row.row] = row  # from here on all of it is on the disk
+            matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
             time = milliseconds(record.written_at)
             begin = names.bucket_series(row.score.name)
             values = values_at(
                 matrix, row.row, with_costs(of_families(self.families), matrix), begin
             )
             metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
-            self._add_to_curve(curve)
             points = self._append_points(self._in_order(metrics, row.row))
         finally:  # whatever happens, what is on the disk is sent
-            self._deliver(entry, files, points)
-        if row.row == 0:
-            self.sender.send(self._tag_rows)
+            self._deliver(points)
         self._undrawn = matrix
         if self._above is None and row.row > 0:  # beside the first bucket there is time for it
             self._loaded.wait(_LOADING_SECONDS)
@@ -164,15 +164,25 @@ class RunWriter:
         curve: Iterable[CurvePoint],
     ) -> None:
         """Write what a resumed run lacks of a row that is stored, and an artifact beside it."""
-        self.rows.append(stored)  # what is scored, now and later, is what is stored
+        self.rows[stored.row] = stored  # what is scored, now and later, is what is stored
         self._add_to_curve(curve)
         points = self._append_points()
-        entry = None if artifact is None else self.sender.append(self.run_id, *artifact)
-        self._deliver(entry, files, points)
+        try:
+            self._write_files({**dict(filter(None, [artifact])), **files})
+        finally:
+            self._deliver(points)
 
     def write_file(self, path: str, content: bytes) -> None:
         """Write an artifact; nothing waits for it."""
         self.sender.send(self.sender.append(self.run_id, path, content))
+
+    def _write_files(self, files: Mapping[str, bytes]) -> None:
+        for path, content in files.items():
+            self.write_file(path, content)
+
+    def write_tags(self, tags: Mapping[str, str]) -> None:
+        """Write tags of the run; nothing waits for them."""
+        self.write_file(TAGS_JSON, json.dumps(tags).encode())
 
     def write_curve(self, points: Iterable[CurvePoint]) -> None:
         """Write points of the curve of a bucket that is trained on; nothing waits for them."""
@@ -186,14 +196,8 @@ class RunWriter:
         # Else the bucket's row would wait for all of them at once, and take the store for away.
         self._wait_delivered()
 
-    def _deliver(
-        self, entry: Entry | None, files: Mapping[str, bytes], points: Sequence[Entry]
-    ) -> None:
+    def _deliver(self, points: Sequence[Entry]) -> None:
         try:
-            if entry is not None:
-                self.sender.send(entry)
-            for path, content in files.items():
-                self.write_file(path, content)
             self._wait_delivered()
         finally:
             self.sender.send(*points)
@@ -236,12 +240,6 @@ class RunWriter:
             sent += self._held_back
             self._held_back = []
         return sent
-
-    def _tag_rows(self) -> None:
-        """Say in the run that it holds a row, as points of later rows do."""
-        self.sender.hold.check(self.run_id)
-        with mlflow_errors(f"tag run {self.run_id}"):
-            self.client.set_tag(self.run_id, names.ROWS_TAG, "partial")
 
     def _live(self) -> None:
         """Load what the end needs, beside the first bucket; then beat."""

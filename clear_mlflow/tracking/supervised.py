@@ -149,17 +149,19 @@ def _train(
         with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))
     run = run_of(client, run_id, config, asked, resumed)
+    rows = run.writer.sender.rows
     try:
         with run:
             run.track(process)
     except (ClearError, TrainingDied) as error:
         process.stop()
         result = result_of(error, run_id, signals.received)
-        return _with_resume(close(client, run_id, result, run.member_ids), config, place)
+        closed = close(client, run_id, result, run.member_ids, rows=rows)
+        return _with_resume(closed, config, place)
     except BaseException as error:
-        close(client, run_id, result_of(error, run_id), run.member_ids)
+        close(client, run_id, result_of(error, run_id), run.member_ids, rows=rows)
         raise
-    return close(client, run_id, result_of(None, run_id), run.member_ids)
+    return close(client, run_id, result_of(None, run_id), run.member_ids, rows=rows)
 
 
 def _with_resume(outcome: RunResult, config: TrainConfig, place: DistributedEnv) -> RunResult:

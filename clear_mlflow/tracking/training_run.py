@@ -92,7 +92,7 @@ class TrainingRun:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.writer.close(error)
         rows, facts = self.writer.rows, self._facts
-        is_whole = bool(facts and rows and rows[-1].row == len(facts.buckets))
+        is_whole = bool(facts and len(facts.buckets) in rows)
         if is_whole and error is None and not self._is_member:
             self._remove_states(before=None)
 
@@ -181,7 +181,7 @@ class TrainingRun:
             content = self.config.to_json().encode()
             log_durably(self.client, self.run_id, content, names.CONFIG_JSON)
         else:
-            self.writer.rows = self._resumed.rows_before
+            self.writer.rows.update(self._resumed.rows_before)
             # Now that nobody else adds to them.
             self.writer.steps_there = stored_steps(self.client, run)
 

@@ -6,8 +6,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +30,7 @@ from servers import tracking_server
 from short_stream import BUCKETS, SLOWLY, options
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
+import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.sender import UnsentError
@@ -429,3 +433,166 @@ def test_a_sweep_outlasts_an_outage(server, proxy, short_stream, tmp_path, monke
         assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1
     assert Counter(run.info.status for run in runs) == {"FINISHED": 4}  # the sweep, the comparison
     assert journals(tmp_path) == []
+
+
+OWN_LOOP = """
+import os, signal, sys
+import clear_mlflow
+
+def wait(message):
+    print(message, flush=True)
+    sys.stdin.readline()
+
+LABELS = [[0, 1, 2], [2, 1]]
+"""
+
+PREDICTIONS = f"""{OWN_LOOP}
+with clear_mlflow.track(buckets=2, class_names="abc", strategy="x") as run:
+    wait("opened")
+    run.log_predictions(0, [[0, 1, 1], [2, 2]], LABELS)
+    for i in (1, 2):
+        run.log_test(i, [2, 1], test=1, num_tests=1, step=1, num_steps=2)
+        run.log_predictions(i, LABELS)
+"""
+
+COUNTS = f"""{OWN_LOOP}
+with clear_mlflow.track(buckets=2, num_instances=10) as run:
+    wait("opened")
+    for i in range(3):
+        run.log_counts(i, [i, 2])
+    wait("measured")
+"""
+
+
+def start_script(tmp_path, text, *words) -> subprocess.Popen:
+    """Start a program in an interpreter of its own; it has opened its run."""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, str(script), *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert process.stdout.readline() == "opened\n", process.communicate()
+    return process
+
+
+def go_on(process) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def check_closed(client, run_id, rows) -> None:
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
+    assert names.ERROR_TAG not in run.data.tags
+    assert sorted(rows_in(client, run_id)) == rows
+
+
+def test_an_own_loop_logs_predictions_and_tests_while_the_server_is_away(server, proxy, tmp_path):
+    """Sync stores them with the tags by which they are scored, and with the true labels' digest."""
+    process = start_script(tmp_path, PREDICTIONS)
+    proxy.down()
+    go_on(process)
+    _, errors = process.communicate(timeout=LONG)
+    assert process.returncode == 1
+    assert "UnsentError: the tracking store did not take" in errors
+    proxy.up()
+    result = sync()
+    assert result.exit_code == 0, result.output
+    direct, (run,) = runs_of(server, tmp_path)
+    check_closed(direct, run.info.run_id, [f"row_00{i}.json" for i in range(3)])
+    expected = {"continual_evaluation/minimum_accuracy", "class_changes/known"}
+    assert expected <= run.data.metrics.keys()
+    stored = clear_mlflow.load(run.info.run_id)
+    assert run.data.tags["dataset_digest"] == stored.predictions.images.digest
+    assert journals(tmp_path) == []
+
+
+@pytest.mark.parametrize("ending", ["killed", "ended"])
+def test_an_own_loop_continues_after_an_outage(server, proxy, tmp_path, monkeypatch, ending):
+    """Started again, it sends what waits, and ends as if there had been no outage."""
+    process = start_script(tmp_path, COUNTS)
+    proxy.down()
+    go_on(process)
+    assert process.stdout.readline() == "measured\n"
+    (journal,) = journals(tmp_path)
+    assert [path for path in journal.iterdir() if "row_00" in path.name]
+    if ending == "killed":
+        process.kill()
+    process.communicate("\n", timeout=LONG)
+    assert process.returncode != 0
+    proxy.up()
+    direct, (run,) = runs_of(server, tmp_path)
+    assert rows_in(direct, run.info.run_id) == {}
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.info.run_id)
+    again = start_script(tmp_path, COUNTS)
+    _, errors = again.communicate("\n\n", timeout=LONG)
+    assert again.returncode == 0, errors
+    check_closed(direct, run.info.run_id, [f"row_00{i}.json" for i in range(3)])
+    assert journals(tmp_path) == []
+
+
+def test_a_refused_tag_holds_no_row_up(server, proxy, tmp_path):
+    """Rows arrive, the refusal is reported, and sync completes the run once it is allowed."""
+
+    def refuse_tags(method, path):
+        is_refused = path.endswith(("runs/set-tag", "runs/log-batch"))
+        return Fault("status", 403) if is_refused else None
+
+    process = start_script(tmp_path, COUNTS)
+    proxy.plan = refuse_tags
+    go_on(process)
+    assert process.stdout.readline() == "measured\n"
+    direct, (run,) = runs_of(server, tmp_path)
+    wait_until(lambda: len(rows_in(direct, run.info.run_id)) == 3, LONG)
+    _, errors = process.communicate("\n", timeout=LONG)
+    assert process.returncode == 1
+    assert "cannot store tags.json of run" in errors
+    assert "403" in errors.splitlines()[-1]
+    proxy.plan = lambda method, path: None
+    result = sync()
+    assert result.exit_code == 0, result.output
+    check_closed(direct, run.info.run_id, [f"row_00{i}.json" for i in range(3)])
+
+
+INTERRUPTED = f"""{OWN_LOOP}
+import mlflow
+try:
+    with clear_mlflow.track(buckets=2, num_instances=10) as run:
+        wait("opened")
+        for i in range(3):
+            run.log_counts(i, [i, 2])
+        print("closing", flush=True)
+except KeyboardInterrupt:
+    print(mlflow.active_run())
+wait("interrupted")
+with clear_mlflow.track(buckets=1, num_instances=10, dataset="next") as run:
+    run.log_counts(1, [3])
+"""
+
+
+def test_ctrl_c_while_an_own_loop_waits_for_the_server(server, proxy, tmp_path, monkeypatch):
+    """It lets go of its run at once, and how it ended is kept for sync."""
+    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "3600")
+    process = start_script(tmp_path, INTERRUPTED)
+    proxy.down()
+    go_on(process)
+    assert process.stdout.readline() == "closing\n"
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "None\n"
+    assert process.stdout.readline() == "interrupted\n"
+    proxy.up()
+    _, errors = process.communicate("\n", timeout=LONG)
+    assert process.returncode == 0, errors
+    assert "clear-mlflow sync" in errors
+    assert sync().exit_code == 0
+    direct, runs = runs_of(server, tmp_path)
+    assert [run.info.status for run in runs] == ["FINISHED"] * 2
+    (run,) = [run for run in runs if run.data.tags["dataset"] == "own"]
+    check_closed(direct, run.info.run_id, [f"row_00{i}.json" for i in range(3)])

@@ -1,6 +1,8 @@
 """An artifact store that is not all there, its disk not mounted: refused, never "no rows"."""
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlflow
@@ -9,6 +11,7 @@ from click.testing import CliRunner
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
+import clear_mlflow
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
@@ -104,6 +107,32 @@ def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experi
     unmount()
     with pytest.raises(RecordError, match=LOST):
         row_sizes(store, store.get_run(run.info.run_id))
+
+
+@dataclass
+class MovedAway(KnownTraining):
+    """A training whose artifacts somebody moves away after row 2."""
+
+    unmount: Callable[[], object] = lambda: None
+
+    def rows(self, *callbacks):
+        for measured in super().rows(*callbacks):
+            if measured.row.row == 3:
+                self.unmount()
+            yield measured
+
+
+def test_a_training_whose_rows_are_gone_at_its_end_fails(store, experiment_id, unmount):
+    """The rows that are left are scored and counted, the others are named."""
+    with pytest.raises(RecordError, match=r"stored rows that are missing now in .*: 0, 1, 2; put"):
+        train_in_process(store, MovedAway(FOUR_BUCKETS, unmount=unmount), {})
+    (run,) = store.search_runs([experiment_id])
+    assert run.info.status == "FAILED"
+    assert "missing now" in run.data.tags[names.ERROR_TAG]
+    assert "partial: 2 of 4 rows" in str(clear_mlflow.load(run.info.run_id))
+    done = CliRunner().invoke(main, ["evaluate", "--run-id", run.info.run_id])
+    assert "2 of 4 rows" in done.output
+    assert mlflow.active_run() is None
 
 
 def test_no_training_goes_into_it(store, trained, unmount, tmp_path):

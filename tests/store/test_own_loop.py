@@ -1,14 +1,19 @@
 """A loop of somebody's own, tracked from outside of the package: what stands in MLflow then."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 from courses import reasons, values
 from forked import run_python
@@ -26,8 +31,11 @@ from clear_mlflow.core.loop_metadata import (
     row_of_predictions,
     row_of_values,
 )
+from clear_mlflow.journal.journal import left_journals
+from clear_mlflow.journal.sender import Sender
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
+from clear_mlflow.tracking import lifecycle
 
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
 
@@ -550,3 +558,267 @@ def test_a_loop_says_what_its_rows_cost(store, experiment_id):
         path = mlflow.artifacts.download_artifacts(run_id=one.run_id, artifact_path="report.html")
         pages.append("cost of its training" in Path(path).read_text())
     assert pages == [False, True]
+
+
+KILLED_AFTER_A_ROW = """
+import os, signal, sys, clear_mlflow
+with clear_mlflow.track(buckets=3, num_instances=10) as run:
+    for i in range(4):
+        run.log_counts(i, [i, 2 * i, 3])
+        if i == 2 and "kill" in sys.argv:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run_script(folder, text, *words):
+    """Run a program in an interpreter of its own."""
+    script = folder / "script.py"
+    script.write_text(text)
+    command = [sys.executable, str(script), *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, tmp_path):
+    """It sends what its earlier process left on the disk."""
+    run_id = store.create_run(experiment_id).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    assert run_script(tmp_path, KILLED_AFTER_A_ROW, "kill").returncode == -9
+    done = run_script(tmp_path, KILLED_AFTER_A_ROW)
+    assert done.returncode == 0, done.stderr
+    run = store.get_run(run_id)
+    assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
+    assert names.ERROR_TAG not in run.data.tags
+    points = histories(store, run_id)["test_accuracy/bucket_03"]
+    assert [step for step, _, _ in points] == [0, 1, 2, 3]
+
+
+def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
+    """Predictions that wait there are scored, and checked against this loop."""
+    answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
+    run = clear_mlflow.track(buckets=3, test_labels=LABELS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sender, "send", lambda self, *items: None)
+        with pytest.raises(RecordError, match="missing now"), run:
+            run.log_predictions(1, answers)
+    assert left_journals(run.run_id)
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    with (
+        pytest.raises(TrackingError, match="with buckets"),
+        clear_mlflow.track(buckets=2, test_labels=LABELS[:2]),
+    ):
+        pass
+    assert store.get_run(run.run_id).info.status == "FAILED"
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
+        again.log_predictions(1, answers)
+        again.log_predictions(2, answers)
+    assert clear_mlflow.load(run.run_id).predictions.answers.keys() == {1, 2}
+    assert store.get_run(run.run_id).info.status == "FINISHED"
+    assert not left_journals(run.run_id)
+
+
+MOVED_AWAY = """
+import sys
+from pathlib import Path
+import clear_mlflow
+with clear_mlflow.track(buckets=4, num_instances=100) as run:
+    for i in range(5):
+        run.log_counts(i, [i, i, i, i])
+        if i == 1:
+            Path("artifacts").rename("elsewhere")
+"""
+
+
+def test_rows_that_are_gone_at_the_end_are_an_error(store, experiment_id, tmp_path):
+    """The rows that are left are scored and counted; the others are named."""
+    done = run_script(tmp_path, MOVED_AWAY)
+    assert done.returncode == 1
+    assert "stored rows that are missing now" in done.stderr.splitlines()[-1]
+    run = the_run(store, experiment_id)
+    assert run.info.status == "FAILED"
+    assert "artifacts': 0, 1; put their files back" in run.data.tags[names.ERROR_TAG]
+    assert run.data.tags[names.ROWS_TAG] == "partial"
+    assert "partial: 3 of 4 rows" in str(clear_mlflow.load(run.info.run_id))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, joined):
+    """Its rows are kept, and the run can be continued."""
+    run = clear_mlflow.track(**LOOP)
+
+    def loop():
+        with mlflow.start_run() if joined else nullcontext(), run:
+            log_all(run, range(4))
+
+    with pytest.raises(RecordError, match="row 4 is missing; 0 means before any training"):
+        loop()
+    found = store.get_run(run.run_id)
+    assert found.info.status == "FAILED"
+    assert "row 4 is missing" in found.data.tags[names.ERROR_TAG]
+    assert found.data.tags[names.ROWS_TAG] == "partial"
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    with clear_mlflow.track(**LOOP) as run:
+        log_all(run, [4])
+    assert run.matrix.equals(EXPECTED)
+    assert store.get_run(run.run_id).info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("rows", [range(3), range(1, 4)])
+def test_a_loop_that_stopped_early_is_no_error(store, rows):
+    """Only rows 0 to T-1 look like a wrong count."""
+    with clear_mlflow.track(**LOOP) as run:
+        log_all(run, rows)
+    assert store.get_run(run.run_id).info.status == "FINISHED"
+
+
+def test_threads_may_log_the_same_row(store):
+    """One of them stores it, and one with other numbers is refused."""
+    errors = []
+
+    def log(correct):
+        try:
+            run.log_counts(0, correct)
+        except RecordError as error:
+            errors.append(str(error))
+
+    with clear_mlflow.track(**LOOP) as run:
+        first = FOUR_BUCKETS[0]
+        run_in_threads(log, [first] * 8)
+        assert errors == []
+        run_in_threads(log, [[0] * 4] * 2)
+        log_all(run, [1, 2, 3, 4])
+    assert len(errors) == 2
+    assert all("row 0 is stored already with other numbers" in error for error in errors)
+    assert run.matrix.equals(EXPECTED)
+
+
+def run_in_threads(function, arguments):
+    threads = [threading.Thread(target=function, args=[argument]) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_threads_that_log_tests_and_rows(store):
+    """Each is stored once."""
+    with clear_mlflow.track(buckets=3, num_instances=100) as run:
+        run_in_threads(lambda bucket: log_tested(run, [bucket]), [1, 2, 3] * 3)
+    stored = store.get_run(run.run_id)
+    assert len(artifacts(store, stored, "anytime_accuracy")) == 6
+    assert run.matrix.num_rows == 3
+    assert stored.data.tags[names.ROWS_TAG] == "complete"
+
+
+def test_a_call_that_was_interrupted_may_be_repeated(store, monkeypatch):
+    """The row is on the disk by then."""
+    interrupts = [KeyboardInterrupt()]
+    wait = Sender.wait_delivered
+
+    def interrupted(self):
+        if interrupts:
+            raise interrupts.pop()
+        wait(self)
+
+    monkeypatch.setattr(Sender, "wait_delivered", interrupted)
+    with clear_mlflow.track(**LOOP) as run:
+        with pytest.raises(KeyboardInterrupt):
+            run.log_counts(0, FOUR_BUCKETS[0])
+        log_all(run)
+    assert run.matrix.equals(EXPECTED)
+
+
+FORKS = """
+import os, time, clear_mlflow
+with clear_mlflow.track(buckets=1, num_instances=10) as run:
+    run.log_counts(0, [1])
+    if not os.fork():
+        began = time.monotonic()
+        for log in (
+            lambda: run.log_counts(1, [5]),
+            lambda: run.log_test(1, [5], test=1, num_tests=1, step=1, num_steps=2),
+        ):
+            try:
+                log()
+            except clear_mlflow.ClearError as error:
+                print(error)
+        print(time.monotonic() - began, flush=True)
+        run.__exit__(None, None, None)
+        os._exit(0)
+    os.wait()
+    run.log_counts(1, [7])
+"""
+
+
+def test_a_forked_child_is_refused(store, experiment_id, tmp_path):
+    """At once, in one line; it does not close the run of its parent, either."""
+    done = run_script(tmp_path, FORKS)
+    assert done.returncode == 0, done.stderr
+    first, second, seconds = done.stdout.splitlines()
+    assert "the row after 1 arrived in process" in first
+    assert "log tests in the process that opened the run" in second
+    assert float(seconds) < 5
+    run = the_run(store, experiment_id)
+    assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
+    assert clear_mlflow.load(run.info.run_id).matrix.values.tolist() == [[0.7]]
+
+
+def test_predictions_may_be_bfloat16(store):
+    """NumPy has no such type."""
+    outputs = [torch.tensor(np.eye(3)[a] * 0.7 + 0.1).bfloat16() for a in LABELS]
+    with clear_mlflow.track(buckets=3, test_labels=LABELS) as run:
+        run.log_predictions(1, outputs)
+        run.log_predictions(2, {str(j + 1): output for j, output in enumerate(outputs)})
+        with pytest.raises(ConfigError, match="expected a class index"):
+            run.log_predictions(3, [output.argmax(1).bfloat16() for output in outputs])
+        with pytest.raises(ConfigError, match="expected a class index"):
+            run.log_predictions(3, [[[None] * 3] * len(a) for a in LABELS])
+        with pytest.raises(ConfigError, match="expected an array of numbers"):
+            run.log_predictions(3, [[list(answer) for answer in output] for output in outputs])
+    assert run.matrix.values.tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
+    """It has an end status, MLflow has no active run, and the next loop opens its own."""
+    real = lifecycle.score
+
+    def interrupted(client, run_id):
+        if raised:  # as in a thread, where signals are not handled
+            raise KeyboardInterrupt
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(client, run_id)
+
+    run = clear_mlflow.track(**LOOP)
+
+    def loop():
+        with run:
+            log_all(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "score", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop()
+    found = store.get_run(run.run_id)
+    assert found.info.status == ("KILLED" if raised else "FINISHED")
+    assert names.PROCESS_TAG not in found.data.tags
+    assert mlflow.active_run() is None
+    with clear_mlflow.track(**LOOP) as other:
+        log_all(other)
+    assert other.run_id != run.run_id
+
+
+def test_a_loop_refused_by_an_active_run_leaves_it_to_the_next(store):
+    """The refused one no longer counts as a process that trains into it."""
+    with mlflow.start_run():
+        with clear_mlflow.track(**LOOP, seed=1) as run:
+            log_all(run, [0, 1])
+        with (
+            pytest.raises(TrackingError, match="with seed 1, but this loop has 2"),
+            clear_mlflow.track(**LOOP, seed=2),
+        ):
+            pass
+        with clear_mlflow.track(**LOOP, seed=1) as run:
+            log_all(run)
+    assert run.matrix.equals(EXPECTED)

@@ -17,6 +17,7 @@ from clear_mlflow.journal import sender as sending
 from clear_mlflow.journal.journal import Journal, left_journals
 from clear_mlflow.journal.sender import Sender, exit_patience, is_final, unsent_error
 from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import holding
 
 LONG = 60  # seconds: a bound against hangs
@@ -167,6 +168,23 @@ def test_what_a_store_never_takes_stays_in_the_journal(store, run_id):
     assert error.folders == {run_id: folder}
     assert f"clear-mlflow sync {folder}" in str(error)
     assert left_of(run_id) == {"a.txt": b"a", "b.txt": b"b"}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_function_that_the_store_refuses_blocks_nothing(store, run_id, capsys):
+    """The refusal is reported, and files that follow are stored."""
+
+    def refused():
+        with mlflow_errors("tag the run"):
+            raise never()
+
+    sender = opened(store, run_id)
+    sender.send(refused)
+    put(sender, run_id, "a")
+    sender.finish(1)
+    sender.close()
+    assert files_of(store, run_id) == ["a.txt"]
+    assert "you may not" in capsys.readouterr().err
 
 
 def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monkeypatch):

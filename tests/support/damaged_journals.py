@@ -23,6 +23,7 @@ DAMAGES = {
         journal, f"00000000-{_ROWS}001.json", row=1, trained_through="1"
     ),
     "metrics": lambda journal: (journal / "00000000-metrics.json").write_text('[["a", "b"]]'),
+    "tags": lambda journal: (journal / "00000000-tags.json").write_text('{"mlflow.user": "x"}'),
     "origin": lambda journal: (journal / "journal.json").write_text(
         '{"format": "1.0", "run_id": "../../x", "tracking_uri": "y"}'
     ),
