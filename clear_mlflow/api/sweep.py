@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import random
 import re
 import sys
 import tempfile
@@ -51,10 +52,16 @@ from clear_mlflow.store.client import (
     set_up_mlflow,
 )
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
-from clear_mlflow.store.search import experiment_for, run_of_project, search, select
+from clear_mlflow.store.search import (
+    MissingRun,
+    experiment_for,
+    run_of_project,
+    search,
+    select,
+)
 from clear_mlflow.store.ui_urls import comparison_links, comparison_of_sweep
 from clear_mlflow.tracking.lifecycle import create_run, end
-from clear_mlflow.tracking.resume import claim, holds_rows, read_resume_point
+from clear_mlflow.tracking.resume import claim, holds_rows, is_claimed, read_resume_point
 from clear_mlflow.tracking.supervised import train_into
 
 Engine: TypeAlias = LocalEngine | RayEngine
@@ -274,7 +281,9 @@ def reporter(total: int) -> Callable[[SweptRun], None]:
 
     def report(run: SweptRun) -> None:
         nonlocal ended
-        if run.state in (DONE, FAILED):
+        if run.state in (DONE_BEFORE, ELSEWHERE):
+            what = run.state
+        elif run.state in (DONE, FAILED):
             ended += 1
             took = f" in {run.seconds:.0f} s" if run.seconds is not None else ""
             what = f"{run.state}{took}"
@@ -414,38 +423,75 @@ class Sweep:
             time.sleep(_PAUSE_SECONDS)
 
     def _start(self, place: int) -> None:
+        """Start the training of a run, unless it is done or another process trains it now."""
         run = self.runs[place]
-        run_id, note = self._take_up(run.planned)
-        self.runs[place] = replace(run, run_id=run_id, tries=run.tries + 1, error=None, note=note)
-        self.under_way[run_id] = place, time.monotonic()
-        uri = absolute_store(self.client.tracking_uri)
-        self.engine.start(Task(run.planned.asked, run_id, self.experiment_id, uri))
-        self.on_run(self.runs[place])
+        while (claimed := self._claim_run(run.planned)) is None:
+            time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
+        self.runs[place] = run = replace(run, tries=run.tries + 1, error=None, **claimed)
+        if run.state == NOT_DONE and run.run_id is not None:
+            self.under_way[run.run_id] = place, time.monotonic()
+            uri = absolute_store(self.client.tracking_uri)
+            self.engine.start(Task(run.planned.asked, run.run_id, self.experiment_id, uri))
+        self.on_run(run)
 
-    def _take_up(self, planned: PlannedRun) -> tuple[str, str | None]:
-        """A run to train into, an interrupted one or a new one, and a note on that."""
-        tags = {
-            MLFLOW_PARENT_RUN_ID: self.above,
-            names.SWEEP_RUN_TAG: planned.fingerprint,
-        }
-        begun = _children(self.client, self.experiment_id, planned.fingerprint)
-        tries = [run for run in begun if not is_done(run)]
-        interrupted, note = self._find_interrupted(tries)
+    def _claim_run(self, planned: PlannedRun) -> dict[str, Any] | None:
+        """Return the state, id and note of a run to train into, or of one that is not ours.
+
+        Returns None if another sweep claims the same run at this moment: of two sweeps that write
+        first and read then, at least one sees the other and withdraws.
+        """
+        attempts = _children(self.client, self.experiment_id, planned.fingerprint)
+        if (settled := self._find_settled(attempts)) is not None:
+            return settled
+        unfinished = [run for run in attempts if not self._is_in_live_sweep(run)]
+        interrupted, note = self._find_interrupted(unfinished)
+        tags = {MLFLOW_PARENT_RUN_ID: self.above, names.SWEEP_RUN_TAG: planned.fingerprint}
         with mlflow_errors("open a run of the sweep"):
             if interrupted is None:
                 run_id = create_run(self.client, self.experiment_id, planned.name, tags)
-                # Nobody trains into it yet; the one who does makes it RUNNING.
+                # The process that trains into the run sets it to RUNNING.
                 self.client.update_run(run_id, status="SCHEDULED")
             else:
                 run_id = str(interrupted.info.run_id)
-                # It may have been begun by a sweep of another grid.
+                # A sweep of another grid may have started it.
                 self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.above)
                 self.client.update_run(run_id, name=planned.name)
+            attempts = _children(self.client, self.experiment_id, planned.fingerprint)
+            others = [run for run in attempts if run.info.run_id != run_id]
+            if self._find_settled(others) is not None:
+                if interrupted is None:
+                    end(self.client, run_id, "KILLED", "another sweep started the same run")
+                    self.client.delete_run(run_id)
+                return None
+            if interrupted is not None:
                 self.resumed[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
-            for former in tries:
-                if former.info.run_id != run_id:
+            for former in others:
+                if not self._is_in_live_sweep(former):
                     _trash(self.client, former, run_id)
-        return run_id, note
+        return {"state": NOT_DONE, "run_id": run_id, "note": note}
+
+    def _find_settled(self, attempts: list[Run]) -> dict[str, Any] | None:
+        """Return state and id of an attempt that is done or that another process works on."""
+        for state, is_settled in ((DONE_BEFORE, is_done), (ELSEWHERE, self._is_held)):
+            for run in attempts:
+                if is_settled(run):
+                    return {"state": state, "run_id": str(run.info.run_id)}
+        return None
+
+    def _is_held(self, run: Run) -> bool:
+        """Return True if a process trains into a run, or is about to."""
+        if trains_now(self.client, run) or is_claimed(run):
+            return True
+        # Another sweep starts what is scheduled, and resumes what was killed.
+        return run.info.status not in ("FINISHED", "FAILED") and self._is_in_live_sweep(run)
+
+    def _is_in_live_sweep(self, run: Run) -> bool:
+        """Return True if another process works on the sweep that a run belongs to."""
+        parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
+        if parent_id in (None, self.above):
+            return False
+        (parent,) = select(self.client, run_ids=[parent_id])
+        return not isinstance(parent, MissingRun) and trains_now(self.client, parent)
 
     def _find_interrupted(self, tries: list[Run]) -> tuple[Run | None, str | None]:
         """The try to resume, or why the one that measured something cannot be."""
@@ -485,6 +531,8 @@ class Sweep:
         )
         if is_done(stored):
             self.runs[place] = replace(run, state=DONE)
+        elif ended.exit_code == 2 and self._is_held(stored):
+            self.runs[place] = replace(run, state=ELSEWHERE)
         elif ended.lost and run.tries <= self.retries and not self.stopping():
             # Only the engine knows yet that nobody trains into it any more.
             self._close_run(stored, error, "KILLED")
