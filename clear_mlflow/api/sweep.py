@@ -17,8 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
+from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
 from mlflow.utils.mlflow_tags import (
     MLFLOW_PARENT_RUN_ID,
     MLFLOW_RUN_NAME,
@@ -35,12 +37,19 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Task
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
-from clear_mlflow.grids.grid import Grid, PlannedRun, digest_of, fingerprint, read_grid
+from clear_mlflow.grids.grid import (
+    Grid,
+    PlannedRun,
+    complete_runs,
+    digest_of,
+    fingerprint,
+    read_grid,
+)
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import ARGUMENTS, logged_parameters
+from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.session import check_files, check_parameters, complete_arguments
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
 from clear_mlflow.store import names
@@ -51,6 +60,7 @@ from clear_mlflow.store.client import (
     preflight,
     set_up_mlflow,
 )
+from clear_mlflow.store.conflicts import sqlite_file
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import (
     MissingRun,
@@ -149,13 +159,8 @@ def prepared(
     experiment: str | None = None,
 ) -> tuple[Grid, Engine, MlflowClient, str]:
     """The runs of a grid, each of which can be trained, and where; the store and the experiment."""
-    planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
-    for run in planned.runs:
-        try:
-            check_strategy(run.config)
-        except ConfigError as error:
-            raise ConfigError(f"a run of the sweep, {shown(run.name)}: {error}") from None
-    on = _engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
+    planned = read_checked_grid(grid, engine)
+    on = engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
     set_up_mlflow()
     client = preflight(experiment=experiment)
     if experiment:
@@ -166,7 +171,39 @@ def prepared(
     return planned, on, client, place
 
 
-def _engine_named(
+def read_checked_grid(grid: str | Path | Mapping[str, Any], engine: str) -> Grid:
+    """Read a grid and check the parameters, folders and weights of every run.
+
+    Raises ConfigError if a run cannot be trained, or if two runs are equal in effect.
+    """
+    planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
+    for run in planned.runs:
+        try:
+            check_parameters(run.config)
+            if engine == "local":  # the machines of a cluster have files of their own
+                check_files(run.config)
+        except ClearError as error:
+            raise ConfigError(f"a run of the sweep, {shown(run.name)}: {error}") from None
+    return complete_runs(planned, complete_arguments)
+
+
+def plan_runs(grid: Grid) -> list[SweptRun]:
+    """Return the states of a grid's runs; creates neither a store nor an experiment."""
+    set_up_mlflow()
+    missing = [SweptRun(run) for run in grid.runs]
+    database = sqlite_file(mlflow.get_tracking_uri())
+    if database is not None and not database.exists():
+        return missing
+    client = preflight(opens_run=False)
+    own, name = run_of_project(client, names.KIND_SWEEP), MLFLOW_EXPERIMENT_NAME.get()
+    if own is not None:
+        return find_runs(client, str(own.info.experiment_id), grid)
+    if name and client.get_experiment_by_name(name) is None:
+        return missing
+    return find_runs(client, experiment_for(client), grid)
+
+
+def engine_named(
     grid: Grid, engine: str, jobs: int | None, address: str, *, cpus: float, gpus: float | None
 ) -> Engine:
     """Where a grid's runs are trained: on this machine, or on a Ray cluster."""
@@ -574,7 +611,7 @@ def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[Swep
     """What is there of a sweep's runs; nothing is written."""
     known: dict[str, list[Run]] = {}
     for run in _children(client, experiment_id):
-        known.setdefault(_fingerprint_of_run(run), []).append(run)
+        known.setdefault(_fingerprint_of_run(run, grid), []).append(run)
     found = []
     for planned in grid.runs:
         tries = known.get(planned.fingerprint, [])
@@ -599,13 +636,15 @@ def is_done(run: Run) -> bool:
     return run.data.tags.get(names.ROWS_TAG) == "complete"
 
 
-def _fingerprint_of_run(run: Run) -> str:
-    """Of the parameters that a run was trained with; of one that had not begun, the tag."""
-    if parameters := logged_parameters(run.data.params):
-        asked = {name: run.data.params.get(f"asked/{name}") for name in ARGUMENTS}
-        parameters |= {name: text for name, text in asked.items() if text is not None}
-        with suppress(ConfigError):
-            return fingerprint(TrainConfig.resolve(parameters))
+def _fingerprint_of_run(run: Run, grid: Grid) -> str:
+    """Return the fingerprint of a run's logged parameters, or its tag if it has not begun."""
+    parameters = logged_parameters(run.data.params)
+    # Code of a user's own that a store names is imported only if the grid names it, too.
+    named = {(planned.config.strategy, planned.config.dataset) for planned in grid.runs}
+    with suppress(ConfigError):
+        config = TrainConfig.resolve(parameters)
+        if parameters and (config.strategy, config.dataset) in named:
+            return fingerprint(complete_arguments(config))
     return str(run.data.tags[names.SWEEP_RUN_TAG])
 
 
