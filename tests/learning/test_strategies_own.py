@@ -108,7 +108,7 @@ def test_arguments_are_the_same_when_they_are_read_back(own, hint, default, text
 )
 def test_an_argument_that_no_text_can_store_is_refused(own, hint, default, asked):
     """Otherwise the run would train to its end, and could not be resumed."""
-    with pytest.raises(ConfigError, match="value.*expected"):
+    with pytest.raises(ConfigError, match=r"value.*expected"):
         check(own(hint, default, **asked))
 
 

@@ -36,7 +36,11 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     except Exception as error:  # torch has no closed set of exceptions for damaged files
         runs_code = _RUNS_CODE.search(str(error)) is not None
-        problem = "it is a pickle that wants to run code" if runs_code else "it is damaged or not of torch"
+        problem = (
+            "it is a pickle that wants to run code"
+            if runs_code
+            else "it is damaged or not of torch"
+        )
         first = (reason(error).split(". ") or [""])[0][:200]
         raise DataError(
             f"{path_text(path)} is refused: {problem} ({first}); expected a torch file that "
