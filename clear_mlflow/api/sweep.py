@@ -62,13 +62,7 @@ from clear_mlflow.store.client import (
 )
 from clear_mlflow.store.conflicts import sqlite_file
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
-from clear_mlflow.store.search import (
-    MissingRun,
-    experiment_for,
-    run_of_project,
-    search,
-    select,
-)
+from clear_mlflow.store.search import experiment_for, run_of_project, search, select
 from clear_mlflow.store.ui_urls import comparison_links, comparison_of_sweep
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.resume import claim, holds_rows, is_claimed, read_resume_point
@@ -380,7 +374,7 @@ class Sweep:
 
     def _do(self) -> None:
         """Until all runs have ended, or the sweep is stopped and those under way have ended."""
-        self.waiting.extend(i for i, run in enumerate(self.runs) if run.state == NOT_DONE)
+        self.waiting.extend(i for i, run in enumerate(self.runs) if run.state != DONE_BEFORE)
         is_stopped = False
         while self.under_way or (self.waiting and not self.stopping()):
             while self.waiting and not self.stopping() and self.engine.room() > 0:
@@ -461,74 +455,58 @@ class Sweep:
 
     def _start(self, place: int) -> None:
         """Start the training of a run, unless it is done or another process trains it now."""
-        run = self.runs[place]
-        while (claimed := self._claim_run(run.planned)) is None:
+        while (run := self._claim_run(self.runs[place])) is None:
             time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
-        self.runs[place] = run = replace(run, tries=run.tries + 1, error=None, **claimed)
+        self.runs[place] = run
         if run.state == NOT_DONE and run.run_id is not None:
             self.under_way[run.run_id] = place, time.monotonic()
             uri = absolute_store(self.client.tracking_uri)
             self.engine.start(Task(run.planned.asked, run.run_id, self.experiment_id, uri))
         self.on_run(run)
 
-    def _claim_run(self, planned: PlannedRun) -> dict[str, Any] | None:
-        """Return the state, id and note of a run to train into, or of one that is not ours.
+    def _claim_run(self, run: SweptRun) -> SweptRun | None:
+        """Open a run to train into, or find that it is done or held; return it with its id.
 
-        Returns None if another sweep claims the same run at this moment: of two sweeps that write
-        first and read then, at least one sees the other and withdraws.
+        Returns None if another sweep opens the same run at this moment: of two that write first
+        and read then, at least one sees the other and withdraws.
         """
-        attempts = _children(self.client, self.experiment_id, planned.fingerprint)
-        if (settled := self._find_settled(attempts)) is not None:
+        attempts = self._list_attempts(run)
+        if settled := _find_settled(self.client, run, attempts, self.above):
             return settled
-        unfinished = [run for run in attempts if not self._is_in_live_sweep(run)]
-        interrupted, note = self._find_interrupted(unfinished)
-        tags = {MLFLOW_PARENT_RUN_ID: self.above, names.SWEEP_RUN_TAG: planned.fingerprint}
+        interrupted, note = self._find_interrupted(attempts)
+        tags = {MLFLOW_PARENT_RUN_ID: self.above, names.SWEEP_RUN_TAG: run.planned.fingerprint}
         with mlflow_errors("open a run of the sweep"):
             if interrupted is None:
-                run_id = create_run(self.client, self.experiment_id, planned.name, tags)
+                run_id = create_run(self.client, self.experiment_id, run.name, tags)
                 # The process that trains into the run sets it to RUNNING.
                 self.client.update_run(run_id, status="SCHEDULED")
             else:
                 run_id = str(interrupted.info.run_id)
                 # A sweep of another grid may have started it.
                 self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.above)
-                self.client.update_run(run_id, name=planned.name)
-            attempts = _children(self.client, self.experiment_id, planned.fingerprint)
-            others = [run for run in attempts if run.info.run_id != run_id]
-            if self._find_settled(others) is not None:
+                self.client.update_run(run_id, name=run.name)
+                self.resumed[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
+            others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
+            if _find_settled(self.client, run, others, self.above):
                 if interrupted is None:
                     end(self.client, run_id, "KILLED", "another sweep started the same run")
                     self.client.delete_run(run_id)
                 return None
-            if interrupted is not None:
-                self.resumed[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
             for former in others:
-                if not self._is_in_live_sweep(former):
-                    _trash(self.client, former, run_id)
-        return {"state": NOT_DONE, "run_id": run_id, "note": note}
+                _trash(self.client, former, run_id)
+        return replace(
+            run, state=NOT_DONE, run_id=run_id, tries=run.tries + 1, error=None, note=note
+        )
 
-    def _find_settled(self, attempts: list[Run]) -> dict[str, Any] | None:
-        """Return state and id of an attempt that is done or that another process works on."""
-        for state, is_settled in ((DONE_BEFORE, is_done), (ELSEWHERE, self._is_held)):
-            for run in attempts:
-                if is_settled(run):
-                    return {"state": state, "run_id": str(run.info.run_id)}
-        return None
-
-    def _is_held(self, run: Run) -> bool:
-        """Return True if a process trains into a run, or is about to."""
-        if trains_now(self.client, run) or is_claimed(run):
-            return True
-        # Another sweep starts what is scheduled, and resumes what was killed.
-        return run.info.status not in ("FINISHED", "FAILED") and self._is_in_live_sweep(run)
-
-    def _is_in_live_sweep(self, run: Run) -> bool:
-        """Return True if another process works on the sweep that a run belongs to."""
-        parent_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
-        if parent_id in (None, self.above):
-            return False
-        (parent,) = select(self.client, run_ids=[parent_id])
-        return not isinstance(parent, MissingRun) and trains_now(self.client, parent)
+    def _list_attempts(self, run: SweptRun) -> list[Run]:
+        """Return the stored attempts at a run, without what failed in a sweep that is live."""
+        attempts = _children(self.client, self.experiment_id, run.planned.fingerprint)
+        return [
+            attempt
+            for attempt in attempts
+            if attempt.info.status != "FAILED"
+            or not _is_in_live_sweep(self.client, attempt, self.above)
+        ]
 
     def _find_interrupted(self, tries: list[Run]) -> tuple[Run | None, str | None]:
         """The try to resume, or why the one that measured something cannot be."""
@@ -568,7 +546,7 @@ class Sweep:
         )
         if is_done(stored):
             self.runs[place] = replace(run, state=DONE)
-        elif ended.exit_code == 2 and self._is_held(stored):
+        elif ended.exit_code == 2 and _is_held(self.client, stored, self.above):
             self.runs[place] = replace(run, state=ELSEWHERE)
         elif ended.lost and run.tries <= self.retries and not self.stopping():
             # Only the engine knows yet that nobody trains into it any more.
@@ -608,23 +586,46 @@ class Sweep:
 
 
 def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[SweptRun]:
-    """What is there of a sweep's runs; nothing is written."""
-    known: dict[str, list[Run]] = {}
+    """Return the runs of a grid with their states; writes nothing."""
+    attempts: dict[str, list[Run]] = {}
     for run in _children(client, experiment_id):
-        known.setdefault(_fingerprint_of_run(run, grid), []).append(run)
-    found = []
-    for planned in grid.runs:
-        tries = known.get(planned.fingerprint, [])
-        done = [run for run in tries if is_done(run)]
-        elsewhere = [run for run in tries if trains_now(client, run)]
-        if done:
-            first = min(done, key=lambda run: run.info.start_time)
-            found.append(SweptRun(planned, DONE_BEFORE, str(first.info.run_id)))
-        elif elsewhere:
-            found.append(SweptRun(planned, ELSEWHERE, str(elsewhere[0].info.run_id)))
-        else:
-            found.append(SweptRun(planned))
-    return found
+        attempts.setdefault(_fingerprint_of_run(run, grid), []).append(run)
+    runs = map(SweptRun, grid.runs)
+    return [
+        _find_settled(client, run, attempts.get(run.planned.fingerprint, [])) or run for run in runs
+    ]
+
+
+def _find_settled(
+    client: MlflowClient, run: SweptRun, attempts: Sequence[Run], parent_id: str | None = None
+) -> SweptRun | None:
+    """Return a run that is done or that another process works on, or None if it is neither."""
+    for state, is_settled in (
+        (DONE_BEFORE, is_done),
+        (ELSEWHERE, partial(_is_held, client, parent_id=parent_id)),
+    ):
+        for attempt in reversed(attempts):  # the oldest first
+            if is_settled(attempt):
+                return replace(run, state=state, run_id=str(attempt.info.run_id), note=None)
+    return None
+
+
+def _is_held(client: MlflowClient, run: Run, parent_id: str | None = None) -> bool:
+    """Return True if a process trains into a run or is about to, other than sweep *parent_id*."""
+    if trains_now(client, run) or is_claimed(run):
+        return True
+    # A live sweep starts what is scheduled, and resumes what was killed.
+    is_open = run.info.status not in ("FINISHED", "FAILED")
+    return is_open and _is_in_live_sweep(client, run, parent_id)
+
+
+def _is_in_live_sweep(client: MlflowClient, run: Run, parent_id: str | None = None) -> bool:
+    """Return True if a process works on the sweep of a run, other than sweep *parent_id*."""
+    sweep_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
+    if sweep_id in (None, parent_id):
+        return False
+    (parent,) = select(client, run_ids=[sweep_id])
+    return isinstance(parent, Run) and trains_now(client, parent)
 
 
 def is_done(run: Run) -> bool:

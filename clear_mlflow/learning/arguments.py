@@ -19,7 +19,7 @@ from clear_mlflow.learning.parameters.values import Argument, argument_text
 
 T = TypeVar("T")
 
-_EXPECTED = {bool: "yes or no", int: "a whole number", float: "a finite number", str: "a text"}
+_EXPECTED = {int: "a whole number", float: "a finite number", str: "a text"}
 
 
 def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, Argument]) -> T:
@@ -101,26 +101,20 @@ def named_dataset(dataset: str, data_root: str, text: str) -> tuple[str, dict[st
 
 
 def _parse_value(hint: Any, text: str) -> Argument:
-    """Return the value of an argument's text.
-
-    Raises ValueError with what the type hint expects.
-    """
+    """Return the value of an argument's text; raises ValueError with what its type expects."""
     options = get_args(hint)
+    is_optional = get_origin(hint) in (Union, UnionType) and NoneType in options
+    words: dict[str, Argument] = {"yes": True, "no": False} if hint is bool else {}
     if get_origin(hint) is Literal:
-        values = {argument_text(option): option for option in options}
-        if text not in values:
-            raise ValueError(f"one of {', '.join(values)}")
-        return values[text]
-    if get_origin(hint) in (Union, UnionType) and len(options) == 2 and NoneType in options:
-        try:
-            return None if text == NONE else _parse_value(options[options[0] is NoneType], text)
-        except ValueError as error:
-            raise ValueError(f"{error}, or none") from None
-    if hint is bool and text in ("yes", "no"):
-        return text == "yes"
-    if hint in (int, float, str):
+        words = {argument_text(option): option for option in options}
+    elif is_optional and len(options) == 2:
+        words, hint = {NONE: None}, options[options[0] is NoneType]
+    if text in words:
+        return words[text]
+    if hint in _EXPECTED:
         with suppress(ValueError):
-            value: int | float | str = hint(text)
+            value: Argument = hint(text)
             if not isinstance(value, float) or math.isfinite(value):
                 return value
-    raise ValueError(_EXPECTED.get(hint, f"another type than {hint}"))
+    expected = [*words, *([_EXPECTED[hint]] if hint in _EXPECTED else ())]
+    raise ValueError(" or ".join(expected) or f"another type than {hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -293,10 +294,8 @@ def is_claimed(run: Run) -> bool:
 
 def _list_claims(run: Run) -> list[str]:
     """Return the claims on a run in order, up to the first number that is missing."""
-    claims: list[str] = []
-    while (claim_text := run.data.params.get(f"{_CLAIM}{len(claims) + 1}")) is not None:
-        claims.append(claim_text)
-    return claims
+    texts = (run.data.params.get(f"{_CLAIM}{number}", "") for number in itertools.count(1))
+    return list(itertools.takewhile(bool, texts))
 
 
 def _taken(run_id: str) -> TrackingError:

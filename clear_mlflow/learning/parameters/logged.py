@@ -15,7 +15,7 @@ from clear_mlflow.learning.parameters.config import (
     parameters_with,
     parse_parameter,
 )
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import argument_text
 
 # In force with all their defaults, which who asks for a run need not name.
