@@ -184,17 +184,15 @@ def read_checked_grid(grid: str | Path | Mapping[str, Any], engine: str) -> Grid
 def plan_runs(grid: Grid) -> list[SweptRun]:
     """Return the states of a grid's runs; creates neither a store nor an experiment."""
     set_up_mlflow()
-    missing = [SweptRun(run) for run in grid.runs]
-    database = sqlite_file(mlflow.get_tracking_uri())
-    if database is not None and not database.exists():
-        return missing
-    client = preflight(opens_run=False)
-    own, name = run_of_project(client, names.KIND_SWEEP), MLFLOW_EXPERIMENT_NAME.get()
-    if own is not None:
-        return find_runs(client, str(own.info.experiment_id), grid)
-    if name and client.get_experiment_by_name(name) is None:
-        return missing
-    return find_runs(client, experiment_for(client), grid)
+    database, name = sqlite_file(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
+    if database is None or database.exists():
+        client = preflight(opens_run=False)
+        own = run_of_project(client, names.KIND_SWEEP)
+        if own is not None:
+            return find_runs(client, str(own.info.experiment_id), grid)
+        if not name or client.get_experiment_by_name(name) is not None:
+            return find_runs(client, experiment_for(client), grid)
+    return [SweptRun(run) for run in grid.runs]
 
 
 def engine_named(
@@ -600,10 +598,8 @@ def _find_settled(
     client: MlflowClient, run: SweptRun, attempts: Sequence[Run], parent_id: str | None = None
 ) -> SweptRun | None:
     """Return a run that is done or that another process works on, or None if it is neither."""
-    for state, is_settled in (
-        (DONE_BEFORE, is_done),
-        (ELSEWHERE, partial(_is_held, client, parent_id=parent_id)),
-    ):
+    is_held = partial(_is_held, client, parent_id=parent_id)
+    for state, is_settled in ((DONE_BEFORE, is_done), (ELSEWHERE, is_held)):
         for attempt in reversed(attempts):  # the oldest first
             if is_settled(attempt):
                 return replace(run, state=state, run_id=str(attempt.info.run_id), note=None)

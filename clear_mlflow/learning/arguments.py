@@ -16,6 +16,7 @@ from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.parameters.config import parse_parameter
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import Argument, argument_text
+from clear_mlflow.learning.parameters.values import parse_arguments as split_arguments
 
 T = TypeVar("T")
 
@@ -47,8 +48,8 @@ def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, 
         value = getattr(arguments, name)
         text = argument_text(value)
         with suppress(ValueError):
-            is_unchanged = text and "," not in text and text == text.strip()
-            if is_unchanged and _parse_value(hints[name], text) == value:
+            is_plain = text and split_arguments(f"{name}={text}") == {name: text}
+            if is_plain and _parse_value(hints[name], text) == value:
                 continue
         raise ConfigError(
             f"{name} of {of} is {value!r}, which cannot be stored in {parameter} as a text and "

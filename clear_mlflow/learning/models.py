@@ -29,9 +29,6 @@ SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: fe
 # Sizes that the message about a size that does not work tries, the smallest first.
 _USUAL_SIZES = (32, 64, 96, 128, 224, 299)
 
-# Models that are built for one size of images, by the first letters of their names.
-_OF_ONE_SIZE = ("vit_", "maxvit_")
-
 # The two models that return more than logits while they train, unless built otherwise.
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
 
@@ -132,17 +129,13 @@ def feature_model(name: str, width: int, *, num_classes: int) -> nn.Module:
 
 @lru_cache(maxsize=64)
 def check_weights(name: str, weights: str, *, image_size: int, num_classes: int | None) -> None:
-    """Raise ConfigError unless a model can start from weights; downloads and trains nothing.
+    """Raise ConfigError unless a model can start from weights, which are not downloaded.
 
-    Args:
-        name: name of the model.
-        weights: none, DEFAULT, or the path of a file.
-        image_size: side of the model's input in pixels.
-        num_classes: number of the dataset's classes, or None if it is not known yet.
+    A head is compared with *num_classes*, or not at all if it is None.
     """
     if weights == DEFAULT_WEIGHTS:
-        size = _default_entry(name).meta["min_size"][0]
-        if name.startswith(_OF_ONE_SIZE) and image_size != size:
+        size = _describe_default(name).meta["min_size"][0]
+        if name.startswith(("vit_", "maxvit_")) and image_size != size:
             raise ConfigError(
                 f"weights is {DEFAULT_WEIGHTS} and image_size is {image_size}, but the weights of "
                 f"{name} are for {size} pixels; pass image_size={size}, or weights=none"
@@ -186,7 +179,6 @@ def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> 
 
 
 def _build_on_meta(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build a model whose weights take no memory."""
     try:
         with torch.device("meta"):
             return _build(name, num_classes=num_classes, image_size=image_size)
@@ -219,10 +211,9 @@ def _build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
 
 def torchvision_model(name: str, *, image_size: int, **options: Any) -> nn.Module:
     """A model for a size, of the same layers and input whatever its weights come from."""
-    vit, maxvit = _OF_ONE_SIZE
-    if name.startswith(vit):
+    if name.startswith("vit_"):
         options["image_size"] = image_size
-    if name.startswith(maxvit):
+    if name.startswith("maxvit_"):
         options["input_size"] = (image_size, image_size)
     if name in _WITH_AUXILIARY_HEADS and "weights" not in options:
         options |= {"aux_logits": False, "init_weights": True, "transform_input": True}
@@ -234,12 +225,11 @@ def torchvision_model(name: str, *, image_size: int, **options: Any) -> nn.Modul
 
 def default_weights(name: str) -> Path:
     """The file of torchvision's best weights, from torch's own cache or from where they are."""
-    url = str(_default_entry(name).url)
+    url = str(_describe_default(name).url)
     return downloaded(url, hash_prefix=hash_in(url))
 
 
-def _default_entry(name: str) -> Any:
-    """Return torchvision's entry of a model's best weights; nothing is downloaded."""
+def _describe_default(name: str) -> Any:
     if name == SMALL_CNN:
         raise ConfigError(
             "weights is DEFAULT, but nobody has published weights of small_cnn; pass weights=none"
@@ -271,8 +261,7 @@ def _load_weights(model: nn.Module, path: Path, *, name: str, fits_head: bool = 
     of_head = {f"{place}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:
         state = read_weights(path, f"model {name}")
-        if not fits_head:
-            state = {key: tensor for key, tensor in state.items() if key not in of_head}
+        state = {key: t for key, t in state.items() if fits_head or key not in of_head}
         for key in sorted(of_head.keys() & state.keys()):
             if len(state[key]) != len(of_head[key]) and state[key].dim() == of_head[key].dim():
                 raise DataError(

@@ -51,7 +51,6 @@ def prepare(
     config: TrainConfig,
     progress: TrainingProgress,
     group: ProcessGroup = ALONE,
-    *,
     stream: BucketStream | None = None,
 ) -> StreamTraining:
     """Decode a dataset into the cache, which raises DataError for damaged images."""

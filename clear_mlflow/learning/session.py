@@ -103,8 +103,8 @@ def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
     if config.data_root != AUTO and ":" not in config.dataset:  # a function finds its own data
         resolve_root(Path(config.data_root))
     if not load_strategy(config.strategy).makes_its_model():
-        size = config.image_size
-        check_weights(config.model, config.weights, image_size=size, num_classes=num_classes)
+        sizes = {"image_size": config.image_size, "num_classes": num_classes}
+        check_weights(config.model, config.weights, **sizes)
 
 
 def check_parameters(config: TrainConfig) -> None:

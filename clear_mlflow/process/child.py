@@ -83,7 +83,7 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
     say("checked", config.values())
     with process_group(place, config.device, precision=config.precision) as group:
         # Not when the supervisor asks for it: by then it has been to the store.
-        training = prepare(config, progress, group, stream=stream)
+        training = prepare(config, progress, group, stream)
         cues.get()
         say("facts", training.facts)
         if (state := messages.state_of(cues.get())) is not None:

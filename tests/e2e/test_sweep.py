@@ -24,6 +24,7 @@ from ports import free_port
 from short_stream import BUCKETS, SLOWLY
 from stored_runs import of_any_machine, rows_of
 
+from clear_mlflow.api.sweep import read_checked_grid
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines import Task
@@ -107,7 +108,7 @@ def runs_of(store, experiment_id):
 def assert_every_run_is_there_once(store, experiment_id, grid):
     """Finished, complete, with the parameters that the grid asks for; and compared."""
     parent, below, (comparison,) = runs_of(store, experiment_id)
-    planned = {run.fingerprint: run for run in read_grid(grid).runs}
+    planned = {run.fingerprint: run for run in read_checked_grid(grid, "local").runs}
     assert below.keys() == planned.keys()
     for fingerprint, runs in below.items():
         (run,) = runs

@@ -43,10 +43,7 @@ class StoredFeatures:
 
 
 def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """Return the extracted features of a name, or None if they are built in or the dataset's own.
-
-    Raises ConfigError or DataError if a stream has no features of this name.
-    """
+    """Return extracted features, or None for other ones; raise an error if there are none."""
     if stream.has_vectors and name != VECTORS:
         raise ConfigError(
             f"dataset {stream.name} is of vectors and features is {name}; pass features=vectors"

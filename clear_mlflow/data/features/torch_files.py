@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # How torch words its refusal of a pickle that names a function or a class.
-_RUNS_CODE = re.compile(
-    "WeightsUnpickler error: .*(GLOBAL|allowlisted|unrecognized function)", re.S
-)
+_RUNS_CODE = "(?s)WeightsUnpickler error: .*(GLOBAL|allowlisted|unrecognized function)"
 
 
 def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
@@ -35,12 +33,8 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
     except OSError as error:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     except Exception as error:  # torch has no closed set of exceptions for damaged files
-        runs_code = _RUNS_CODE.search(str(error)) is not None
-        problem = (
-            "it is a pickle that wants to run code"
-            if runs_code
-            else "it is damaged or not of torch"
-        )
+        runs_code = re.search(_RUNS_CODE, str(error))
+        problem = f"it is {'a pickle that wants to run code' if runs_code else 'damaged'}"
         first = (reason(error).split(". ") or [""])[0][:200]
         raise DataError(
             f"{path_text(path)} is refused: {problem} ({first}); expected a torch file that "
