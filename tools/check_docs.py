@@ -109,7 +109,9 @@ def _parse(words: list[str]) -> None:
     """Parse a command with the program's own options; capitals are for names of yours."""
     if words[:2] == ["mlflow", "run"]:
         entry = words[words.index("-e") + 1] if "-e" in words else "main"
-        known = _entry_points()[entry]["parameters"]
+        command_name = _entry_points()[entry]["command"].split()[-1]
+        options = command_line.commands[command_name].params
+        known = {name[2:].replace("-", "_") for option in options for name in option.opts}
         given = [words[i + 1].split("=")[0] for i, word in enumerate(words) if word == "-P"]
         if unknown := sorted(set(given) - set(known)):
             raise ValueError(f"the entry point {entry} has no parameter {unknown[0]}")

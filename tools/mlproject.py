@@ -1,17 +1,11 @@
-"""The text of MLproject: an entry point for each command that tracks, a parameter for each option.
+"""The text of MLproject: an entry point for each command that tracks.
 
-``python tools/generate.py`` writes it; the options of ``train`` are the fields of ``TrainConfig``.
+``python tools/generate.py`` writes it.
 """
 
 from __future__ import annotations
 
-import json
-import textwrap
-from collections.abc import Iterator
-
-import click
-
-from clear_mlflow.cli import main, run_options
+from clear_mlflow.cli import main
 
 # import opens a run for each file, so that the one of mlflow run would be empty; sync sends what
 # lies on this machine into runs that are there; data works on local folders; show and export store
@@ -20,7 +14,8 @@ NO_ENTRY_POINTS = {"data", "export", "import", "open", "show", "sync"}
 # What mlflow run starts when no entry point is named.
 _MAIN = "train"
 
-_HEAD = """# Written by `python tools/generate.py` from the options of the commands.
+_HEAD = """# Written by `python tools/generate.py` from the commands. Every option of a command is a
+# parameter, with underscores: -P batch_size=64. docs/reference.md lists them.
 name: clear_mlflow
 
 conda_env: conda.yaml
@@ -51,28 +46,11 @@ def mlproject_in_a_container() -> str:
 
 
 def _entry_points() -> str:
-    commands = {n: c for n, c in main.commands.items() if n not in NO_ENTRY_POINTS}
-    return "\n".join("\n".join(_entry_point(n, c)) + "\n" for n, c in commands.items())
+    return "".join(_entry_point(name) for name in main.commands if name not in NO_ENTRY_POINTS)
 
 
-def _entry_point(name: str, command: click.Command) -> Iterator[str]:
-    # Where a run goes and what it is called are options of mlflow run itself.
-    options = [
-        part
-        for part in command.params
-        if isinstance(part, click.Option)
-        and part.name != "as_json"  # for programs that read standard output
-        and not (part.name in run_options.NAMES and getattr(part, "group", "") == run_options.RUN)
-    ]
-    parameters = {option.opts[0]: option.opts[0][2:].replace("-", "_") for option in options}
-    yield f"  {'main' if name == _MAIN else name.replace('-', '_')}:"
-    yield "    parameters:"
-    for option in options:
-        default = json.dumps(option.default)
-        yield f"      {parameters[option.opts[0]]}: {{type: string, default: {default}}}"
-    yield "    command: >-"
-    yield f"      python -m clear_mlflow {name}"
-    # An option and its value stay on one line.
-    pairs = " ".join(f"{option}\0{{{name}}}" for option, name in parameters.items())
-    for line in textwrap.wrap(pairs, 90, break_long_words=False, break_on_hyphens=False):
-        yield f"      {line}".replace("\0", " ")
+def _entry_point(name: str) -> str:
+    # No parameters are declared: MLflow hands what the user passes on as --name value, and logs it.
+    # It would log the default of each declared one, too, whether or not that is in force.
+    entry_point = "main" if name == _MAIN else name.replace("-", "_")
+    return f"  {entry_point}:\n    command: python -m clear_mlflow {name}\n"

@@ -25,8 +25,8 @@ batch_size=64`), a keyword of `clear_mlflow.train(batch_size=64)`, a key in the 
 
 ## What `auto` means
 
-`auto` takes the value of the dataset's recipe, which the run logs as the parameter (under
-`mlflow run`, under `used/NAME`; [what is in MLflow](tracking.md)).
+`auto` takes the value of the dataset's recipe, which the run logs as the parameter
+([what is in MLflow](tracking.md)).
 
 """
 _AFTER = """

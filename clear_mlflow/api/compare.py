@@ -51,6 +51,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.learning.anytime.schedule import OFF
+from clear_mlflow.learning.parameters.logged import unlogged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
 from clear_mlflow.metrics._user import asked_metrics
@@ -348,6 +349,7 @@ def _labels(run: Run) -> dict[str, str]:
     """What a run may be grouped by: its parameters and its tags."""
     params, tags = run.data.params, run.data.tags
     return {
+        **unlogged_parameters(params),
         **{name: _unquoted(text) for name, text in params.items()},
         **{n: text for n, text in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
         # What a run really used overrides what was asked for, which may be "auto".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import random
 import re
 import sys
 import tempfile
@@ -16,8 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
+from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
 from mlflow.utils.mlflow_tags import (
     MLFLOW_PARENT_RUN_ID,
     MLFLOW_RUN_NAME,
@@ -34,12 +37,19 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Task
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
-from clear_mlflow.grids.grid import Grid, PlannedRun, digest_of, fingerprint, read_grid
+from clear_mlflow.grids.grid import (
+    Grid,
+    PlannedRun,
+    complete_runs,
+    digest_of,
+    fingerprint,
+    read_grid,
+)
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import ARGUMENTS, logged_parameters
+from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.session import check_files, check_parameters, complete_arguments
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
 from clear_mlflow.store import names
@@ -50,11 +60,12 @@ from clear_mlflow.store.client import (
     preflight,
     set_up_mlflow,
 )
+from clear_mlflow.store.conflicts import sqlite_file
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import experiment_for, run_of_project, search, select
 from clear_mlflow.store.ui_urls import comparison_links, comparison_of_sweep
 from clear_mlflow.tracking.lifecycle import create_run, end
-from clear_mlflow.tracking.resume import claim, holds_rows, read_resume_point
+from clear_mlflow.tracking.resume import claim, holds_rows, is_claimed, read_resume_point
 from clear_mlflow.tracking.supervised import train_into
 
 Engine: TypeAlias = LocalEngine | RayEngine
@@ -142,13 +153,8 @@ def prepared(
     experiment: str | None = None,
 ) -> tuple[Grid, Engine, MlflowClient, str]:
     """The runs of a grid, each of which can be trained, and where; the store and the experiment."""
-    planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
-    for run in planned.runs:
-        try:
-            check_strategy(run.config)
-        except ConfigError as error:
-            raise ConfigError(f"a run of the sweep, {shown(run.name)}: {error}") from None
-    on = _engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
+    planned = read_checked_grid(grid, engine)
+    on = engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
     set_up_mlflow()
     client = preflight(experiment=experiment)
     if experiment:
@@ -159,7 +165,37 @@ def prepared(
     return planned, on, client, place
 
 
-def _engine_named(
+def read_checked_grid(grid: str | Path | Mapping[str, Any], engine: str) -> Grid:
+    """Read a grid and check the parameters, folders and weights of every run.
+
+    Raises ConfigError if a run cannot be trained, or if two runs are equal in effect.
+    """
+    planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
+    for run in planned.runs:
+        try:
+            check_parameters(run.config)
+            if engine == "local":  # the machines of a cluster have files of their own
+                check_files(run.config)
+        except ClearError as error:
+            raise ConfigError(f"a run of the sweep, {shown(run.name)}: {error}") from None
+    return complete_runs(planned, complete_arguments)
+
+
+def plan_runs(grid: Grid) -> list[SweptRun]:
+    """Return the states of a grid's runs; creates neither a store nor an experiment."""
+    set_up_mlflow()
+    database, name = sqlite_file(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
+    if database is None or database.exists():
+        client = preflight(opens_run=False)
+        own = run_of_project(client, names.KIND_SWEEP)
+        if own is not None:
+            return find_runs(client, str(own.info.experiment_id), grid)
+        if not name or client.get_experiment_by_name(name) is not None:
+            return find_runs(client, experiment_for(client), grid)
+    return [SweptRun(run) for run in grid.runs]
+
+
+def engine_named(
     grid: Grid, engine: str, jobs: int | None, address: str, *, cpus: float, gpus: float | None
 ) -> Engine:
     """Where a grid's runs are trained: on this machine, or on a Ray cluster."""
@@ -274,7 +310,9 @@ def reporter(total: int) -> Callable[[SweptRun], None]:
 
     def report(run: SweptRun) -> None:
         nonlocal ended
-        if run.state in (DONE, FAILED):
+        if run.state in (DONE_BEFORE, ELSEWHERE):
+            what = run.state
+        elif run.state in (DONE, FAILED):
             ended += 1
             took = f" in {run.seconds:.0f} s" if run.seconds is not None else ""
             what = f"{run.state}{took}"
@@ -334,7 +372,7 @@ class Sweep:
 
     def _do(self) -> None:
         """Until all runs have ended, or the sweep is stopped and those under way have ended."""
-        self.waiting.extend(i for i, run in enumerate(self.runs) if run.state == NOT_DONE)
+        self.waiting.extend(i for i, run in enumerate(self.runs) if run.state != DONE_BEFORE)
         is_stopped = False
         while self.under_way or (self.waiting and not self.stopping()):
             while self.waiting and not self.stopping() and self.engine.room() > 0:
@@ -414,38 +452,59 @@ class Sweep:
             time.sleep(_PAUSE_SECONDS)
 
     def _start(self, place: int) -> None:
-        run = self.runs[place]
-        run_id, note = self._take_up(run.planned)
-        self.runs[place] = replace(run, run_id=run_id, tries=run.tries + 1, error=None, note=note)
-        self.under_way[run_id] = place, time.monotonic()
-        uri = absolute_store(self.client.tracking_uri)
-        self.engine.start(Task(run.planned.asked, run_id, self.experiment_id, uri))
-        self.on_run(self.runs[place])
+        """Start the training of a run, unless it is done or another process trains it now."""
+        while (run := self._claim_run(self.runs[place])) is None:
+            time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
+        self.runs[place] = run
+        if run.state == NOT_DONE and run.run_id is not None:
+            self.under_way[run.run_id] = place, time.monotonic()
+            uri = absolute_store(self.client.tracking_uri)
+            self.engine.start(Task(run.planned.asked, run.run_id, self.experiment_id, uri))
+        self.on_run(run)
 
-    def _take_up(self, planned: PlannedRun) -> tuple[str, str | None]:
-        """A run to train into, an interrupted one or a new one, and a note on that."""
-        tags = {
-            MLFLOW_PARENT_RUN_ID: self.above,
-            names.SWEEP_RUN_TAG: planned.fingerprint,
-        }
-        begun = _children(self.client, self.experiment_id, planned.fingerprint)
-        tries = [run for run in begun if not is_done(run)]
-        interrupted, note = self._find_interrupted(tries)
+    def _claim_run(self, run: SweptRun) -> SweptRun | None:
+        """Open a run to train into, or find that it is done or held; return it with its id.
+
+        Returns None if another sweep opens the same run at this moment: of two that write first
+        and read then, at least one sees the other and withdraws.
+        """
+        attempts = self._list_attempts(run)
+        if settled := _find_settled(self.client, run, attempts, self.above):
+            return settled
+        interrupted, note = self._find_interrupted(attempts)
+        tags = {MLFLOW_PARENT_RUN_ID: self.above, names.SWEEP_RUN_TAG: run.planned.fingerprint}
         with mlflow_errors("open a run of the sweep"):
             if interrupted is None:
-                run_id = create_run(self.client, self.experiment_id, planned.name, tags)
-                # Nobody trains into it yet; the one who does makes it RUNNING.
+                run_id = create_run(self.client, self.experiment_id, run.name, tags)
+                # The process that trains into the run sets it to RUNNING.
                 self.client.update_run(run_id, status="SCHEDULED")
             else:
                 run_id = str(interrupted.info.run_id)
-                # It may have been begun by a sweep of another grid.
+                # A sweep of another grid may have started it.
                 self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.above)
-                self.client.update_run(run_id, name=planned.name)
+                self.client.update_run(run_id, name=run.name)
                 self.resumed[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
-            for former in tries:
-                if former.info.run_id != run_id:
-                    _trash(self.client, former, run_id)
-        return run_id, note
+            others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
+            if _find_settled(self.client, run, others, self.above):
+                if interrupted is None:
+                    end(self.client, run_id, "KILLED", "another sweep started the same run")
+                    self.client.delete_run(run_id)
+                return None
+            for former in others:
+                _trash(self.client, former, run_id)
+        return replace(
+            run, state=NOT_DONE, run_id=run_id, tries=run.tries + 1, error=None, note=note
+        )
+
+    def _list_attempts(self, run: SweptRun) -> list[Run]:
+        """Return the stored attempts at a run, without what failed in a sweep that is live."""
+        attempts = _children(self.client, self.experiment_id, run.planned.fingerprint)
+        return [
+            attempt
+            for attempt in attempts
+            if attempt.info.status != "FAILED"
+            or not _is_in_live_sweep(self.client, attempt, self.above)
+        ]
 
     def _find_interrupted(self, tries: list[Run]) -> tuple[Run | None, str | None]:
         """The try to resume, or why the one that measured something cannot be."""
@@ -485,6 +544,8 @@ class Sweep:
         )
         if is_done(stored):
             self.runs[place] = replace(run, state=DONE)
+        elif ended.exit_code == 2 and _is_held(self.client, stored, self.above):
+            self.runs[place] = replace(run, state=ELSEWHERE)
         elif ended.lost and run.tries <= self.retries and not self.stopping():
             # Only the engine knows yet that nobody trains into it any more.
             self._close_run(stored, error, "KILLED")
@@ -523,23 +584,44 @@ class Sweep:
 
 
 def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[SweptRun]:
-    """What is there of a sweep's runs; nothing is written."""
-    known: dict[str, list[Run]] = {}
+    """Return the runs of a grid with their states; writes nothing."""
+    attempts: dict[str, list[Run]] = {}
     for run in _children(client, experiment_id):
-        known.setdefault(_fingerprint_of_run(run), []).append(run)
-    found = []
-    for planned in grid.runs:
-        tries = known.get(planned.fingerprint, [])
-        done = [run for run in tries if is_done(run)]
-        elsewhere = [run for run in tries if trains_now(client, run)]
-        if done:
-            first = min(done, key=lambda run: run.info.start_time)
-            found.append(SweptRun(planned, DONE_BEFORE, str(first.info.run_id)))
-        elif elsewhere:
-            found.append(SweptRun(planned, ELSEWHERE, str(elsewhere[0].info.run_id)))
-        else:
-            found.append(SweptRun(planned))
-    return found
+        attempts.setdefault(_fingerprint_of_run(run, grid), []).append(run)
+    runs = map(SweptRun, grid.runs)
+    return [
+        _find_settled(client, run, attempts.get(run.planned.fingerprint, [])) or run for run in runs
+    ]
+
+
+def _find_settled(
+    client: MlflowClient, run: SweptRun, attempts: Sequence[Run], parent_id: str | None = None
+) -> SweptRun | None:
+    """Return a run that is done or that another process works on, or None if it is neither."""
+    is_held = partial(_is_held, client, parent_id=parent_id)
+    for state, is_settled in ((DONE_BEFORE, is_done), (ELSEWHERE, is_held)):
+        for attempt in reversed(attempts):  # the oldest first
+            if is_settled(attempt):
+                return replace(run, state=state, run_id=str(attempt.info.run_id), note=None)
+    return None
+
+
+def _is_held(client: MlflowClient, run: Run, parent_id: str | None = None) -> bool:
+    """Return True if a process trains into a run or is about to, other than sweep *parent_id*."""
+    if trains_now(client, run) or is_claimed(run):
+        return True
+    # A live sweep starts what is scheduled, and resumes what was killed.
+    is_open = run.info.status not in ("FINISHED", "FAILED")
+    return is_open and _is_in_live_sweep(client, run, parent_id)
+
+
+def _is_in_live_sweep(client: MlflowClient, run: Run, parent_id: str | None = None) -> bool:
+    """Return True if a process works on the sweep of a run, other than sweep *parent_id*."""
+    sweep_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
+    if sweep_id in (None, parent_id):
+        return False
+    (parent,) = select(client, run_ids=[sweep_id])
+    return isinstance(parent, Run) and trains_now(client, parent)
 
 
 def is_done(run: Run) -> bool:
@@ -551,13 +633,15 @@ def is_done(run: Run) -> bool:
     return run.data.tags.get(names.ROWS_TAG) == "complete"
 
 
-def _fingerprint_of_run(run: Run) -> str:
-    """Of the parameters that a run was trained with; of one that had not begun, the tag."""
-    if parameters := logged_parameters(run.data.params):
-        asked = {name: run.data.params.get(f"asked/{name}") for name in ARGUMENTS}
-        parameters |= {name: text for name, text in asked.items() if text is not None}
-        with suppress(ConfigError):
-            return fingerprint(TrainConfig.resolve(parameters))
+def _fingerprint_of_run(run: Run, grid: Grid) -> str:
+    """Return the fingerprint of a run's logged parameters, or its tag if it has not begun."""
+    parameters = logged_parameters(run.data.params)
+    # Code of a user's own that a store names is imported only if the grid names it, too.
+    named = {(planned.config.strategy, planned.config.dataset) for planned in grid.runs}
+    with suppress(ConfigError):
+        config = TrainConfig.resolve(parameters)
+        if parameters and (config.strategy, config.dataset) in named:
+            return fingerprint(complete_arguments(config))
     return str(run.data.tags[names.SWEEP_RUN_TAG])
 
 

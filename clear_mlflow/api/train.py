@@ -16,6 +16,7 @@ from clear_mlflow.learning.parameters.config import (
     switches,
 )
 from clear_mlflow.learning.parameters.recipes import NONE
+from clear_mlflow.learning.parameters.values import argument_text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -131,10 +132,7 @@ def _text_of(name: str, value: object) -> str:
     if isinstance(value, bool) and name in switches():
         return "on" if value else "off"
     if isinstance(value, Mapping):
-        return ",".join(
-            f"{key}={('yes' if item else 'no') if isinstance(item, bool) else item}"
-            for key, item in value.items()
-        )
+        return ",".join(f"{key}={argument_text(item)}" for key, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ",".join(map(str, value))
     # The text of a number's default, which is what it is compared with: 0.00001 is 1e-05 elsewhere.
@@ -153,11 +151,14 @@ def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
             "start 'torchrun ... -m clear_mlflow train', or call this in one process"
         )
     from clear_mlflow.api.live import progress_here
-    from clear_mlflow.learning.prepare import prepare
+    from clear_mlflow.learning.prepare import fetch, prepare
     from clear_mlflow.learning.session import check
     from clear_mlflow.store.client import bound_retries, preflight
 
     config = check(config)
     bound_retries()
     client = preflight()  # before the data, which may take minutes to read
-    return client, prepare(config, progress_here(config.protocol))
+    progress = progress_here(config.protocol)
+    with progress:
+        fetch(config, progress)
+    return client, prepare(config, progress)

@@ -56,11 +56,12 @@ def _amount(text: str) -> float:
 @click.command(
     cls=Command,
     examples=(
-        "clear-mlflow sweep --grid examples/sweep.yaml",
-        "clear-mlflow sweep --grid examples/sweep.yaml --jobs 2 --experiment replay-sizes",
-        "clear-mlflow sweep --grid examples/sweep.yaml --engine ray --gpus 0.5",
+        "clear-mlflow sweep examples/sweep.yaml",
+        "clear-mlflow sweep examples/sweep.yaml --jobs 2 --experiment replay-sizes",
+        "clear-mlflow sweep examples/sweep.yaml --engine ray --gpus 0.5",
     ),
 )
+@click.argument("file", metavar="[GRID]", type=click.Path(path_type=Path), required=False)
 @option(
     "--grid",
     "FILE",
@@ -91,6 +92,7 @@ def _amount(text: str) -> float:
 @dry_run_option
 @json_option
 def sweep(
+    file: Path | None,
     grid: Path | None,
     engine: str,
     jobs: int | None,
@@ -112,22 +114,28 @@ def sweep(
     same command continues where it stopped, and does nothing when all is done. A run that
     fails does not stop the others; it is named at the end.
     """
-    if grid is None:
-        raise ConfigError(
-            "grid names no file; pass grid=FILE, for example grid=examples/sweep.yaml"
-        )
+    files = [path for path in (file, grid) if path is not None]
+    if len(files) != 1:
+        problem = f"two files, {file} and {grid}" if files else "no file"
+        raise ConfigError(f"grid names {problem}; pass one: clear-mlflow sweep FILE")
+    (grid,) = files
     apply_run_options(experiment, run_name, tag)
 
     # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
     read_grid(grid)
-    from clear_mlflow.api.sweep import NOT_DONE, Sweep, find_runs, prepared, reporter
+    from clear_mlflow.api import sweep as api
 
-    planned, engine_of, client, experiment_id = prepared(
-        grid, engine, jobs, address, cpus=cpus, gpus=gpus
-    )
     out = console()
-    found = find_runs(client, experiment_id, planned)
-    waiting = sum(run.state == NOT_DONE for run in found)
+    if dry_run:
+        planned = api.read_checked_grid(grid, engine)
+        engine_of = api.engine_named(planned, engine, jobs, address, cpus=cpus, gpus=gpus)
+        found = api.plan_runs(planned)
+    else:
+        planned, engine_of, client, experiment_id = api.prepared(
+            grid, engine, jobs, address, cpus=cpus, gpus=gpus
+        )
+        found = api.find_runs(client, experiment_id, planned)
+    waiting = sum(run.state == api.NOT_DONE for run in found)
     # Where nothing is left to train, no cluster is started or asked for.
     if engine == "local" or not waiting:
         engine_of = LocalEngine(jobs or 1, _program(waiting))
@@ -147,13 +155,13 @@ def sweep(
     with engine_of, StoppingSignals() as signals:
         if waiting:
             click.echo(f"{waiting} of {len(found)} runs to train, {engine_of.plan()}", err=True)
-        result = Sweep(
+        result = api.Sweep(
             grid=planned,
             retries=retries,
             group_by=group_by,
             rank_by=rank_by,
             stopping=lambda: bool(signals.received),
-            on_run=reporter(len(planned.runs)),
+            on_run=api.reporter(len(planned.runs)),
             name=run_name,
         ).over(client, experiment_id, engine_of)
     if as_json:

@@ -31,8 +31,7 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = option(
         "--config",
         "FILE",
-        "config.json of an earlier run, to repeat it. Options on the command line override the "
-        "file; under mlflow run, those that differ from their defaults.",
+        "config.json of an earlier run, to repeat it. Options that are passed override the file.",
         under=RUN,
         to="config_file",
     )(command)
@@ -162,12 +161,9 @@ def _given_to_resume(
 
 
 def _given(context: click.Context, asked: dict[str, str]) -> dict[str, str]:
-    """Parameters that a user gave, as far as can be known: ``mlflow run`` gives every one."""
-    named = {
+    """Return the parameters that a user passed."""
+    return {
         name: text
         for name, text in asked.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    if len(named) < len(asked):
-        return named
-    return {name: text for name, text in asked.items() if text != parameter_defaults()[name]}

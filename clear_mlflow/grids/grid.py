@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,22 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     )
 
 
+def complete_runs(grid: Grid, complete: Callable[[TrainConfig], TrainConfig]) -> Grid:
+    """Return a grid whose fingerprints include the defaults of arguments; *complete* adds them.
+
+    Raises ConfigError if two runs are equal in effect.
+    """
+    runs = [replace(run, fingerprint=fingerprint(complete(run.config))) for run in grid.runs]
+    _refuse_twins(runs)
+    return replace(grid, runs=tuple(runs))
+
+
 def fingerprint(config: TrainConfig) -> str:
-    """A short text that is the same for the same parameters in force, however they were asked."""
-    texts = config.as_text()
-    texts.pop("metrics", None)  # what is logged of a run decides nothing of its rows
-    return digest_of(texts)
+    """Hash the parameters that have an effect, in one form however the user wrote them."""
+    ignored = {"metrics", *config.without_role}  # metrics are computed from the rows
+    if config.seeds != NONE:
+        ignored.add("seed")
+    return digest_of({name: t for name, t in config.as_text().items() if name not in ignored})
 
 
 def digest_of(content: Any) -> str:
@@ -192,6 +203,11 @@ def _planned(asked: dict[str, str], number: int) -> PlannedRun:
         config = TrainConfig.resolve(asked)
     except ConfigError as error:
         raise ConfigError(f"run {number}: {error}") from None
+    if config.seeds.isdecimal():
+        raise ConfigError(
+            f"run {number}: seeds is {config.seeds}, which is an ensemble of one; in a sweep it is "
+            "`seed`, for example seed: [0, 1]"
+        )
     # Whole paths, so that a worker with another working folder finds the same files.
     paths = {name: str(getattr(config, name)) for name in parameters_with("path") if name in asked}
     return PlannedRun({**asked, **paths}, config, "", fingerprint(config))
@@ -202,8 +218,14 @@ def _refuse_twins(runs: Sequence[PlannedRun]) -> None:
     for number, run in enumerate(runs, start=1):
         twin = seen.setdefault(run.fingerprint, number)
         if twin != number:
+            other = runs[twin - 1].asked
+            differing = [n for n in {**other, **run.asked} if run.asked.get(n) != other.get(n)]
             asked = " ".join(f"{name}={text}" for name, text in run.asked.items())
-            raise ConfigError(f"runs {twin} and {number} are the same ({shown(asked, 300)})")
+            without_effect = f", although {', '.join(differing)} differs" if differing else ""
+            raise ConfigError(
+                f"runs {twin} and {number} are the same{without_effect} ({shown(asked, 300)}); "
+                "leave one of them out"
+            )
 
 
 def _name(config: TrainConfig, varied: Sequence[str]) -> str:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from contextlib import suppress
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.scenarios import ScenarioArguments
 from clear_mlflow.data.sources import source_of, stream_name
 from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.parameters.config import parse_parameter
-from clear_mlflow.learning.parameters.values import Argument
+from clear_mlflow.learning.parameters.recipes import NONE
+from clear_mlflow.learning.parameters.values import Argument, argument_text
+from clear_mlflow.learning.parameters.values import parse_arguments as split_arguments
 
 T = TypeVar("T")
 
-_YES_NO = {"yes": True, "no": False}
+_EXPECTED = {int: "a whole number", float: "a finite number", str: "a text"}
 
 
 def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, Argument]) -> T:
@@ -32,9 +36,27 @@ def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, 
                 f"{parameter} holds {shown!r}, which is no argument of {of}; {known}, as "
                 "name=value,name=value"
             )
-        typed = isinstance(value, str)
-        values[name] = _value(parameter, name, hints[name], str(value)) if typed else value
-    return kind(**values)
+        values[name] = value
+        if isinstance(value, str):
+            try:
+                values[name] = _parse_value(hints[name], value)
+            except ValueError as error:
+                raise ConfigError(f"{parameter} has {name}={value}; expected {error}") from None
+    arguments = kind(**values)
+    for name in names:
+        # A run is resumed from these texts, and compared by them.
+        value = getattr(arguments, name)
+        text = argument_text(value)
+        with suppress(ValueError):
+            is_plain = text and split_arguments(f"{name}={text}") == {name: text}
+            if is_plain and _parse_value(hints[name], text) == value:
+                continue
+        raise ConfigError(
+            f"{name} of {of} is {value!r}, which cannot be stored in {parameter} as a text and "
+            "read back; expected bool, int, float, str without commas, Literal of these, or one of "
+            "these with | None"
+        )
+    return arguments
 
 
 def check_not_negative(arguments: object, *names: str) -> None:
@@ -79,14 +101,21 @@ def named_dataset(dataset: str, data_root: str, text: str) -> tuple[str, dict[st
     return name, dataset_arguments(name, data_root, parse_parameter("dataset_args", text))
 
 
-def _value(parameter: str, name: str, kind: type, text: str) -> Argument:
-    try:
-        if kind is bool:
-            return _YES_NO[text]
-        value: Argument = kind(text)
-    except (KeyError, ValueError):
-        expected = {bool: "yes or no", int: "a whole number", float: "a number"}[kind]
-        raise ConfigError(f"{parameter} has {name}={text}; expected {expected}") from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{parameter} has {name}={text}; expected a finite number")
-    return value
+def _parse_value(hint: Any, text: str) -> Argument:
+    """Return the value of an argument's text; raises ValueError with what its type expects."""
+    options = get_args(hint)
+    is_optional = get_origin(hint) in (Union, UnionType) and NoneType in options
+    words: dict[str, Argument] = {"yes": True, "no": False} if hint is bool else {}
+    if get_origin(hint) is Literal:
+        words = {argument_text(option): option for option in options}
+    elif is_optional and len(options) == 2:
+        words, hint = {NONE: None}, options[options[0] is NoneType]
+    if text in words:
+        return words[text]
+    if hint in _EXPECTED:
+        with suppress(ValueError):
+            value: Argument = hint(text)
+            if not isinstance(value, float) or math.isfinite(value):
+                return value
+    expected = [*words, *([_EXPECTED[hint]] if hint in _EXPECTED else ())]
+    raise ValueError(" or ".join(expected) or f"another type than {hint}")

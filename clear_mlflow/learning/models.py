@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,6 +127,25 @@ def feature_model(name: str, width: int, *, num_classes: int) -> nn.Module:
     return head
 
 
+@lru_cache(maxsize=64)
+def check_weights(name: str, weights: str, *, image_size: int, num_classes: int | None) -> None:
+    """Raise ConfigError unless a model can start from weights, which are not downloaded.
+
+    A head is compared with *num_classes*, or not at all if it is None.
+    """
+    if weights == DEFAULT_WEIGHTS:
+        size = _describe_default(name).meta["min_size"][0]
+        if name.startswith(("vit_", "maxvit_")) and image_size != size:
+            raise ConfigError(
+                f"weights is {DEFAULT_WEIGHTS} and image_size is {image_size}, but the weights of "
+                f"{name} are for {size} pixels; pass image_size={size}, or weights=none"
+            )
+    elif weights != NONE:
+        model = _build_on_meta(name, num_classes=num_classes or 3, image_size=image_size)
+        _load_weights(model, Path(weights), name=name, fits_head=num_classes is not None)
+
+
+@lru_cache(maxsize=64)
 def check_model(name: str, *, image_size: int, batch_size: int) -> None:
     """Pass made-up images through a model, in milliseconds; *batch_size*: of the smallest batch."""
     _check_name(name)
@@ -147,11 +167,7 @@ def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> 
     """Why a model fails on a batch of this size, in torch's words; empty where it does not."""
     num_classes = 3
     try:
-        try:
-            with torch.device("meta"):
-                model = _build(name, num_classes=num_classes, image_size=image_size)
-        except NotImplementedError:  # regnet computes its widths with tensors: it needs numbers
-            model = _build(name, num_classes=num_classes, image_size=image_size).to("meta")
+        model = _build_on_meta(name, num_classes=num_classes, image_size=image_size)
         with torch.inference_mode():
             images = torch.empty(batch_size, 3, image_size, image_size, device="meta")
             logits = model.train(training)(images)
@@ -160,6 +176,14 @@ def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> 
     if not isinstance(logits, Tensor) or logits.shape != (batch_size, num_classes):
         return "it does not return one row of logits per image"
     return ""
+
+
+def _build_on_meta(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return _build(name, num_classes=num_classes, image_size=image_size)
+    except NotImplementedError:  # regnet computes its widths with tensors: it needs numbers
+        return _build(name, num_classes=num_classes, image_size=image_size).to("meta")
 
 
 def _torchvision_models() -> Any:
@@ -201,12 +225,16 @@ def torchvision_model(name: str, *, image_size: int, **options: Any) -> nn.Modul
 
 def default_weights(name: str) -> Path:
     """The file of torchvision's best weights, from torch's own cache or from where they are."""
+    url = str(_describe_default(name).url)
+    return downloaded(url, hash_prefix=hash_in(url))
+
+
+def _describe_default(name: str) -> Any:
     if name == SMALL_CNN:
         raise ConfigError(
             "weights is DEFAULT, but nobody has published weights of small_cnn; pass weights=none"
         )
-    url = str(_torchvision_models().get_model_weights(name)["DEFAULT"].url)
-    return downloaded(url, hash_prefix=hash_in(url))
+    return _torchvision_models().get_model_weights(name)["DEFAULT"]
 
 
 def hash_in(url: str) -> str | None:
@@ -228,11 +256,12 @@ def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     return model
 
 
-def _load_weights(model: nn.Module, path: Path, *, name: str) -> None:
+def _load_weights(model: nn.Module, path: Path, *, name: str, fits_head: bool = True) -> None:
     place, head = named_head(model)
     of_head = {f"{place}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:
         state = read_weights(path, f"model {name}")
+        state = {key: t for key, t in state.items() if fits_head or key not in of_head}
         for key in sorted(of_head.keys() & state.keys()):
             if len(state[key]) != len(of_head[key]) and state[key].dim() == of_head[key].dim():
                 raise DataError(

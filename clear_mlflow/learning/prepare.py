@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache, sound_stream
-from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.features.stored import check_features, load_features
 from clear_mlflow.data.fetching.download import clear_folder
-from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.scenarios import in_scenario
 from clear_mlflow.data.sources import CLEAR
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.learning.inference.backbone import DEFAULT_WEIGHTS
+from clear_mlflow.learning.models import default_weights
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.photos import augmentation
-from clear_mlflow.learning.session import StreamTraining
+from clear_mlflow.learning.session import StreamTraining, check_files
 
 
 def fetch(config: TrainConfig, progress: TrainingProgress) -> None:
-    """Download CLEAR where its folder is left to us and not there; refuse one that is not there."""
+    """Download the published weights and CLEAR if the parameters name them and they are missing."""
+    if config.weights == DEFAULT_WEIGHTS:
+        default_weights(config.model)
     if config.data_root == AUTO and config.dataset in CLEAR:
         clear_folder(config.dataset, progress.downloading)
-    elif config.data_root != AUTO and ":" not in config.dataset:  # a function's own is its own
-        resolve_root(Path(config.data_root))
 
 
-def prepare(
-    config: TrainConfig, progress: TrainingProgress, group: ProcessGroup = ALONE
-) -> StreamTraining:
-    """Read the dataset and decode it into the cache; what cannot be decoded is found here."""
+def load_data(config: TrainConfig) -> BucketStream:
+    """Read a dataset's lists and hash its files; check weights and names of features against it."""
     stream = load_stream(
         config.dataset,
         config.data_root,
@@ -42,6 +41,20 @@ def prepare(
         split=config.split,
     )
     stream = in_scenario(stream, config.scenario, config.scenario_args)
+    check_files(config, len(stream.class_names))
+    if config.features != NONE:
+        check_features(stream, config.features, cache_dir=default_cache_dir())
+    return stream
+
+
+def prepare(
+    config: TrainConfig,
+    progress: TrainingProgress,
+    group: ProcessGroup = ALONE,
+    stream: BucketStream | None = None,
+) -> StreamTraining:
+    """Decode a dataset into the cache, which raises DataError for damaged images."""
+    stream = stream or load_data(config)
     training = partial(
         StreamTraining, config=config, source=stream.source, progress=progress, group=group
     )

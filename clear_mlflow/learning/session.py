@@ -24,6 +24,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
+from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS, OFF
@@ -49,10 +50,10 @@ from clear_mlflow.learning.measured import (
     TrainingState,
     ignore,
 )
-from clear_mlflow.learning.models import check_model
+from clear_mlflow.learning.models import check_model, check_weights
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup, check_devices
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.recipes import FULL, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, FULL, NONE
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import (
@@ -68,13 +69,48 @@ _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfig:
     """Check all that can be known without data; gives the configuration, all of it resolved."""
-    arguments = check_strategy(config)
-    of_dataset = dataset_arguments(config.dataset, config.data_root, config.dataset_args)
+    complete = complete_arguments(config)
     device = resolve_device(config.device)
     precision = resolve_precision(config.precision, device)
     if place.size > 1:
         _check_processes(config, place, device)
-    strategy = load_strategy(config.strategy)
+    check_parameters(config)
+    check_files(config)
+    resolved = dataclasses.replace(
+        complete,
+        device=device,
+        precision=precision,
+        compile=resolve_compile(
+            config.compile, device, config.epochs, on_images=config.features == NONE
+        ),
+    )
+    if config.seeds != NONE:
+        check_ensemble(resolved)
+    return resolved
+
+
+def complete_arguments(config: TrainConfig) -> TrainConfig:
+    """Return a configuration whose arguments are all there, as values of their types."""
+    return dataclasses.replace(
+        config,
+        strategy_args=dataclasses.asdict(check_strategy(config)),
+        dataset_args=dataset_arguments(config.dataset, config.data_root, config.dataset_args),
+        scenario_args=scenario_arguments(config.scenario, config.scenario_args),
+    )
+
+
+def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
+    """Raise an error unless the folder and the file of weights exist and fit the parameters."""
+    if config.data_root != AUTO and ":" not in config.dataset:  # a function finds its own data
+        resolve_root(Path(config.data_root))
+    if not load_strategy(config.strategy).makes_its_model():
+        sizes = {"image_size": config.image_size, "num_classes": num_classes}
+        check_weights(config.model, config.weights, **sizes)
+
+
+def check_parameters(config: TrainConfig) -> None:
+    """Raise ConfigError unless the method, the model and the tests fit each other."""
+    arguments, strategy = check_strategy(config), load_strategy(config.strategy)
     if (interval := config.test_interval) is not None:
         if not strategy.descends_in_every_bucket:
             raise ConfigError(
@@ -110,20 +146,6 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
             # A rest of one image joins the batch before it.
             batch_size=2 if config.batch_size == FULL else min(config.batch_size, 2),
         )
-    resolved = dataclasses.replace(
-        config,
-        device=device,
-        precision=precision,
-        compile=resolve_compile(
-            config.compile, device, config.epochs, on_images=config.features == NONE
-        ),
-        strategy_args=dataclasses.asdict(arguments),
-        dataset_args=of_dataset,
-        scenario_args=scenario_arguments(config.scenario, config.scenario_args),
-    )
-    if config.seeds != NONE:
-        check_ensemble(resolved)
-    return resolved
 
 
 def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) -> None:

@@ -66,7 +66,7 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
     # Nothing of torch is garbage while it loads or later: a sixth of the README's first command.
     gc.disable()
     from clear_mlflow.learning.parallel.group import process_group
-    from clear_mlflow.learning.prepare import fetch, prepare
+    from clear_mlflow.learning.prepare import fetch, load_data, prepare
     from clear_mlflow.learning.progress import TrainingProgress, progress_for
     from clear_mlflow.learning.session import check
 
@@ -77,11 +77,13 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
     config = check(config, place)
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
     with progress:
-        fetch(config, progress)  # before the supervisor opens a run
+        fetch(config, progress)
+        # The supervisor opens a run when the parameters are known to fit the data.
+        stream = load_data(config)
     say("checked", config.values())
     with process_group(place, config.device, precision=config.precision) as group:
         # Not when the supervisor asks for it: by then it has been to the store.
-        training = prepare(config, progress, group)
+        training = prepare(config, progress, group, stream)
         cues.get()
         say("facts", training.facts)
         if (state := messages.state_of(cues.get())) is not None:

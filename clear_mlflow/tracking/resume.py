@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -272,12 +273,9 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
 def claim(client: MlflowClient, run: Run) -> int:
     """Say that this process continues a run, for which time; of several at once, one can."""
     run_id = run.info.run_id
-    claims: list[str] = []  # one that was made up of a later number is none
-    while (made := run.data.params.get(f"{_CLAIM}{len(claims) + 1}")) is not None:
-        claims.append(made)
-    if len(claims) > _resumes(run) and begins_now(claims[-1]):
-        raise _taken(run_id)  # it has not said yet that it trains
-    number = len(claims) + 1
+    if is_claimed(run):
+        raise _taken(run_id)
+    number = len(_list_claims(run)) + 1
     # Of those that begin at once, one can write it: MLflow lets nobody write it again.
     try:
         client.log_param(run_id, f"{_CLAIM}{number}", heartbeat())
@@ -286,6 +284,18 @@ def claim(client: MlflowClient, run: Run) -> int:
             raise _taken(run_id) from error
         raise
     return number
+
+
+def is_claimed(run: Run) -> bool:
+    """Return True if another process has claimed a run just now and has not begun to train."""
+    claims = _list_claims(run)
+    return len(claims) > _resumes(run) and begins_now(claims[-1])
+
+
+def _list_claims(run: Run) -> list[str]:
+    """Return the claims on a run in order, up to the first number that is missing."""
+    texts = (run.data.params.get(f"{_CLAIM}{number}", "") for number in itertools.count(1))
+    return list(itertools.takewhile(bool, texts))
 
 
 def _taken(run_id: str) -> TrackingError:

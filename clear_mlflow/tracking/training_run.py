@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run
-from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT, MLFLOW_PROJECT_ENTRY_POINT
+from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
@@ -167,12 +167,7 @@ class TrainingRun:
         """Say what is being run, once it is sure that rows may be stored in the run."""
         if self._resumed is None:
             refuse_foreign_rows(self.client, run)
-        params = parameters_to_log(
-            self.config,
-            self.asked,
-            run.data.params,
-            of_project=MLFLOW_PROJECT_ENTRY_POINT in run.data.tags,
-        )
+        params = parameters_to_log(self.config, self.asked, run.data.params)
         missing = [Param(name, text) for name, text in params.items()]
         self.client.log_batch(self.run_id, params=missing)
         self._set_tags(run)

@@ -19,10 +19,12 @@ import ray
 import yaml
 from click.testing import CliRunner
 from forked import Forked
+from mlflow.entities import ViewType
 from ports import free_port
 from short_stream import BUCKETS, SLOWLY
 from stored_runs import of_any_machine, rows_of
 
+from clear_mlflow.api.sweep import read_checked_grid
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines import Task
@@ -106,7 +108,7 @@ def runs_of(store, experiment_id):
 def assert_every_run_is_there_once(store, experiment_id, grid):
     """Finished, complete, with the parameters that the grid asks for; and compared."""
     parent, below, (comparison,) = runs_of(store, experiment_id)
-    planned = {run.fingerprint: run for run in read_grid(grid).runs}
+    planned = {run.fingerprint: run for run in read_checked_grid(grid, "local").runs}
     assert below.keys() == planned.keys()
     for fingerprint, runs in below.items():
         (run,) = runs
@@ -188,6 +190,30 @@ def sweep_killed_at_row(store, experiment_id, grid, row):
     psutil.wait_procs(there, timeout=LONG)
     output_of(process)
     return store.get_run(found[0].info.run_id)
+
+
+def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, tmp_path):
+    """A run that another sweep trains now, or has finished meanwhile, is left as it is."""
+    fixed = {**SLOWER, "strategy": "naive"}
+    quick, long = {"strategy": "slda", "seed": 0}, {"seed": 1}
+    second_path = grid({"fixed": fixed, "runs": [{"seed": 2}, quick, long]})
+    second_path = second_path.rename(tmp_path / "second.yaml")
+    first_path = grid({"fixed": fixed, "runs": [quick, long]})
+    second = started(second_path)
+    wait_for_a_row(store, experiment_id, second)  # by now, it has read that the others are missing
+    first = started(first_path)
+    outputs = [output_of(process) for process in (first, second)]
+    assert first.returncode == 0, outputs
+    assert second.returncode in (0, 2), outputs  # 2 if it ended before the first sweep did
+
+    runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''", ViewType.ALL)
+    trained = [run for run in runs if rows_of(run)]
+    states = [(r.data.params["strategy"], r.data.params["seed"], r.info.status) for r in trained]
+    expected = [("naive", "1"), ("naive", "2"), ("slda", "0")]
+    assert sorted(states) == [(*run, "FINISHED") for run in expected], outputs
+    assert {run.info.lifecycle_stage for run in trained} == {"active"}
+    assert all(run.data.tags[names.ROWS_TAG] == "complete" for run in trained)
+    assert again(second_path).exit_code == 0
 
 
 def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monkeypatch):

@@ -162,7 +162,8 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path, form):
         bus(root).write_bytes(pickle.dumps(Malice(trap)))
     told = problem(root, tmp_path)
     assert str(bus(root)) in told
-    assert "wants to run code" in told
+    assert "is refused" in told
+    assert ("wants to run code" in told) == (form == "torch")  # torch reads no such plain pickle
     assert not trap.exists()
     torch.load(bus(root), weights_only=False) if form == "torch" else pickle.loads(
         bus(root).read_bytes()

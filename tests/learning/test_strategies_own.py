@@ -10,6 +10,7 @@ from learning_streams import config
 from strategy_runs import image_stream, rows_of
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import load_strategy
 from clear_mlflow.process.parent import TrainingProcess
@@ -47,6 +48,68 @@ def test_the_training_process_finds_it_below_the_folder_that_the_command_ran_in(
     with TrainingProcess(config(strategy=NAME, strategy_args="strength=0.5")) as process:
         assert process.config.strategy == NAME
         assert process.config.strategy_args == {"strength": 0.5}
+
+
+OWN_ARGUMENTS = """
+from dataclasses import dataclass
+from typing import Literal
+from clear_mlflow.learning.strategies import Strategy
+
+class Own(Strategy):
+    @dataclass(frozen=True)
+    class Arguments:
+        value: {hint} = {default!r}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Write a strategy with one argument; return the configuration that trains with it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(hint, default, **asked):
+        name = f"own_{tmp_path.name}_{len(list(tmp_path.iterdir()))}"
+        (tmp_path / f"{name}.py").write_text(OWN_ARGUMENTS.format(hint=hint, default=default))
+        return config(strategy=f"{name}:Own", **asked)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("hint", "default", "text", "value"),
+    [
+        ("int | None", None, "3", 3),
+        ("int | None", 3, "none", None),
+        ("Literal['a', 'b', 2]", "a", "2", 2),
+        ("float", 0.5, "1e-3", 0.001),
+        ("bool", False, "yes", True),
+        ("str", "x", "a=b", "a=b"),
+    ],
+)
+def test_arguments_are_the_same_when_they_are_read_back(own, hint, default, text, value):
+    """From the text that a user writes, and from the text that a run stores."""
+    for asked, expected in (({}, default), ({"strategy_args": f"value={text}"}, value)):
+        settings = check(own(hint, default, **asked))
+        assert settings.strategy_args == {"value": expected}
+        assert check(TrainConfig.resolve(settings.as_text())) == settings
+
+
+@pytest.mark.parametrize(
+    ("hint", "default", "asked"),
+    [
+        ("tuple[int, ...]", (1, 2), {}),
+        ("str", "a,b", {}),
+        ("str", " a", {}),
+        ("int", 0.5, {}),
+        ("int | None", None, {"strategy_args": "value=x"}),
+        ("Literal['a', 'b']", "a", {"strategy_args": "value=c"}),
+        ("tuple[int, ...]", (), {"strategy_args": "value=1"}),
+    ],
+)
+def test_an_argument_that_no_text_can_store_is_refused(own, hint, default, asked):
+    """Otherwise the run would train to its end, and could not be resumed."""
+    with pytest.raises(ConfigError, match=r"value.*expected"):
+        check(own(hint, default, **asked))
 
 
 def test_what_a_name_leads_to_is_a_strategy(tmp_path, monkeypatch):

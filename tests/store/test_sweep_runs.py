@@ -4,15 +4,20 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
+import mlflow
 import pytest
+from click.testing import CliRunner
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _get_store
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from stored_runs import stored_run
 
 import clear_mlflow
 from clear_mlflow.api.sweep import Sweep, SweepResult
+from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.grids.grid import read_grid
@@ -80,6 +85,71 @@ def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, 
     assert above.info.status == "KILLED"
 
 
+def test_a_dry_run_creates_no_experiment(store, tmp_path):
+    """Nor a store where there is none; the file may be an argument."""
+    file = tmp_path / "sweep.yaml"
+    file.write_text("grid: {seed: [0, 1]}")
+    before = {experiment.name for experiment in store.search_experiments()}
+    arguments = ["sweep", str(file), "--dry-run", "--experiment", "nowhere"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "2 runs, of which 2 would be started" in result.output
+    assert {experiment.name for experiment in store.search_experiments()} == before
+
+
+def test_a_dry_run_creates_no_store(tmp_path, monkeypatch):
+    """All runs are missing then."""
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text("grid: {seed: [0, 1]}")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    before = mlflow.get_tracking_uri()
+    try:
+        mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/new.db")
+        result = CliRunner().invoke(main, ["sweep", "sweep.yaml", "--dry-run"])
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert "2 runs, of which 2 would be started" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "problem"),
+    [
+        (
+            [{"strategy": "ewc"}, {"strategy": "ewc", "strategy_args": "strength=3"}],
+            "strategy_args",
+        ),
+        ([{"weights": "/no/where.pth"}], "where.pth cannot be read"),
+        ([{"dataset": "clear10", "data_root": "/no/where"}], "data root /no/where"),
+        ([{"dataset_args": "nope=1"}], "nope"),
+        ([{"seed": 0}, {"test_every": "200"}], "test_every is 200"),
+        ([{"seeds": [0, 1]}], "in a sweep it is `seed`"),
+    ],
+)
+def test_a_run_that_cannot_be_trained_is_refused_before_anything_starts(
+    store, experiment_id, runs, problem
+):
+    """A run that is equal to another one, too."""
+    with pytest.raises(ConfigError, match=problem):
+        clear_mlflow.sweep({"runs": runs}, experiment="test")
+    assert store.search_runs([experiment_id]) == []
+
+
+def test_a_run_that_is_equal_in_effect_is_done_already(store, experiment_id):
+    """Whether defaults were written out, or parameters that the strategy does not use."""
+    quick = {"features": "pixels", "epochs": 1, "predictions": "none", "strategy": "ncm"}
+    first = clear_mlflow.sweep({"runs": [quick]}, experiment="test")
+    spelled_out = {**quick, "memory": 10, "lr": 0.5, "momentum": 0.5, "dataset": "digits"}
+    second = clear_mlflow.sweep({"runs": [spelled_out]}, experiment="test")
+    assert second.counts == {"done before": 1}
+    assert [run.run_id for run in second.runs] == [run.run_id for run in first.runs]
+    quick = {**quick, "strategy": "ewc"}
+    first = clear_mlflow.sweep({"runs": [quick]}, experiment="test")
+    arguments = "gamma=0.95,strength=3"
+    second = clear_mlflow.sweep({"runs": [{**quick, "strategy_args": arguments}]})
+    assert second.counts == {"done before": 1}
+
+
 def test_what_was_not_compared_says_why():
     """In one line, as a notebook shows it, too."""
     result = SweepResult("some", (), problems=("the runs were not compared: <b>",))
@@ -95,6 +165,37 @@ def test_a_thread_sweeps(experiment_id):
         swept = threads.submit(clear_mlflow.sweep, QUICK, **how).result()
     assert swept.is_well
     assert swept.compared.comparison.group_by == ("strategy", "seed")
+
+
+def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
+    store, experiment_id, sweep, tmp_path
+):
+    """Both have read that it is missing before either opened it."""
+    file = tmp_path / "other.yaml"
+    file.write_text("grid: {seed: [2]}")
+    grid = read_grid(file)
+    (planned,) = grid.runs
+    tags = {names.KIND_TAG: "sweep", names.PROCESS_TAG: elsewhere()}
+    parent = store.create_run(experiment_id, tags=tags).info.run_id
+    theirs = []
+
+    class Late(MlflowClient):
+        def create_run(self, *arguments, **options):
+            if options["tags"].get(names.SWEEP_RUN_TAG) == planned.fingerprint and not theirs:
+                tags = {names.SWEEP_RUN_TAG: planned.fingerprint, MLFLOW_PARENT_RUN_ID: parent}
+                theirs.append(store.create_run(experiment_id, tags=tags).info.run_id)
+                store.update_run(theirs[0], status="SCHEDULED")
+            return super().create_run(*arguments, **options)
+
+    engine = SimpleNamespace(check_store=lambda uri: None, room=lambda: 1)  # starts nothing
+    engine.ended = lambda timeout: []
+    result = Sweep(grid=grid).over(Late(store.tracking_uri), experiment_id, engine)
+    assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *theirs)]
+    found = store.search_runs(
+        [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.fingerprint}'"
+    )
+    assert [run.info.run_id for run in found] == theirs
+    assert found[0].info.status == "SCHEDULED"
 
 
 def elsewhere():

@@ -115,7 +115,7 @@ SOME_ASKED = st.fixed_dictionaries(
 )
 
 
-@given(SOME_ASKED, st.sampled_from(["alone", "mlflow run"]))
+@given(SOME_ASKED, st.sampled_from(["alone", "mlflow run", "all were logged"]))
 def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
     """However it was started: a sweep finds its run again."""
     config = TrainConfig.resolve(asked)
@@ -125,23 +125,24 @@ def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
         again = parameters_to_log(trained, asked, logged)
         assert again == {}
     else:
-        there = {**parameter_defaults(), **asked}
-        logged = {**there, **parameters_to_log(trained, asked, there, of_project=True)}
+        there = asked if how == "mlflow run" else {**parameter_defaults(), **asked}
+        logged = {**there, **parameters_to_log(trained, asked, there)}
     assert is_of_a_training(logged)
     assert TrainConfig.resolve(logged_parameters(logged)) == config
 
 
 def test_a_parameter_is_the_value_in_force_where_it_plays_a_role():
-    """What was asked for stands beside it; of mlflow run's own, the value in force does."""
+    """The text that was passed is logged, too, if it has no effect; what is none or off is not."""
     asked = {"memory": "500", "lr": "auto", "momentum": "0.5", "optimizer": "adam", "epochs": "3"}
     config = TrainConfig.resolve(asked)
     logged = parameters_to_log(config, asked, {})
-    assert (logged["lr"], logged["asked/lr"], logged["epochs"]) == ("0.02", "auto", "3")
-    assert {"memory", "momentum", "asked/epochs", "used/lr"}.isdisjoint(logged)
+    assert (logged["lr"], logged["epochs"]) == ("0.02", "3")
+    assert {"memory", "momentum", "asked/lr", "asked/epochs", "used/lr"}.isdisjoint(logged)
     assert (logged["asked/memory"], logged["asked/momentum"]) == ("500", "0.5")
-    of_project = parameters_to_log(config, asked, asked, of_project=True)
-    assert (of_project["used/lr"], of_project["used/epochs"]) == ("0.02", "3")
-    assert {"lr", "used/memory", "asked/lr"}.isdisjoint(of_project)
+    assert {"weights", "features", "budget", "seeds", "compile"}.isdisjoint(logged)
+    of_project = parameters_to_log(config, asked, asked)
+    assert of_project["used/lr"] == "0.02"
+    assert {"lr", "epochs", "used/epochs", "used/memory", "asked/lr"}.isdisjoint(of_project)
     others = parameters_to_log(config, asked, {"epochs": "12 of mine", "lr": "0.020"})
     assert others["used/epochs"] == "3"
     assert {"epochs", "used/lr", "asked/epochs"}.isdisjoint(others)

@@ -15,6 +15,7 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data.decoding.decode import Resize
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
 from clear_mlflow.data.features.extracted import (
+    ExtractedFeatures,
     Extraction,
     extracted_names,
     find_extracted,
@@ -41,6 +42,25 @@ class StoredFeatures:
     standardise: str = "none"  # how they become a model's input: see splits.Listing
 
 
+def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
+    """Return extracted features, or None for other ones; raise an error if there are none."""
+    if stream.has_vectors and name != VECTORS:
+        raise ConfigError(
+            f"dataset {stream.name} is of vectors and features is {name}; pass features=vectors"
+        )
+    if stream.has_vectors or name == PIXELS or name in own_names(stream):
+        return None
+    extracted = find_extracted(stream, name, cache_dir=cache_dir)
+    if extracted is None:
+        known = (PIXELS, *own_names(stream), *extracted_names(cache_dir))
+        raise DataError(
+            f"there are no features {name}; the built-in, the dataset's own and the extracted "
+            f"ones are {', '.join(dict.fromkeys(known))}: extract some with 'clear-mlflow data "
+            f"features DIR --name {name}'"
+        )
+    return extracted
+
+
 def load_features(
     stream: BucketStream,
     name: str,
@@ -50,11 +70,8 @@ def load_features(
 ) -> StoredFeatures:
     """Find the features of a stream's images: the dataset's own, else extracted ones."""
     load: Callable[[ImageSet], NDArray[np.float32] | Vectors]
+    extracted = check_features(stream, name, cache_dir=cache_dir)
     if stream.has_vectors:
-        if name != VECTORS:
-            raise ConfigError(
-                f"dataset {stream.name} is of vectors and features is {name}; pass features=vectors"
-            )
 
         def load(images: ImageSet) -> Vectors:
             return cast("Vectors", images.vectors)
@@ -63,7 +80,7 @@ def load_features(
 
         def load(images: ImageSet) -> NDArray[np.float32]:
             return pixel_features(images, cache_dir=cache_dir, on_image=progress[id(images)])
-    elif name in own_names(stream):
+    elif extracted is None:
         buckets = {
             path: bucket.key
             for bucket in (stream.of_time or stream).buckets
@@ -74,14 +91,6 @@ def load_features(
         def load(images: ImageSet) -> NDArray[np.float32]:
             return shipped_features(name, buckets, images, stream.class_names)
     else:
-        extracted = find_extracted(stream, name, cache_dir=cache_dir)
-        if extracted is None:
-            known = (PIXELS, *own_names(stream), *extracted_names(cache_dir))
-            raise DataError(
-                f"there are no features {name}; the built-in, the dataset's own and the extracted "
-                f"ones are {', '.join(dict.fromkeys(known))}: extract some with 'clear-mlflow data "
-                f"features DIR --name {name}'"
-            )
 
         def load(images: ImageSet) -> NDArray[np.float32]:
             return extracted.of(images)

@@ -6,6 +6,7 @@ be a tensor that claims more than it holds.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ from clear_mlflow.data.files import expect_file, expect_unpacked, path_text, rea
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# How torch words its refusal of a pickle that names a function or a class.
+_RUNS_CODE = "(?s)WeightsUnpickler error: .*(GLOBAL|allowlisted|unrecognized function)"
 
 
 def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
@@ -26,12 +30,15 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
+    except OSError as error:
+        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     except Exception as error:  # torch has no closed set of exceptions for damaged files
+        runs_code = re.search(_RUNS_CODE, str(error))
+        problem = f"it is {'a pickle that wants to run code' if runs_code else 'damaged'}"
         first = (reason(error).split(". ") or [""])[0][:200]
         raise DataError(
-            f"{path_text(path)} is refused: it is damaged, or it is a pickle that wants to run "
-            f"code ({first}); expected tensors and nothing else: fetch the file again from where "
-            "it was published"
+            f"{path_text(path)} is refused: {problem} ({first}); expected a torch file that "
+            "contains only tensors: fetch the file again from where it was published"
         ) from None
 
 

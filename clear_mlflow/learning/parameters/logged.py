@@ -8,44 +8,49 @@ from pathlib import Path
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.data.sources import is_own_function
+from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.parameters.config import (
     TrainConfig,
     parameter_defaults,
     parameters_with,
     parse_parameter,
 )
-from clear_mlflow.learning.parameters.recipes import AUTO
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import argument_text
 
 # In force with all their defaults, which who asks for a run need not name.
 ARGUMENTS = ("strategy_args", "dataset_args", "scenario_args")
 
 
-def parameters_to_log(
-    config: TrainConfig,
-    asked: Mapping[str, str],
-    there: Mapping[str, str],
-    *,
-    of_project: bool = False,
-) -> dict[str, str]:
-    """The parameters to log to a run beside those that it holds already, which stay.
+# Parameters that are logged only if they differ from this value.
+_UNLOGGED = {name: text for name, text in parameter_defaults().items() if text in (NONE, OFF)}
 
-    ``lr`` has the value in force, ``asked/lr`` what was asked for where it does not name that, or
-    plays no role; ``used/lr`` the value in force where the run holds another ``lr``, or ``mlflow
-    run`` opened it (*of_project*) and ``auto`` is possible: equal columns.
+
+def parameters_to_log(
+    config: TrainConfig, asked: Mapping[str, str], there: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the parameters to log to a run in addition to those that it has already.
+
+    ``lr`` is the value in force, ``asked/lr`` the text that was passed if it does not name that
+    value or has no effect, and ``used/lr`` the value in force if the run has another ``lr``.
+    Skips parameters that are left at none or off; :func:`unlogged_parameters` returns them.
     """
     defaults, found, unused = parameter_defaults(), {}, config.without_role
+    of_machine = parameters_with("of_machine")
     for name, text in config.as_text().items():
         asked_for = asked.get(name, defaults[name])
         if name in unused:
             if name not in there and asked_for != defaults[name]:
                 found[f"asked/{name}"] = asked_for
         elif name in there:
-            if (of_project and defaults[name] == AUTO) or not _names(config, name, there[name]):
+            if not _names(config, name, there[name]):
                 found[f"used/{name}"] = text
-        else:
+        elif not text == asked_for == _UNLOGGED.get(name):
             found[name] = text
-            if not _names(config, name, asked_for):
+            # A resume on another machine needs to know that the device was left to the machine.
+            if not _names(config, name, asked_for) and (
+                asked_for != defaults[name] or name in of_machine
+            ):
                 found[f"asked/{name}"] = asked_for
     found["used/arithmetic"] = config.arithmetic
     # One name per argument: a column of its own to sort and compare runs by.
@@ -79,6 +84,11 @@ def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
                 found[name] = logged[key]
                 break
     return found
+
+
+def unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a training that are not logged because they are none or off."""
+    return dict(_UNLOGGED) if is_of_a_training(logged) else {}
 
 
 def is_of_a_training(logged: Mapping[str, str]) -> bool:

@@ -205,15 +205,17 @@ def parse_path(text: str) -> str:
         raise ValueError("expected a path; its ~ names no home folder") from None
 
 
-Argument: TypeAlias = bool | int | float | str
+Argument: TypeAlias = bool | int | float | str | None
 
 
 def argument_text(value: Argument) -> str:
     """One of a strategy's or a dataset's own arguments, as a user writes it.
 
-    >>> argument_text(True), argument_text(0.5)
-    ('yes', '0.5')
+    >>> argument_text(True), argument_text(0.5), argument_text(None)
+    ('yes', '0.5', 'none')
     """
+    if value is None:
+        return NONE
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
