@@ -111,14 +111,16 @@ class Adapter:
         sizes: Sequence[int | None],
     ) -> None:
         """Store a row (NaN = not measured), as counts where the first row had all sizes."""
-        cells = tuple(accuracy)
+        # A later test of some buckets has no news of the others.
+        stored = self._rows.get(row, (math.nan,) * len(accuracy))
+        cells = tuple(s if math.isnan(c) else c for c, s in zip(accuracy, stored, strict=True))
         num_instances = [size for size in sizes if size is not None]
-        if self._loop is not None and not self._is_open:
+        if self._has_ended:
             # A framework may well test once more when all is done; a repeated row is no news.
             if row in self._rows and np.array_equal(self._rows[row], cells, equal_nan=True):
                 return
             raise RecordError(
-                f"row {row} arrived after run {self._loop.run_id} was closed; make a new adapter "
+                f"row {row} arrived after run {self.run_id} was closed; make a new adapter "
                 "for another run"
             )
         if self._loop is None:
@@ -136,7 +138,8 @@ class Adapter:
         else:
             self._loop.log_values(row, cells, cost=cost)
         self._rows[row] = cells
-        if set(range(1, len(buckets) + 1)) <= self._rows.keys():
+        stored = self._loop.matrix.values  # with the rows of an earlier process
+        if len(stored) == len(buckets) and not np.isnan(stored).all(axis=1).any():
             self._end()
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -149,6 +152,10 @@ class Adapter:
         elif self._loop is None and self._shared_run_id is not None:  # no row was measured
             run_id, self._shared_run_id = self._shared_run_id, None
             end_shared_run(run_id, error)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._loop is not None and not self._is_open
 
     @property
     def _opened(self) -> LoopRun:
