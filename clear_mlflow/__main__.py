@@ -5,12 +5,18 @@ import gc
 import sys
 
 from clear_mlflow.cli import main
+from clear_mlflow.core.streams import OutputError, guard_streams
 
 
 def run() -> None:
     """Run the command line."""
+    guard_streams()
     atexit.register(_leave_modules_whole)
-    main(prog_name="clear-mlflow")
+    try:
+        main(prog_name="clear-mlflow")
+    except OutputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _leave_modules_whole() -> None:

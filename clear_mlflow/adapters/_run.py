@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from clear_mlflow.api.track import track
 from clear_mlflow.core.distributed import processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop
@@ -21,6 +20,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import DEFAULT_FAMILIES
 from clear_mlflow.metrics._results import MetricResult
 from clear_mlflow.tracking.loop_run import LoopRun
+from clear_mlflow.tracking.shared_run import end_shared_run
 
 _WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
 
@@ -29,13 +29,12 @@ class Adapter:
     """A run that the first row opens, and the last one, ``close()`` or the program's end closes."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        self._shared_run_id: str | None = None  # opened by the framework's logger, ended by this
         try:
-            of_loop = {k: v for k, v in options.items() if k not in ("run_name", "metrics")}
-            families = options.get("metrics", DEFAULT_FAMILIES)
-            LoopRun(describe_loop(buckets=1, **of_loop), metrics=families)
+            self._build_loop(buckets=1)
         except TypeError as error:
             raise ConfigError(f"{error}; an adapter takes what clear_mlflow.track takes") from error
-        self._options = dict(options)
         self._loop: LoopRun | None = None
         self._rows: dict[int, tuple[float, ...]] = {}
         self._is_open = False
@@ -69,6 +68,18 @@ class Adapter:
     def _flush(self) -> None:
         """Log what is measured and not logged yet; most adapters have nothing of the kind."""
 
+    def _build_loop(self, **stream: Any) -> LoopRun:
+        options = {"run_name": None, "metrics": DEFAULT_FAMILIES, **self._options}
+        run_name, metrics = options.pop("run_name"), options.pop("metrics")
+        return LoopRun(
+            describe_loop(**stream, **options), run_name, metrics, run_id=self._shared_run_id
+        )
+
+    def _take_over(self, run_id: str) -> None:
+        """Log to the run that the framework's logger opened, and end it in the logger's place."""
+        self._shared_run_id = run_id
+        self._expect()
+
     def _expect(self) -> None:
         """See to it that the program does not end before :meth:`close`."""
         atexit.unregister(self._close_at_exit)
@@ -100,19 +111,21 @@ class Adapter:
         sizes: Sequence[int | None],
     ) -> None:
         """Store a row (NaN = not measured), as counts where the first row had all sizes."""
-        cells = tuple(accuracy)
+        # A later test of some buckets has no news of the others.
+        stored = self._rows.get(row, (math.nan,) * len(accuracy))
+        cells = tuple(s if math.isnan(c) else c for c, s in zip(accuracy, stored, strict=True))
         num_instances = [size for size in sizes if size is not None]
-        if self._loop is not None and not self._is_open:
+        if self._has_ended:
             # A framework may well test once more when all is done; a repeated row is no news.
             if row in self._rows and np.array_equal(self._rows[row], cells, equal_nan=True):
                 return
             raise RecordError(
-                f"row {row} arrived after run {self._loop.run_id} was closed; make a new adapter "
+                f"row {row} arrived after run {self.run_id} was closed; make a new adapter "
                 "for another run"
             )
         if self._loop is None:
             known = num_instances if len(num_instances) == len(cells) else None
-            self._loop = track(buckets=tuple(buckets), num_instances=known, **self._options)
+            self._loop = self._build_loop(buckets=tuple(buckets), num_instances=known)
             self._loop.__enter__()
             self._is_open = True
             of_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
@@ -125,17 +138,24 @@ class Adapter:
         else:
             self._loop.log_values(row, cells, cost=cost)
         self._rows[row] = cells
-        if set(range(1, len(buckets) + 1)) <= self._rows.keys():
+        stored = self._loop.matrix.values  # with the rows of an earlier process
+        if len(stored) == len(buckets) and not np.isnan(stored).all(axis=1).any():
             self._end()
 
     def _end(self, error: BaseException | None = None) -> None:
         """Close the run with the status that is true."""
-        if self._loop is None or not self._is_open:
-            return
-        self._is_open = False
         atexit.unregister(self._close_at_exit)
-        traceback = None if error is None else error.__traceback__
-        self._loop.__exit__(None if error is None else type(error), error, traceback)
+        if self._loop is not None and self._is_open:
+            self._is_open = False
+            traceback = None if error is None else error.__traceback__
+            self._loop.__exit__(None if error is None else type(error), error, traceback)
+        elif self._loop is None and self._shared_run_id is not None:  # no row was measured
+            run_id, self._shared_run_id = self._shared_run_id, None
+            end_shared_run(run_id, error)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._loop is not None and not self._is_open
 
     @property
     def _opened(self) -> LoopRun:
@@ -150,7 +170,7 @@ class Adapter:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the run: a checkpoint of a framework's may hold its loggers."""
-        return {**self.__dict__, "_loop": None, "_is_open": False}
+        return {**self.__dict__, "_loop": None, "_shared_run_id": None, "_is_open": False}
 
 
 def whole_counts(accuracy: Sequence[float], num_instances: Sequence[int]) -> tuple[int, ...] | None:

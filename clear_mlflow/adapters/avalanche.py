@@ -40,29 +40,45 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._trained: int | None = None  # experiences so far; None: nothing has happened yet
         self._within = False  # an experience is being trained
         self._cells: dict[int, float] = {}  # of the evaluation that runs now
-        self._row: dict[int, float] = {}  # of evaluations since the last training
+        self._row: dict[int, float] = {}  # of evaluations since the last training iteration
+        self._row_iteration = -1
+        self._bucket: Any = None  # the experience whose parts an online stream trains on
+        self._num_parts = 0  # of that experience, trained so far
         self._sizes: tuple[int, ...] = ()
         self._num_train = 0  # experiences of the stream that is trained on; 0: not known yet
-        # An evaluation within a training, and how many iterations there were before it.
-        self._pending: tuple[int, dict[int, float]] | None = None
 
     def before_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
         """From here on evaluations are those of a half-trained model."""
-        self._begin(strategy)
-        self._flush()
-        self._num_train = len(strategy.experience.origin_stream)
+        experience = strategy.experience.logging()
+        # An online stream splits each experience of another stream into parts.
+        bucket = getattr(experience, "origin_experience", None) or experience
+        if bucket is not experience and self._trained is None:
+            self._trained = bucket.current_experience
+        trained = self._begin(strategy)
+        if bucket is not self._bucket:
+            if self._within and self._num_parts:  # some parts were left out
+                self._trained = trained + 1
+            self._within = False
+            self._drop_outdated(strategy)
+            self._flush()
+            self._bucket, self._num_parts = bucket, 0
+        stream = bucket.origin_stream
+        self._num_train = len(stream) if hasattr(stream, "__len__") else 0
         self._check()
         self._within = True
         self._start_clock()
 
     def after_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """The model is trained through one more experience."""
+        """The model is trained through one more experience, or a part of one."""
         self._stop_clock(strategy.model)
+        self._drop_outdated(strategy)
+        experience = strategy.experience.logging()
+        self._num_parts += 1
+        if self._num_parts < (getattr(experience, "sub_stream_length", None) or 1):
+            return
         self._within = False
         self._trained = self._begin(strategy) + 1
-        if self._pending is not None and self._pending[0] != strategy.clock.train_iterations:
-            self._pending = None
-        if self._trained == len(self._sizes):
+        if self._trained == len(self._sizes) == len(self._row):
             self._flush()
 
     def before_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
@@ -88,14 +104,20 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         """The row is whole."""
         if self._within:
             self._start_clock()
-        cells, self._cells = self._cells, {}
-        if not cells:
+        if not self._cells:
             return
-        if self._within:
-            self._pending = (strategy.clock.train_iterations, cells)
-            return
-        self._pending = None
-        self._add(cells)
+        self._drop_outdated(strategy)
+        self._row_iteration = strategy.clock.train_iterations
+        self._row.update(self._cells)
+        if not self._within and len(self._row) == len(self._sizes):
+            self._flush()
+        else:
+            self._expect()
+
+    def _drop_outdated(self, strategy: Any) -> None:
+        """Forget what was measured before the last training iteration of an experience."""
+        if self._row_iteration != strategy.clock.train_iterations:
+            self._row = {}
 
     def _begin(self, strategy: Any) -> int:
         """Experiences trained so far; of a strategy that was loaded, its own clock says it."""
@@ -113,10 +135,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
 
     def _flush(self) -> None:
         """Log the row that waits for cells that will not come any more."""
-        if self._pending is not None and not self._within:
-            (_, cells), self._pending = self._pending, None
-            self._add(cells)
-        if self._row:
+        if self._row and not self._within:
             width = len(self._sizes)
             cells, self._row = self._row, {}
             self._log_row(
@@ -126,14 +145,6 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
                 [cells.get(j, math.nan) for j in range(width)],
                 self._sizes,
             )
-
-    def _add(self, cells: dict[int, float]) -> None:
-        """A stream may be tested piece by piece; the row is logged when it is whole."""
-        self._row.update(cells)
-        if len(self._row) == len(self._sizes):
-            self._flush()
-        else:
-            self._expect()
 
 
 def _sizes(tested: Any) -> tuple[int, ...]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import MLFlowLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from clear_mlflow.adapters._run import Adapter, num_images, number
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.tracking.shared_run import active_run_id
 
 
 class MLflowAccuracyMatrix(Adapter, Callback):
@@ -17,7 +22,7 @@ class MLflowAccuracyMatrix(Adapter, Callback):
 
     Each ``trainer.fit`` that ends well is one bucket more; ``trainer.test`` takes one dataloader
     for each bucket, in stream order. One callback serves all trainers of a run. A test before any
-    fit is row 0.
+    fit is row 0. An ``MLFlowLogger`` of a trainer logs to the same run as the callback.
 
     Args:
         metric: the name under which ``test_step`` logs the accuracy, a fraction, with
@@ -33,6 +38,33 @@ class MLflowAccuracyMatrix(Adapter, Callback):
         self._metric = metric
         self._buckets = None if buckets is None else tuple(buckets)
         self.trained = 0  # buckets; set it where a loop continues from a checkpoint
+
+    @property
+    def log(self) -> Any:
+        """The model's ``log``, which Lightning assigns before a logger opens its run."""
+        return self._log
+
+    @log.setter
+    def log(self, log: Any) -> None:
+        self._log = log
+        self._share_run(log.__self__.trainer.loggers)
+
+    @rank_zero_only
+    def _share_run(self, loggers: Sequence[Any]) -> None:
+        """Have all MLflow loggers of a trainer log to one run, and leave it open."""
+        for logger in loggers:
+            if not isinstance(logger, MLFlowLogger):
+                continue
+            run_id = self._loop.run_id if self._loop else self._shared_run_id
+            run_id = run_id or active_run_id(logger._tracking_uri)
+            if run_id is None:
+                run_id = logger._run_id or os.environ.pop("MLFLOW_RUN_ID", None) or logger.run_id
+                self._take_over(run_id)
+                logger._run_id = run_id
+                logger.experiment.update_run(run_id, status="RUNNING")
+            if logger._run_id in (None, run_id):
+                logger._run_id = run_id
+                logger.finalize = partial(_finalize, logger)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """What follows is of the next row's cost."""
@@ -85,3 +117,11 @@ class MLflowAccuracyMatrix(Adapter, Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after as many buckets as a checkpoint says."""
         self.trained = int(state_dict["trained"])
+
+
+def _finalize(logger: MLFlowLogger, status: str = "success") -> None:
+    """Finalize a logger, but keep the status of its run, which ends with the last bucket."""
+    client, run_id = logger.experiment, logger.run_id
+    run_status = client.get_run(run_id).info.status
+    type(logger).finalize(logger, status)
+    client.update_run(run_id, status=run_status)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.integrations import MLflowCallback
 
 from clear_mlflow.adapters._run import Adapter, num_images, number
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.tracking.shared_run import active_run_id, end_active_run, reopen_run
 
 
 class MLflowAccuracyMatrix(Adapter, TrainerCallback):
@@ -18,7 +22,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
     Each ``trainer.train`` that ends well is one bucket more; ``trainer.evaluate`` takes a
     dictionary of test sets, a bucket's key to its own. One callback serves all trainers of a run.
     An evaluation before any training is row 0; those that the Trainer makes while it trains are
-    not looked at.
+    not looked at. With ``report_to="mlflow"``, the Trainer logs to the same run as the callback.
 
     Args:
         buckets: keys of all buckets, in stream order.
@@ -33,10 +37,44 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         self._cells: dict[str, float] = {}  # of the row that is being measured
         self._sizes: dict[str, int | None] = {}  # test images per bucket, where they are known
         self._trains = False
+        self._checked_run_id: str | None = None  # the last active run
+        self._late_status: str | None = None  # of a complete run, during a late evaluation
         self.trained = 0  # buckets; set it where a loop continues from a checkpoint
+
+    def _share_run(self) -> None:
+        """Take over the run that the Trainer's own MLflow callback opened.
+
+        That callback would end the run after each training and open another in each evaluation.
+        """
+        run_id = active_run_id()
+        if self._loop is not None or run_id in (None, self._checked_run_id):
+            return
+        self._checked_run_id = run_id
+        for callbacks in gc.get_referrers(self):  # the Trainer's list; hooks do not receive it
+            for callback in callbacks if isinstance(callbacks, list) else ():
+                if isinstance(callback, MLflowCallback) and callback._auto_end_run:
+                    callback._auto_end_run = False
+                    os.environ.pop("MLFLOW_NESTED_RUN", None)  # the next training is no child run
+                    self._take_over(run_id)
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The Trainer's MLflow callback may have opened its run just now."""
+        self._share_run()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An evaluation after the last row is logged to the same run."""
+        if self._shared_run_id and self._loop and not self._is_open and active_run_id() is None:
+            self._late_status = reopen_run(self._shared_run_id)
+
+    def on_predict(self, args: Any, state: Any, control: Any, *_: Any, **__: Any) -> None:
+        """The run ends again after an evaluation that came after the last row."""
+        if self._late_status is not None:
+            end_active_run(self._late_status)
+            self._late_status = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """What was measured before this bucket is a row, whether whole or not."""
+        self._share_run()
         self._flush()
         self._trains = True
         self._start_clock()
@@ -59,6 +97,8 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         **_: Any,
     ) -> None:
         """A cell is measured; with the last one, a row."""
+        self._share_run()
+        self.on_predict(args, state, control)
         found = metrics or {}
         # The Trainer reports the runtime of each test set, always under this name.
         key = next((key for key in self._buckets if f"eval_{key}_runtime" in found), None)

@@ -12,6 +12,7 @@ import click
 
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.streams import open_output
 from clear_mlflow.core.text import ExperimentName, shown
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -177,7 +178,7 @@ def _stdout_kept() -> Iterator[IO[str]]:
         kept: IO[str] = sys.stdout
         with suppress(OSError, AttributeError):  # in tests it is no file; closed, it is None
             ours = kept.fileno()
-            kept = stack.enter_context(os.fdopen(os.dup(ours), "w", encoding="utf-8"))
+            kept = stack.enter_context(open_output(os.dup(ours), "utf-8"))
             stack.callback(os.dup2, kept.fileno(), ours)
             os.dup2(2, ours)
         with redirect_stdout(sys.stderr):

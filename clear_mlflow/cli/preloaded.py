@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 
+from clear_mlflow.core.streams import guard_streams
 from clear_mlflow.process.forked import ForkedProcess, fork_training_process
 from clear_mlflow.process.parent import child_environment
 
@@ -84,6 +85,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> 
         opened = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, stream)
         os.close(opened)
+    guard_streams(has_result=False)
     _set_environment(environment)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  (as python -m does)
     fork_training_process()

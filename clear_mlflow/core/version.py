@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
 
@@ -13,8 +13,15 @@ _PACKAGES = ("mlflow", "numpy", "torch", "torchvision", "timm", "transformers", 
 
 
 def software(*used: str) -> str:
-    """Versions of Python, of what is *used* and of what is loaded: "Python 3.12.3, numpy 2.4.1"."""
-    packages = [name for name in _PACKAGES if name in used or name in sys.modules]
+    """Return versions of Python, of *used* and of what is loaded: "Python 3.12.3, numpy 2.4.1"."""
+    packages = [name for name in _PACKAGES if name in used or sys.modules.get(name)]
     return ", ".join(
-        [f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in packages)]
+        [f"Python {platform.python_version()}", *(f"{p} {_package_version(p)}" for p in packages)]
     )
+
+
+def _package_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # mlflow-skinny and tensorflow-cpu install mlflow and tensorflow
+        return str(getattr(sys.modules.get(name), "__version__", "unknown"))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
-from clear_mlflow.data.decoding.decoded_cache import to_standard_error
+from clear_mlflow.core.text import warn
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.device import RngPurpose, autocast, is_apart, reached, seed_everything
 from clear_mlflow.learning.measured import CurvePoint
@@ -197,7 +197,7 @@ class GradientDescent:
     def _say_apart(self, samples: Samples, position: int) -> None:
         """Say of the first bucket that does not fit the device what is done with it."""
         if not self._said_apart:
-            to_standard_error(
+            warn(
                 f"what bucket {self._keys[position]} is trained on takes "
                 f"{samples.images.nbytes / 2**30:.2f} GiB, and the device has not twice as much "
                 "free: it stays in main memory, from where each batch is sent"

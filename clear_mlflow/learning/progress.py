@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
@@ -64,8 +65,7 @@ class LineProgress(TrainingProgress):
     def downloading(self, what: str, done: int, total: int | None) -> None:
         """A line for each step of a download."""
         if what != self._downloading:
-            self._stream.write(f"{what}\n")
-            self._stream.flush()
+            self._write(what)
         self._downloading = what
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
@@ -83,8 +83,11 @@ class LineProgress(TrainingProgress):
             seconds = time.perf_counter() - self._started
             head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
             shown = [*accuracies(row), *_mean_loss(self._losses), f"{seconds:.1f} s"]
-            self._stream.write(f"{head}: {', '.join(shown)}\n")
-            self._stream.flush()
+            self._write(f"{head}: {', '.join(shown)}")
+
+    def _write(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # a full disk or a closed stream ends no training
+            print(line, file=self._stream, flush=True)
 
 
 class CollectingProgress(TrainingProgress):
@@ -203,8 +206,10 @@ class TerminalProgress(TrainingProgress):
         )
 
 
-def progress_for(stream: TextIO) -> TrainingProgress:
-    """Bars where *stream* can show them; else one line per bucket."""
+def progress_for(stream: TextIO | None) -> TrainingProgress:
+    """Return bars if *stream* can show them, else lines; nothing if there is no stream."""
+    if stream is None:
+        return TrainingProgress()
     return TerminalProgress(stream) if can_show_bars(stream) else LineProgress(stream)
 
 

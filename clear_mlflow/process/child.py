@@ -19,6 +19,7 @@ from typing import Any
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.streams import guard_streams
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
 
@@ -28,6 +29,7 @@ _GRACE_SECONDS = 10.0
 
 def run(down_end: int, up_end: int) -> None:
     """Train as the parameters in one descriptor say, one row a cue; messages go to the other."""
+    guard_streams(has_result=False)
     signal.signal(signal.SIGTERM, _stop)
     # A Ctrl-C is the supervisor's to hand on; the child has a session of its own, but a debugger
     # or a shell may still send it.

@@ -77,6 +77,8 @@ class LoopRun:
         facts: what is known of the loop.
         run_name: of a run that is opened; made of the facts when not given.
         metrics: families of metrics to log, or their names with commas between.
+        run_id: run that another logger opened, to join and to end; None to join the active run,
+            or to open one.
 
     Raises:
         ConfigError: there is no such family, or the score is called as a metric is.
@@ -87,8 +89,10 @@ class LoopRun:
         facts: LoopMetadata,
         run_name: str | None = None,
         metrics: str | Sequence[str] = DEFAULT_FAMILIES,
+        run_id: str | None = None,
     ) -> None:
         self._facts = facts
+        self._shared_run_id = run_id
         self._families = family_names(metrics if isinstance(metrics, str) else ",".join(metrics))
         of_score(ALL_METRICS, facts.score)  # refuses a name that cannot be part of theirs
         self._run_name = run_name
@@ -113,10 +117,11 @@ class LoopRun:
                 "alone, or each of them would open a run"
             )
         bound_retries()
-        client = preflight()
+        client = preflight(opens_run=self._shared_run_id is None)
         active = mlflow.active_run()
-        self._joined = active is not None
-        if active is None:
+        shared_run_id = self._shared_run_id or (active and active.info.run_id)
+        self._joined = active is not None and self._shared_run_id is None
+        if shared_run_id is None:
             run_id = open_run(
                 client,
                 self._name,
@@ -124,7 +129,8 @@ class LoopRun:
                 rename=self._run_name is not None,
             )
         else:
-            run_id = active.info.run_id
+            run_id = shared_run_id
+            mlflow.flush_async_logging()  # the other logger's parameters come first
             join(client, run_id)
         try:
             writer = RunWriter(client, run_id, self._families)

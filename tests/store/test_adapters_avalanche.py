@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.scenarios.online import split_online_stream
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
@@ -134,6 +135,57 @@ def test_past_buckets_alone_and_piece_by_piece(store):
         assert mlflow.active_run().info.run_id == active.info.run_id == logger.run_id
     np.testing.assert_allclose(logger.matrix.values, expected, atol=1e-7)
     assert logger.matrix.num_instances.tolist() == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("size", [5, 6])  # 20 images: with and without a smaller last part
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_an_online_stream_has_a_row_for_each_original_experience(store, size, all_at_once):
+    """Parts of an experience have no row; a test after each part counts only after the last."""
+    stream = benchmark(3)
+    logger = MLflowAccuracyMatrix()
+    online = split_online_stream(stream.train_stream, experience_size=size)
+    trained = strategy(logger, **({"eval_every": 0} if all_at_once else {}))
+    expected = {}
+    if all_at_once:
+        trained.train(online, eval_streams=[stream.test_stream])
+    else:
+        for part in online:
+            trained.train(part)
+            results = trained.eval(stream.test_stream)
+            expected[part.origin_experience.current_experience] = own_numbers(results, 3)
+        np.testing.assert_allclose(logger.matrix.values, list(expected.values()), atol=1e-7)
+    last = own_numbers(trained.evaluator.get_last_metrics(), 3)
+    assert logger.matrix.is_complete
+    np.testing.assert_allclose(logger.matrix.values[2], last, atol=1e-7)
+
+
+def test_an_incomplete_online_stream_keeps_its_rows_apart(store):
+    """A loop that skips parts still counts an original experience as trained."""
+    stream = benchmark(3)
+    logger = MLflowAccuracyMatrix()
+    trained = strategy(logger)
+    expected = []
+    for part in split_online_stream(stream.train_stream, experience_size=5):
+        if part.is_first_subexp:
+            trained.train(part)
+            expected.append(own_numbers(trained.eval(stream.test_stream), 3))
+    logger.close()
+    np.testing.assert_allclose(logger.matrix.values[:2], expected[:2], atol=1e-7)
+
+
+def test_intervals_may_evaluate_a_part_of_the_stream(store):
+    """Cells of the trained model are merged into one row; missing cells stay missing."""
+    stream = benchmark(3)
+    logger = MLflowAccuracyMatrix()
+    trained = strategy(logger, eval_every=1, epochs=2)
+    expected = []
+    for k, experience in enumerate(stream.train_stream):
+        trained.train(experience, eval_streams=[stream.test_stream[: min(k + 1, 2)]])
+        results = trained.eval(stream.test_stream if k != 1 else stream.test_stream[:2])
+        expected.append(own_numbers(results, 3) if k != 1 else [*own_numbers(results, 2), np.nan])
+        trained.eval(stream.test_stream[:1])
+    np.testing.assert_allclose(logger.matrix.values, expected, atol=1e-7)
+    assert np.isnan(logger.matrix.values).sum() == 1
 
 
 def test_one_test_set_for_all_is_refused(store):

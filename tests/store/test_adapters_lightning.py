@@ -2,11 +2,13 @@
 
 import logging
 import warnings
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from logger_scripts import LIGHTNING, list_runs, run_script
 from torch.utils.data import DataLoader, TensorDataset
 
 from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
@@ -131,3 +133,68 @@ def test_a_checkpoint_says_how_many_buckets_are_trained():
     callback.on_fit_end(None, None)
     loaded.load_state_dict(callback.state_dict())
     assert loaded.trained == 1
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script with a loop over three buckets, with an ``MLFlowLogger``."""
+    path = tmp_path / "loop.py"
+    path.write_text(LIGHTNING)
+    return path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "row-0 one-logger",
+        "one-trainer",
+        "late model",
+        "active",
+        "experiment",
+        "twice",
+    ],
+)
+def test_one_loop_with_an_mlflow_logger_is_one_run(store, script, options):
+    """The run has the numbers of both and ends FINISHED."""
+    assert run_script(script, *options.split()) == (0, ANY)
+    runs = list_runs(store)
+    assert len(runs) == (2 if "twice" in options else 1)
+    for run in runs:
+        assert run.info.status == "FINISHED"
+        assert run.data.tags[names.ROWS_TAG] == "complete"
+        assert {"train_loss", "clear/accuracy"} <= run.data.metrics.keys()
+
+
+def test_a_killed_loop_with_an_mlflow_logger_continues_in_its_run(store, script):
+    """``MLFLOW_RUN_ID`` names the run; its first row is stored once."""
+    assert run_script(script, "kill")[0] == -9
+    (run,) = list_runs(store)
+    assert run.info.status == "RUNNING"
+    assert run_script(script, MLFLOW_RUN_ID=run.info.run_id) == (0, ANY)
+    (run,) = list_runs(store)
+    assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
+
+
+def test_a_loop_with_an_mlflow_logger_that_fails_before_its_first_row_is_failed(store, script):
+    """The logger opened the run, and the adapter ends it."""
+    assert run_script(script, "crash")[0] == 1
+    (run,) = list_runs(store)
+    assert run.info.status == "FAILED"
+    assert run.data.tags[names.ERROR_TAG] == "ValueError: broke"
+
+
+def test_the_run_that_a_logger_names_is_joined(store, script, experiment_id):
+    """``MLFlowLogger(run_id=...)``; the run was closed before and is open during the loop."""
+    run_id = store.create_run(experiment_id).info.run_id
+    store.set_terminated(run_id, "KILLED")
+    assert run_script(script, LOGGER_RUN_ID=run_id) == (0, ANY)
+    (run,) = list_runs(store)
+    assert (run.info.run_id, run.info.status) == (run_id, "FINISHED")
+
+
+def test_an_interrupted_loop_is_killed(store, script):
+    """The logger would end the run as failed."""
+    assert run_script(script, "interrupt")[0] == 1
+    (run,) = list_runs(store)
+    assert run.info.status == "KILLED"

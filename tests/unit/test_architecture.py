@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
         *("core", "metrics", "statistics", "report", "comparison", "importers", "engines"),
         *("learning", "process", "store", "scoring", "journal", "tracking", "grids"),
     },
-    "adapters": {"core", "metrics", "tracking", "api"},
+    "adapters": {"core", "metrics", "tracking"},
     "server": {*("core", "metrics", "report", "comparison"), *("store", "scoring", "api")},
     "cli": {
         *("core", "metrics", "report", "comparison", "importers", "engines", "data"),

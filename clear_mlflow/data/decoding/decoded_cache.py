@@ -15,7 +15,6 @@ import hashlib
 import io
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import warn
 from clear_mlflow.data.cached_arrays import (
     CachedArrays,
     ForeignFileError,
@@ -50,15 +50,10 @@ _PHOTO_RATIO = 1.5
 _MOST_LISTED = 100  # damaged images, by name
 
 
-def to_standard_error(message: str) -> None:
-    """Warn as the rest of the program does: one line."""
-    sys.stderr.write(f"warning: {message}\n")
-
-
 class DecodedCache:
     """Decoded images that stay from run to run; where they cannot, a warning, once."""
 
-    def __init__(self, folder: Path, *, warn: Callable[[str], None] = to_standard_error) -> None:
+    def __init__(self, folder: Path, *, warn: Callable[[str], None] = warn) -> None:
         self.folder = folder
         self._arrays = CachedArrays()
         self._warn = warn

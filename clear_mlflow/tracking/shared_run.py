@@ -1,0 +1,34 @@
+"""MLflow runs that a framework's own logger opened."""
+
+from __future__ import annotations
+
+import mlflow
+from mlflow import MlflowClient
+
+from clear_mlflow.tracking.lifecycle import end, result_of
+
+
+def active_run_id(store: str | None = None) -> str | None:
+    """Return the id of MLflow's active run, or None if there is none in *store*."""
+    active = mlflow.active_run()
+    if active is None or store not in (None, mlflow.get_tracking_uri()):
+        return None
+    return str(active.info.run_id)
+
+
+def end_shared_run(run_id: str, error: BaseException | None) -> None:
+    """End a run that has no row, with the status that fits *error*."""
+    result = result_of(error, run_id)
+    end(MlflowClient(), run_id, result.status, result.error)
+
+
+def reopen_run(run_id: str) -> str:
+    """Make a run that has ended MLflow's active run, and return the status that it had."""
+    status = MlflowClient().get_run(run_id).info.status
+    mlflow.start_run(run_id=run_id)
+    return str(status)
+
+
+def end_active_run(status: str) -> None:
+    """End MLflow's active run."""
+    mlflow.end_run(status)

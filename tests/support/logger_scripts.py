@@ -1,0 +1,188 @@
+"""Scripts of users that train with a framework's own MLflow logger next to our adapter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+
+
+def run_script(path, *options, **environment):
+    """Run a script in a process of its own and return its exit code and standard error."""
+    done = subprocess.run(
+        [sys.executable, str(path), *options],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=path.parent,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path[1:]]),
+            **environment,
+        },
+    )
+    return done.returncode, done.stderr
+
+
+def list_runs(store: MlflowClient):
+    """Return all runs of a store, deleted ones included."""
+    experiments = [e.experiment_id for e in store.search_experiments()]
+    return list(store.search_runs(experiments, run_view_type=ViewType.ALL))
+
+
+HUGGING_FACE = """
+import os, sys
+import mlflow
+import torch
+from transformers import Trainer, TrainingArguments
+from transformers.integrations import MLflowCallback
+from clear_mlflow.adapters.transformers import MLflowAccuracyMatrix
+
+options = set(sys.argv[1:])
+KEYS = ["1", "2", "3"]
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 3)
+    def forward(self, x, labels):
+        logits = self.layer(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+def bucket(count):
+    y = torch.arange(count) % 3
+    x = torch.nn.functional.one_hot(y, 3).float()
+    return [{"x": x[i], "labels": y[i]} for i in range(count)]
+
+def accuracy(p):
+    return {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())}
+
+def make_trainer(data):
+    arguments = TrainingArguments(
+        output_dir="out", num_train_epochs=1, use_cpu=True, save_strategy="no",
+        report_to="none" if "by-hand" in options else "mlflow", disable_tqdm=True,
+    )
+    at_once = {} if "add-callback" in options else {"callbacks": [matrix]}
+    trainer = Trainer(model, arguments, train_dataset=data, compute_metrics=accuracy, **at_once)
+    if "add-callback" in options:
+        trainer.add_callback(matrix)
+    if "by-hand" in options:
+        trainer.add_callback(MLflowCallback())
+    return trainer
+
+def loop():
+    global model, matrix
+    train, test = [bucket(8) for _ in KEYS], {key: bucket(6) for key in KEYS}
+    model, matrix = Model(), MLflowAccuracyMatrix(KEYS, dataset="toy", seed=0)
+    trainer = make_trainer(train[0])
+    if "row-0" in options:
+        trainer.evaluate(test)
+    for k, data in enumerate(train):
+        if "one-trainer" in options:
+            trainer.train_dataset = data
+        else:
+            trainer = make_trainer(data)
+        trainer.train()
+        if "crash" in options:
+            raise ValueError("broke")
+        if "kill" in options and k == 1:
+            os.kill(os.getpid(), 9)
+        trainer.evaluate(test)
+    if "late" in options:
+        trainer.evaluate(test["1"])
+        trainer.predict(test["1"])
+
+if "active" in options:
+    with mlflow.start_run():
+        loop()
+else:
+    loop()
+if "twice" in options:
+    loop()
+"""
+
+LIGHTNING = """
+import os, sys
+import mlflow
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import MLFlowLogger
+from torch.utils.data import DataLoader, TensorDataset
+from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
+
+options = set(sys.argv[1:])
+store = mlflow.MlflowClient()
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 3)
+        self.fits = 0
+    def on_fit_start(self):
+        self.fits += 1
+        if "crash" in options or ("interrupt" in options and self.fits == 2):
+            raise ValueError("broke") if "crash" in options else KeyboardInterrupt
+    def training_step(self, batch, _):
+        loss = torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        correct = (self.layer(batch[0]).argmax(1) == batch[1]).float()
+        self.log("test_acc", correct.mean(), batch_size=len(correct))
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+def bucket(count):
+    y = torch.arange(count) % 3
+    return DataLoader(TensorDataset(torch.nn.functional.one_hot(y, 3).float(), y), batch_size=4)
+
+def make_logger():
+    run_id = os.environ.get("LOGGER_RUN_ID")
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    return MLFlowLogger("lightning", tracking_uri=uri, log_model="model" in options, run_id=run_id)
+
+def make_trainer(logger):
+    return Trainer(
+        max_epochs=1, accelerator="cpu", logger=logger, enable_checkpointing="model" in options,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+        callbacks=[matrix],
+    )
+
+def loop():
+    global matrix
+    train, test = [bucket(8) for _ in range(3)], [bucket(6) for _ in range(3)]
+    model, matrix = Model(), MLflowAccuracyMatrix(dataset="toy", seed=0)
+    logger = make_logger()
+    trainer = make_trainer(logger)
+    if "row-0" in options:
+        trainer.test(model, test, verbose=False)
+    for k, data in enumerate(train):
+        if "one-trainer" in options:
+            trainer.fit_loop.max_epochs = k + 1
+        else:
+            trainer = make_trainer(logger if "one-logger" in options else make_logger())
+        trainer.fit(model, data)
+        if "kill" in options and k == 1:
+            os.kill(os.getpid(), 9)
+        trainer.test(model, test, verbose=False)
+        run_id = trainer.logger.run_id
+        status = store.get_run(run_id).info.status
+        if status != ("RUNNING" if k < 2 or "active" in options else "FINISHED"):
+            sys.exit(f"bucket {k}: {status}")
+    if "late" in options:
+        trainer.test(model, test, verbose=False)
+
+if "experiment" in options:
+    mlflow.set_experiment("another")
+if "active" in options:
+    with mlflow.start_run():
+        loop()
+else:
+    loop()
+if "twice" in options:
+    loop()
+"""
