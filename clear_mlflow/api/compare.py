@@ -29,12 +29,12 @@ from mlflow.utils.time import get_current_time_millis
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.compared import ComparedRuns, LeftOut
 from clear_mlflow.api.load import Runs, chosen, open_store, those_there
-from clear_mlflow.comparison.arrangement import arrange, only_score
+from clear_mlflow.comparison.arrangement import arrange, default_group_by, only_score
 from clear_mlflow.comparison.arrangement import at_equal as equal_runs
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.build import compare as tested_groups
 from clear_mlflow.comparison.figures import figures
-from clear_mlflow.comparison.groups import cut
+from clear_mlflow.comparison.groups import NOT_SAID, cut
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import RowlessRun, Subject
@@ -50,7 +50,8 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
-from clear_mlflow.learning.anytime.schedule import OFF
+from clear_mlflow.learning.parameters.config import is_tuned
+from clear_mlflow.learning.parameters.logged import is_of_a_training, parameters_of_method
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
 from clear_mlflow.metrics._user import asked_metrics
@@ -201,13 +202,8 @@ def read_comparison(
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
-    if group_by is None:  # of a loop, or from a file, a run need not say its strategy
-        known = {name for subject in subjects for name in subject.labels}
-        group_by = tuple(name for name in ("strategy", "dataset") if name in known)
-    for name, usual in ("augment", None), ("budget", OFF), ("stream_rate", OFF):
-        if group_by and len({subject.labels.get(name, usual) for subject in subjects}) > 1:
-            # Seeds that were shown other pixels, or more of them, are not the seeds of one method.
-            group_by = tuple(dict.fromkeys((*group_by, name)))
+    if group_by is None:
+        group_by = default_group_by(subjects, rowless)
     subjects, others = _of_one_score(subjects, named=named)
     if at_equal is not None:
         subjects, unequal = equal_runs(subjects, at_equal, group_by)
@@ -228,6 +224,7 @@ def read_comparison(
         margin=margin,
         rowless=rowless,
         metrics=metrics,
+        tuned=filter(is_tuned, group_by),
     )
     hits = {}
     tested = arrangement.wants_predictions() if over_images else []
@@ -325,7 +322,8 @@ def _subject(run: Run, record: Record, summary: Mapping[str, float]) -> Subject:
         record=record,
         summary=summary,
         labels={**tested, **_labels(run)},
-        params={name: _unquoted(text) for name, text in run.data.params.items()},
+        method_params=_method_params(run),
+        params=_unquoted_params(run),
         diverged=_has_diverged(run),
         test_every=run.data.tags.get(names.ANYTIME_TAG),
     )
@@ -339,17 +337,27 @@ def _rowless(run: Run) -> RowlessRun:
         name=_name(run),
         seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
         labels=labels,
+        method_params=_method_params(run),
     )
+
+
+def _unquoted_params(run: Run) -> dict[str, str]:
+    return {name: _unquoted(text) for name, text in run.data.params.items()}
+
+
+def _method_params(run: Run) -> dict[str, str]:
+    return parameters_of_method(_unquoted_params(run), NOT_SAID)
 
 
 def _labels(run: Run) -> dict[str, str]:
     """What a run may be grouped by: its parameters and its tags."""
     params, tags = run.data.params, run.data.tags
     return {
-        **{name: _unquoted(text) for name, text in params.items()},
+        **_unquoted_params(run),
         **{n: text for n, text in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
         # What a run really used overrides what was asked for, which may be "auto".
         **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
+        **(_method_params(run) if is_of_a_training(params) else {}),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from clear_mlflow.comparison.groups import (
@@ -26,26 +26,6 @@ from clear_mlflow.metrics.anytime import AnytimeMetric
 LEVEL = 0.95
 # Single runs whose predictions are read: megabytes each.
 MOST_READ = 24
-
-# Parameters of a training that are chosen by what they give. Others say what is compared (strategy,
-# model), what it may cost (memory), or where it is computed.
-TUNED = (
-    "strategy_args",
-    "augment",
-    "epochs",
-    "batch_size",
-    "optimizer",
-    "optimizer_state",
-    "lr",
-    "momentum",
-    "weight_decay",
-    "schedule",
-    "lr_step",
-    "lr_gamma",
-    "warmup_epochs",
-    "label_smoothing",
-    "clip_norm",
-)
 
 # What a leaderboard is ranked by where nobody says: the first that most groups define.
 _RANKED_BY = (
@@ -79,6 +59,7 @@ class Arrangement:
     notes: tuple[str, ...]  # sentences on how the groups came to be
     level: float
     margin: float | None  # the largest difference that does not matter
+    tuned: frozenset[str]  # of group_by, the parameters that are chosen by their results
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
@@ -127,6 +108,7 @@ def arrange(
     rowless: Sequence[RowlessRun] = (),
     level: float = LEVEL,
     metrics: Sequence[Metric] = METRICS,
+    tuned: Iterable[str] = (),
 ) -> Arrangement:
     """Group runs by labels (none: each by itself), rank groups, and choose what is tested."""
     metrics = of_score(metrics, only_score(subjects))
@@ -170,7 +152,18 @@ def arrange(
         notes=tuple(notes),
         level=level,
         margin=margin,
+        tuned=frozenset(tuned),
     )
+
+
+def default_group_by(
+    subjects: Sequence[Subject], rowless: Sequence[RowlessRun] = ()
+) -> tuple[str, ...]:
+    """Return strategy and dataset, where logged, and all parameters that vary within both."""
+    known = {name for subject in subjects for name in subject.labels}
+    by = tuple(name for name in ("strategy", "dataset") if name in known)
+    groups, _, _ = group_runs(subjects, by, LEVEL, rowless)
+    return (*by, *dict.fromkeys(name for group in groups for name in group.mixed_params))
 
 
 def at_equal(
@@ -250,7 +243,7 @@ def methods(arrangement: Arrangement) -> list[list[Group]]:
     """Groups of one setting that differ in nothing but what is tuned, in order of rank."""
     found: dict[tuple[object, ...], list[Group]] = {}
     for group in arrangement.groups:
-        labels = tuple((n, text) for n, text in group.labels.items() if n not in TUNED)
+        labels = tuple((n, text) for n, text in group.labels.items() if n not in arrangement.tuned)
         # Runs for themselves have no labels: nobody said what they are candidates of.
         key = (group.setting, labels) if group.labels else (group.setting, group.name)
         found.setdefault(key, []).append(group)

@@ -51,6 +51,24 @@ class Group:
         """Whether several seeds gave one and the same matrix: then the seed changes nothing."""
         return len(self.counted) > 1 and len({m.grid.tobytes() for m in self.counted}) == 1
 
+    @cached_property
+    def mixed_params(self) -> Mapping[str, tuple[str, ...]]:
+        """Parameters that affect results and differ within the group, with their values."""
+        runs = (*self.members, *self.rowless)
+        names = dict.fromkeys(name for run in runs for name in run.method_params)
+        values = {n: sorted({run.method_params.get(n, NOT_SAID) for run in runs}) for n in names}
+        return {name: tuple(found) for name, found in values.items() if len(found) > 1}
+
+    @property
+    def mixed_text(self) -> str:
+        """The mixed parameters with their values, or an empty text."""
+        listed = [
+            f"{cut(name)} {' and '.join(shortened(value, 30) for value in values[:4])}"
+            + (f" and {len(values) - 4} more" if values[4:] else "")
+            for name, values in self.mixed_params.items()
+        ]
+        return ", ".join([*listed[:6], *([f"and {len(listed) - 6} more"] if listed[6:] else [])])
+
     @property
     def is_alone(self) -> bool:
         """Whether there is one result only: of one run, or of seeds that all gave the same."""
@@ -169,7 +187,9 @@ def _names(
             )
         }
         varying = [column for column in columns.values() if len(set(column)) > 1]
-        names = [", ".join(labels) for labels in zip(*(varying or [columns[by[0]]]), strict=True)]
+        rows = zip(*(varying or [columns[by[0]]]), strict=True)
+        unset = {f"{name}={NOT_SAID}" for name in by}
+        names = [", ".join([t for t in row if t not in unset] or row) for row in rows]
     else:
         names = [members[0].name for members in found.values()]
     # What tells groups of one name apart comes first: behind a name cut short it would be lost.
@@ -195,7 +215,12 @@ def _same_seeds(groups: Sequence[Group]) -> Iterator[str]:
 
 def _twin(subject: Subject, members: Sequence[Subject]) -> Subject | None:
     """A run that is this one again: no second piece of evidence."""
-    alike = (m for m in members if m.record.seed == subject.record.seed is not None)
+    alike = (
+        m
+        for m in members
+        if m.record.seed == subject.record.seed is not None
+        and m.method_params == subject.method_params
+    )
     return next((m for m in alike if np.array_equal(m.grid, subject.grid, equal_nan=True)), None)
 
 

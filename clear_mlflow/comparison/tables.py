@@ -45,6 +45,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
                 "labels": dict(group.labels),
                 "runs": [{"run_id": m.run_id, "run_name": m.name} for m in group.members],
                 "diverged": [run.run_id for run in group.diverged],
+                "mixed": {name: list(values) for name, values in group.mixed_params.items()},
                 "metrics": {
                     name: {
                         "mean": found.mean,

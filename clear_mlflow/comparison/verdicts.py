@@ -319,7 +319,11 @@ class _Judge:
     def _remarks(self, pair: Pair, found: _Evidence) -> str:
         """What a reader has to know of seeds, in a few words each."""
         remarks = ""
-        for group in (self.groups[position] for position in pair if found.values is not None):
+        for group in (self.groups[position] for position in pair):
+            if group.mixed_params:
+                remarks += f"; {cut(group.name)} mixes {group.mixed_text}"
+            if found.values is None:
+                continue
             if lost := len(group.diverged):
                 have = "has" if lost == 1 else "have"
                 total = len(group.counted) + lost

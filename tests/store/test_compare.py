@@ -272,6 +272,87 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
     )
 
 
+def log_replay_runs(store, experiment_id):
+    """Log three seeds of naive and of replay; the last seed of replay has other parameters."""
+    for strategy, level in (("naive", 120), ("replay", 180)):
+        for seed in range(3):
+            is_other = strategy == "replay" and seed == 2
+            epochs, lr = ("1", "0.01") if is_other else ("3", "0.02")
+            asked = {"strategy": strategy, "seed": str(seed), "epochs": epochs, "lr": lr}
+            asked |= {"device": "cpu" if seed else "auto", "predictions": "none"}
+            log_training(store, experiment_id, counts(level, seed), asked)
+
+
+def test_different_parameters_are_separate_groups(store, experiment_id):
+    """The groups are labelled by the parameters that differ, without seeds and machine settings."""
+    log_replay_runs(store, experiment_id)
+    output = invoke("--experiment", "test").output
+    assert "mixes" not in output
+    _, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    assert {group["name"]: len(group["runs"]) for group in content["groups"]} == {
+        "replay, epochs=3, lr=0.02": 2,
+        "replay, epochs=1, lr=0.01": 1,
+        "naive, epochs=3, lr=0.02": 3,
+    }
+    assert content["group_by"] == ["strategy", "dataset", "epochs", "lr"]
+
+
+def test_merged_parameters_are_named_in_every_output(store, experiment_id):
+    """With --group-by strategy, the terminal, page, JSON, description and verdict name them."""
+    log_replay_runs(store, experiment_id)
+    output = " ".join(invoke("--experiment", "test", "--group-by", "strategy").output.split())
+    mixed = "epochs 1 and 3, lr 0.01 and 0.02"
+    warning = f"replay mixes runs with different parameters ({mixed})"
+    assert f"! {warning}" in output
+    run, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    replay, naive = content["groups"]
+    assert replay["mixed"] == {"epochs": ["1", "3"], "lr": ["0.01", "0.02"]}
+    assert naive["mixed"] == {}
+    assert any(text.startswith(warning) for text in content["warnings"])
+    (verdict,) = content["verdicts"]
+    assert f"replay mixes {mixed}" in verdict["sentence"]
+    assert warning in (folder / "comparison.html").read_text()
+    assert "mixes runs with different parameters" in run.data.tags["mlflow.note.content"]
+
+
+def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
+    """`mlflow run` logs the memory of naive, too, which has none."""
+    for seed, memory in enumerate(("auto", "100")):
+        asked = {"strategy": "naive", "seed": str(seed), "memory": memory}
+        log_training(store, experiment_id, counts(120, seed), asked)
+        asked |= {"strategy": "replay"}
+        log_training(store, experiment_id, counts(180, seed), asked)
+    invoke("--experiment", "test")
+    _, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    names = {group["name"]: len(group["runs"]) for group in content["groups"]}
+    assert names == {"replay, memory=120": 1, "replay, memory=100": 1, "naive": 2}
+
+
+def test_own_loops_with_other_parameters_are_separate_groups(store, experiment_id):
+    """Names, folders, seeds and machine settings of another program separate nothing."""
+    for seed in range(4):
+        run = log_run(
+            store, experiment_id, f"loop {seed}", counts(150, seed), strategy="mine", seed=seed
+        )
+        for name, value in {
+            "learning_rate": "0.1" if seed < 2 else "0.2",
+            "run_name": f"loop {seed}",
+            "output_dir": f"runs/{seed}",
+            "data_seed": seed,
+            "seed": seed,
+            "device": f"cuda:{seed}",
+        }.items():
+            store.log_param(run.info.run_id, name, value)
+    assert invoke("--experiment", "test").exit_code == 0
+    _, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    names = {group["name"]: len(group["runs"]) for group in content["groups"]}
+    assert names == {"learning_rate=0.1": 2, "learning_rate=0.2": 2}
+
+
 def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, experiment_id):
     """One group for each way to crop."""
     for seed, augment in enumerate(("random_crop_flip", "random_crop_flip", "random_crop")):

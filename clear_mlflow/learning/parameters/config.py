@@ -527,6 +527,29 @@ def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[st
     return {name: about[trait] for name, about in PARAMETERS.items() if about[trait]}
 
 
+def result_parameters() -> tuple[str, ...]:
+    """Return the names of the parameters that affect results, in order.
+
+    Skips seeds, the strategy, what identifies the test set, and parameters with arguments.
+    """
+    skipped = ("dataset", "protocol", "split", "strategy", "seed", "seeds")
+    return tuple(
+        name
+        for name, about in PARAMETERS.items()
+        if about["group"] not in (HARDWARE, RECORD)
+        and not (about["may_move"] or name in skipped or name.endswith("_args"))
+    )
+
+
+def is_tuned(name: str) -> bool:
+    """Return True if a parameter is usually chosen by its results, such as a learning rate."""
+    return (
+        name in ("augment", "strategy_args")
+        or name.startswith("strategy/")
+        or (name in PARAMETERS and PARAMETERS[name]["group"] == OPTIMISATION)
+    )
+
+
 def switches() -> frozenset[str]:
     """Names of the parameters that may be on or off."""
     return frozenset(n for n, about in PARAMETERS.items() if {"on", "off"} <= {*about["choices"]})
