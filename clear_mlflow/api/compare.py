@@ -78,7 +78,8 @@ def compare(
     *,
     filter: str | None = None,  # noqa: A002
     group_by: str | Sequence[str] | None = None,
-    primary: str | None = None,
+    rank_by: str | None = None,
+    lower_is_better: bool | None = None,
     baseline: str | None = None,
     margin: float | None = None,
     metrics: str | Sequence[Any] = (),
@@ -96,7 +97,8 @@ def compare(
         filter: of an experiment's runs, in MLflow's search syntax.
         group_by: parameters or tags that the seeds of one method share; (): each run for itself;
             None: strategy, where a run has one, and dataset.
-        primary: metric of ranking and verdicts; ``clear/challenge_score`` where it is defined.
+        rank_by: metric of ranking and verdicts; ``clear/challenge_score`` where it is defined.
+        lower_is_better: direction of *rank_by* if it is a function that does not declare it.
         baseline: the group that all others are tested against, by its name or a label.
         margin: the largest difference that does not matter, in percentage points, or in the
             score's own unit; verdicts then also say what is equivalent.
@@ -117,15 +119,24 @@ def compare(
             f"metric {own.predictions[0].name} is computed from predictions, and runs are compared "
             "by metrics of the matrix; leave it out"
         )
+    undeclared = [m.name for m in own.matrix if m.higher_is_better is None]
+    if lower_is_better is not None and rank_by not in undeclared:
+        raise ConfigError(
+            f"lower_is_better is {lower_is_better}, but rank_by is {rank_by}, whose direction is "
+            "known; leave lower_is_better out"
+        )
     client = open_store()
     own_run = mark_run_of_project(client, names.KIND_COMPARE) if log else None
     found, named = chosen(client, runs, filter=filter)
     all_metrics = {metric.name: metric for metric in (*METRICS, *own.matrix)}
+    if lower_is_better is not None and rank_by is not None:
+        metric = replace(all_metrics[rank_by], higher_is_better=not lower_is_better)
+        all_metrics[rank_by] = metric
     comparison, left_out, experiment_id = read_comparison(
         client,
         found,
         group_by=group_by.split(",") if isinstance(group_by, str) else group_by,
-        rank_by=primary,
+        rank_by=rank_by,
         metrics=tuple(all_metrics.values()),
         baseline=baseline,
         margin=margin,
@@ -141,6 +152,7 @@ def compare(
         "baseline": baseline,
         "margin": None if margin is None else f"{margin:.15g}",
         "at_equal": at_equal,
+        "lower_is_better": None if lower_is_better is None else str(lower_is_better),
     }
     run = write_comparison(
         client,
@@ -150,7 +162,7 @@ def compare(
         run_id=own_run,
         params={
             "group_by": ",".join(comparison.group_by) or NONE,
-            "rank_by": primary or AUTO,
+            "rank_by": rank_by or AUTO,
             **{name: text for name, text in given.items() if text},
         },
     )

@@ -15,6 +15,7 @@ from clear_mlflow.cli.options import (
     option,
     run_selection_options,
 )
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import number
 
 
@@ -30,6 +31,13 @@ from clear_mlflow.learning.parameters.values import number
 @click.argument("runs", nargs=-1, metavar="[RUN|BUNDLE]...")
 @run_selection_options
 @comparison_options
+@option(
+    "--lower-is-better",
+    [AUTO, "yes", "no"],
+    "Direction of the metric in rank_by if it is your own function. auto: as the function's "
+    "attribute lower_is_better declares.",
+    under=COMPARISON,
+)
 @families_option
 @metric_option
 @option(
@@ -61,6 +69,7 @@ def compare(
     filter_string: str | None,
     group_by: tuple[str, ...] | None,
     rank_by: str | None,
+    lower_is_better: str,
     metrics: tuple[str, ...] | None,
     metric: tuple[str, ...] | None,
     baseline: str | None,
@@ -83,7 +92,8 @@ def compare(
         selected,
         filter=filter_string,
         group_by=group_by,
-        primary=rank_by,
+        rank_by=rank_by,
+        lower_is_better=None if lower_is_better == AUTO else lower_is_better == "yes",
         metrics=(*(metrics or ()), *(metric or ())),
         baseline=baseline,
         margin=margin,

@@ -85,8 +85,8 @@ class Arrangement:
         names = dict.fromkeys([self.ranked_by, *usual, *asked, COST])
         return [name for name in names if name in self.metrics]
 
-    def is_higher_better(self, metric: str | None) -> bool:
-        """Whether more of a metric is better."""
+    def is_higher_better(self, metric: str | None) -> bool | None:
+        """Return True if more of a metric is better, or None if that is not declared."""
         return _is_higher_better((*self.definitions, *anytime.METRICS), metric)
 
     def wants_predictions(self) -> list[Subject]:
@@ -118,14 +118,23 @@ def arrange(
     compared = tuple(metric.name for metric in definitions if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
         raise ConfigError(
-            f"rank_by (in Python primary) is {shown(rank_by)}, which no run defines; "
+            f"rank_by is {shown(rank_by)}, which no run defines; "
             f"there are {', '.join(compared) or 'none'}"
+        )
+    if rank_by is not None and _is_higher_better(definitions, rank_by) is None:
+        raise ConfigError(
+            f"rank_by is {rank_by}, a function that does not declare which values are better; pass "
+            "lower_is_better=False or True, or set the function's attribute lower_is_better"
         )
     usual = [name_of(name, settings[0].score) for name in _RANKED_BY]
     if any(subject.params.get("scenario", "domain") != "domain" for subject in subjects):
         usual.pop(0)  # cells of classes that did not come yet are in it
     ranked_by = rank_by or max(
-        (name for name in compared if not name.startswith("cost/")),
+        (
+            name
+            for name in compared
+            if not name.startswith("cost/") and _is_higher_better(definitions, name) is not None
+        ),
         key=lambda name: (
             sum(name in group.metrics for group in groups),
             -usual.index(name) if name in usual else -len(usual),
@@ -250,5 +259,7 @@ def methods(arrangement: Arrangement) -> list[list[Group]]:
     return list(found.values())
 
 
-def _is_higher_better(definitions: Sequence[Metric | AnytimeMetric], name: str | None) -> bool:
-    return all(metric.higher_is_better for metric in definitions if metric.name == name)
+def _is_higher_better(
+    definitions: Sequence[Metric | AnytimeMetric], name: str | None
+) -> bool | None:
+    return next((metric.higher_is_better for metric in definitions if metric.name == name), True)

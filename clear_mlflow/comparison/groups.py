@@ -87,6 +87,11 @@ class Group:
         """The runs that define a metric, by seed, with its values."""
         return [(m, m.summary[metric]) for m in self.counted if metric in m.summary]
 
+    def partial_seeds(self, metric: str) -> str:
+        """Return such as ``1 of 3`` if some seeds do not define a metric, or an empty text."""
+        n = self.metrics[metric].n if metric in self.metrics else 0
+        return f"{n} of {len(self.counted)}" if 0 < n < len(self.counted) else ""
+
     @cached_property
     def seeds_per_cell(self) -> NDArray[np.int64]:
         """(T + 1, T): runs that measured each cell."""

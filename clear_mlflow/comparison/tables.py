@@ -35,7 +35,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
     """All of it as JSON has it; a metric that no seed of a group defines is not in that group."""
     return {
         "group_by": list(comparison.group_by),
-        "primary": comparison.ranked_by,
+        "rank_by": comparison.ranked_by,
         "score": comparison.score.name,
         "lower_is_better": not comparison.score.higher_is_better,
         "level": comparison.level,
@@ -43,6 +43,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
             {
                 "name": group.name,
                 "labels": dict(group.labels),
+                "seeds": len(group.counted),
                 "runs": [{"run_id": m.run_id, "run_name": m.name} for m in group.members],
                 "diverged": [run.run_id for run in group.diverged],
                 "mixed": {name: list(values) for name, values in group.mixed_params.items()},
@@ -60,6 +61,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
             for group in comparison.groups
         ],
         "verdicts": [_verdict_dict(comparison, verdict) for verdict in comparison.verdicts],
+        "exploratory": [_verdict_dict(comparison, found) for found in comparison.exploratory],
         "warnings": list(comparison.warnings),
     }
 
@@ -70,6 +72,7 @@ def _verdict_dict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
         "a": comparison.groups[verdict.a].name,
         "b": comparison.groups[verdict.b].name,
         "metric": verdict.metric,
+        "higher_is_better": comparison.is_higher_better(verdict.metric),
         "outcome": verdict.outcome,
         "sentence": verdict.sentence,
         "beside": list(verdict.beside),
@@ -91,28 +94,50 @@ def _verdict_dict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
 
 
 def metrics_frame(comparison: Comparison) -> DataFrame:
-    """A line for each group and metric: mean, deviation, interval and number of seeds."""
+    """Return a line for each group and metric: mean, deviation, interval and numbers of seeds.
+
+    n is the number of seeds that define the metric, of all counted seeds.
+    """
     from pandas import DataFrame
 
     lines = [
-        (g.name, *g.labels.values(), name, s.mean, s.std, *(s.interval or (nan, nan)), s.n)
+        (
+            g.name,
+            *g.labels.values(),
+            name,
+            s.mean,
+            s.std,
+            *(s.interval or (nan, nan)),
+            s.n,
+            len(g.counted),
+        )
         for g in comparison.groups
         for name, s in g.metrics.items()
     ]
     by = list(comparison.groups[0].labels)
-    return DataFrame(lines, columns=["group", *by, "metric", "mean", "std", "low", "high", "n"])
+    columns = ["group", *by, "metric", "mean", "std", "low", "high", "n", "seeds"]
+    return DataFrame(lines, columns=columns)
 
 
 def leaders_frame(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> DataFrame:
-    """A line for each group, best first: seeds, and the mean of each metric."""
+    """Return a line for each group, best first: seeds, and the mean of each metric.
+
+    A metric that some seeds do not define has a second column, with the seeds that define it.
+    """
     from pandas import DataFrame
 
-    names = _columns(comparison, metrics)
-    lines = [
-        (g.name, len(g.counted), *(g.metrics[n].mean if n in g.metrics else None for n in names))
-        for g in comparison.groups
-    ]
-    return DataFrame(lines, columns=["group", "seeds", *names])
+    lines = []
+    names, groups = _columns(comparison, metrics), comparison.groups
+    partial = {name for name in names if any(group.partial_seeds(name) for group in groups)}
+    for group in groups:
+        line: dict[str, Any] = {"group": group.name, "seeds": len(group.counted)}
+        for name in names:
+            found = group.metrics.get(name)
+            line[name] = found.mean if found else None
+            if name in partial:
+                line[f"{name} (seeds)"] = found.n if found else 0
+        lines.append(line)
+    return DataFrame(lines)
 
 
 def leader_numbers(comparison: Comparison) -> dict[str, float]:
@@ -164,10 +189,10 @@ def latex_table(comparison: Comparison, metrics: str | Sequence[str] | None = No
     rows = [
         [text.translate(_LATEX) for text in (name, seeds)]
         + [
-            _powers(rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$")
+            _powers(rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$") + of_seeds
             if mean
             else "--"
-            for mean, spread, best in values
+            for mean, spread, of_seeds, best in values
         ]
         for name, seeds, values in lines
     ]
@@ -183,8 +208,8 @@ def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None =
     text = [f"| {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) - 1)}"]
     for name, seeds, values in lines:
         cells = [
-            f"**{mean}**{_plain(spread)}" if best else f"{mean}{_plain(spread)}" or "–"
-            for mean, spread, best in values
+            (f"**{mean}**{_plain(spread)}" if best else f"{mean}{_plain(spread)}" or "–") + of_seeds
+            for mean, spread, of_seeds, best in values
         ]
         text.append(f"| {' | '.join([escaped(name, 60), seeds, *cells])} |")
     return "\n".join(text) + "\n"
@@ -192,16 +217,20 @@ def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None =
 
 def _cells(
     comparison: Comparison, metrics: str | Sequence[str] | None
-) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, bool]]]]]:
-    """Heads, and of each group its name, its seeds, and of each metric mean, spread, if best."""
+) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, str, bool]]]]]:
+    """Return the heads, and each group's name, seeds and values.
+
+    A value is the mean, its spread, the seeds if not all define it, and True if it is the best.
+    """
     names = _columns(comparison, metrics)
     several = len(comparison.groups) > 1 and len(comparison.settings) == 1
     best = {}
     for name in names:
         means = [g.metrics[name].mean for g in comparison.groups if name in g.metrics]
-        best[name] = (max if comparison.is_higher_better(name) else min)(means)
+        higher = comparison.is_higher_better(name)
+        best[name] = None if higher is None else (max if higher else min)(means)
 
-    def lines() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
+    def lines() -> Iterator[tuple[str, str, list[tuple[str, str, str, bool]]]]:
         for group in comparison.groups:
             values = []
             for name in names:
@@ -210,7 +239,8 @@ def _cells(
                 std = None if found is None else found.std
                 spread = "" if std is None else rf" \pm {number(std)}"
                 is_best = several and found is not None and found.mean == best[name]
-                values.append((mean, spread, is_best))
+                of_seeds = group.partial_seeds(name)
+                values.append((mean, spread, of_seeds and f" ({of_seeds})", is_best))
             yield group.name, seeds_text(group), values
 
     return ["group", "seeds", *names], lines()
