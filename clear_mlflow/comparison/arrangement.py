@@ -168,11 +168,19 @@ def arrange(
 def default_group_by(
     subjects: Sequence[Subject], rowless: Sequence[RowlessRun] = ()
 ) -> tuple[str, ...]:
-    """Return strategy and dataset, where logged, and all parameters that vary within both."""
+    """Return strategy and dataset, where logged, and all parameters that vary within both.
+
+    A parameter that only some runs log is added if nothing else separates these runs.
+    """
     known = {name for subject in subjects for name in subject.labels}
     by = tuple(name for name in ("strategy", "dataset") if name in known)
-    groups, _, _ = group_runs(subjects, by, LEVEL, rowless)
-    return (*by, *dict.fromkeys(name for group in groups for name in group.mixed_params))
+    while True:
+        groups, _, _ = group_runs(subjects, by, LEVEL, rowless)
+        mixed = [item for group in groups for item in group.mixed_params.items()]
+        varying = [name for name, values in mixed if len({*values} - {NOT_SAID}) > 1]
+        if not mixed:
+            return by
+        by = (*by, *dict.fromkeys(varying or [mixed[0][0]]))
 
 
 def at_equal(

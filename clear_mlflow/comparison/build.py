@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clear_mlflow.comparison.arrangement import Arrangement
 from clear_mlflow.comparison.caveats import intervals_of_tests, warnings_of
 from clear_mlflow.comparison.groups import COST
-from clear_mlflow.comparison.sentences import DIFFERENT, EQUIVALENT, NOT_SHOWN
+from clear_mlflow.comparison.sentences import DIFFERENT
 from clear_mlflow.comparison.verdicts import Verdict, judge_pairs
 from clear_mlflow.metrics import Metric, anytime
 from clear_mlflow.metrics.anytime import AnytimeMetric
@@ -88,7 +88,7 @@ def compare(
         if metric.name in {*arrangement.headline_metrics} - {arrangement.ranked_by, COST}
         and metric.higher_is_better is not None
     ]
-    undecided = {(v.a, v.b) for v in verdicts if v.outcome in (NOT_SHOWN, EQUIVALENT)}
+    undecided = {(v.a, v.b) for v in verdicts if v.outcome != DIFFERENT}
     looked_at = len(others) * (len(arrangement.plan.pairs) + arrangement.plan.possible)
     exploratory = [
         verdict

@@ -54,7 +54,7 @@ class Group:
     @cached_property
     def mixed_params(self) -> Mapping[str, tuple[str, ...]]:
         """Parameters that affect results and differ within the group, with their values."""
-        runs = (*self.members, *self.rowless)
+        runs = (*self.members, *(run for run in self.rowless if run.method_params))
         names = dict.fromkeys(name for run in runs for name in run.method_params)
         values = {n: sorted({run.method_params.get(n, NOT_SAID) for run in runs}) for n in names}
         return {name: tuple(found) for name, found in values.items() if len(found) > 1}

@@ -61,7 +61,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
             for group in comparison.groups
         ],
         "verdicts": [_verdict_dict(comparison, verdict) for verdict in comparison.verdicts],
-        "exploratory": [_verdict_dict(comparison, found) for found in comparison.exploratory],
+        "exploratory": comparison.exploratory_text or None,
         "warnings": list(comparison.warnings),
     }
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_predictions, log_run, log_training
 from forked import run_python
 
+import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compare import listed
 from clear_mlflow.cli import main
@@ -331,6 +332,20 @@ def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
     assert names == {"replay, memory=120": 1, "replay, memory=100": 1, "naive": 2}
 
 
+def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
+    """One label is enough to separate an imported run from trainings of the same strategy."""
+    for seed in range(2):
+        asked = {"strategy": "replay", "seed": str(seed)}
+        log_training(store, experiment_id, counts(180, seed), asked)
+    options = {"strategy": "replay", "seed": 2, "dataset": "digits"}
+    log_run(store, experiment_id, "imported", counts(180, 2), **options)
+    invoke("--experiment", "test")
+    _, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    assert len(content["group_by"]) == 3
+    assert sorted(len(group["runs"]) for group in content["groups"]) == [1, 2]
+
+
 def test_own_loops_with_other_parameters_are_separate_groups(store, experiment_id):
     """Names, folders, seeds and machine settings of another program separate nothing."""
     for seed in range(4):
@@ -351,6 +366,48 @@ def test_own_loops_with_other_parameters_are_separate_groups(store, experiment_i
     content = json.loads((folder / "compared_runs.json").read_text())
     names = {group["name"]: len(group["runs"]) for group in content["groups"]}
     assert names == {"learning_rate=0.1": 2, "learning_rate=0.2": 2}
+
+
+LOSS = """
+def loss(matrix):
+    return 1 - matrix.values[-1].mean()
+
+def declared(matrix):
+    return 1 - matrix.values[-1].mean()
+
+declared.lower_is_better = True
+"""
+
+
+def test_a_function_ranks_only_with_a_declared_direction(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """The option or the attribute declares it, and the verdict states it."""
+    (tmp_path / "mylab.py").write_text(LOSS)
+    monkeypatch.chdir(tmp_path)
+    for seed in range(3):
+        for strategy, level in (("naive", 120), ("replay", 180)):
+            log_run(
+                store, experiment_id, strategy, counts(level, seed), strategy=strategy, seed=seed
+            )
+    ask = ("--experiment", "test", "--metric")
+    result = invoke(*ask, "mylab:loss", "--rank-by", "mylab/loss")
+    assert result.exit_code == 2
+    assert "mylab/loss, a function that does not declare which values are better" in result.output
+    assert len(store.search_runs([experiment_id])) == 6
+    better = "replay is better than naive at mylab/{} (lower is better)"
+    result = invoke(*ask, "mylab:loss", "--rank-by", "mylab/loss", "--lower-is-better", "yes")
+    assert better.format("loss") in result.output
+    result = invoke(*ask, "mylab:declared", "--rank-by", "mylab/declared")
+    assert better.format("declared") in result.output
+    result = invoke(*ask, "mylab:declared", "--rank-by", SCORE, "--lower-is-better", "yes")
+    assert (result.exit_code, "whose direction is known" in result.output) == (2, True)
+    # Without a direction the metric is shown, and no value is marked as the best.
+    compared = clear_mlflow.compare("test", metrics=["mylab:loss"], log=False)
+    content = compared.to_dict()
+    assert content["rank_by"] == SCORE
+    assert content["groups"][0]["metrics"]["mylab/loss"]["higher_is_better"] is None
+    assert "**" not in compared.to_markdown("mylab/loss")
 
 
 def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, experiment_id):
