@@ -146,7 +146,7 @@ def compare(
     if not log:
         return ComparedRuns(comparison, tuple(left_out))
     given = {
-        "experiment": runs if isinstance(runs, str) and not named else None,
+        "experiment": None if named else runs if isinstance(runs, str) else _join_names(runs),
         "filter": filter,
         "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
         "baseline": baseline,
@@ -168,6 +168,10 @@ def compare(
     )
     links = tuple(comparison_links(client, run))
     return ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
+
+
+def _join_names(runs: Any) -> str:
+    return ",".join(map(str, runs or ()))
 
 
 def read_comparison(

@@ -22,13 +22,13 @@ from clear_mlflow.learning.parameters.values import number
 @click.command(
     cls=Command,
     examples=(
-        "clear-mlflow compare --experiment first",
+        "clear-mlflow compare first",
         "clear-mlflow compare RUN_ID RUN_ID bundles/",
         "clear-mlflow compare --experiment first --group-by strategy,memory --baseline naive",
         "clear-mlflow compare --experiment first --margin 1",
     ),
 )
-@click.argument("runs", nargs=-1, metavar="[RUN|BUNDLE]...")
+@click.argument("runs", nargs=-1, metavar="[RUN|EXPERIMENT|BUNDLE]...")
 @run_selection_options
 @comparison_options
 @option(
@@ -83,7 +83,7 @@ def compare(
     pictures. Runs tested on other data or by another protocol are grouped apart and never tested
     against each other.
     """
-    selected = chosen_runs(runs, run_id, experiment, filter_string)
+    selected = chosen_runs(runs, run_id, experiment)
 
     from clear_mlflow.api.compare import compare as compare_runs
     from clear_mlflow.cli.output import console, print_comparison, print_json, print_links

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import mlflow
@@ -424,6 +426,46 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     told = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
     assert sizes == {"augment=random_crop_flip": 2, "augment=random_crop": 1}
+
+
+def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_id, runs, tmp_path):
+    """Experiments, ids and unique beginnings of ids, on the command line and in Python."""
+    assert invoke("test").exit_code == 0
+    compared, _ = comparison_of(store, experiment_id)
+    assert compared.data.tags[names.COMPARED_COUNT_TAG] == "4"
+    assert compared.data.params["experiment"] == "test"
+    ids = [run.info.run_id for run in runs]
+    assert invoke(ids[0][:8], ids[2][:31]).exit_code == 0
+    assert invoke("test", "--filter", "tags.strategy = 'naive'").exit_code == 0
+    assert clear_mlflow.load(ids[0][:10]).run_id == ids[0]
+    (named,) = clear_mlflow.evaluate(ids[1][:10], dry_run=True)
+    assert named.run_id == ids[1]
+    for arguments in (("show", ids[0][:9]), ("evaluate", "test"), ("evaluate", ids[0][:9])):
+        assert CliRunner().invoke(main, arguments).exit_code == 0, arguments
+    done = CliRunner().invoke(main, ["export", "test", str(tmp_path / "bundles")])
+    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(main, ["show", "test"])
+    assert (result.exit_code, "'test' is an experiment" in result.output) == (2, True)
+
+
+def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id):
+    """Fewer than six digits are not the beginning of an id."""
+    ids = []
+    with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as database:
+        for number in range(2):
+            run_id = store.create_run(experiment_id, run_name=f"run {number}").info.run_id
+            ids.append(f"abcdef{number}{run_id[7:]}")
+            for table in ("runs", "tags"):
+                database.execute(
+                    f"UPDATE {table} SET run_uuid = ? WHERE run_uuid = ?", (ids[-1], run_id)
+                )
+            database.commit()
+    result = CliRunner().invoke(main, ["show", "abcdef"])
+    assert result.exit_code == 2
+    assert "2 runs start with abcdef; use more digits of" in result.output
+    assert all(f"{run_id} run" in result.output for run_id in ids)
+    assert "no such run" in CliRunner().invoke(main, ["show", "abcde"]).output
+    assert f"{ids[0]} " in CliRunner().invoke(main, ["show", "abcdef0"]).output
 
 
 def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():
