@@ -206,7 +206,7 @@ def test_one_unmeasured_cell_undefines_just_the_metrics_that_use_it(case, data):
     for name, value in with_low.items():
         if with_high[name] != value:
             assert name not in with_gap
-            assert reasons[name] == f"R[{i}, {j}] was not measured"
+            assert reasons[name] == f"row {i + 1}, column {j + 1} was not measured"
     for name, value in with_gap.items():
         assert value == with_low[name] == with_high[name]
 
@@ -359,9 +359,9 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
         (AccuracyMatrix(FULL), {"renate/forward_transfer": "needs the initialisation row"}),
         (
             AccuracyMatrix(FULL, initial=[0.1, math.nan]),
-            {"renate/forward_transfer": "b[1] was not measured"},
+            {"renate/forward_transfer": "row 0, column 2 was not measured"},
         ),
-        (MISSING_ROW, {"clear/in_domain_accuracy": "R[1, 1] was not measured"}),
+        (MISSING_ROW, {"clear/in_domain_accuracy": "row 2, column 2 was not measured"}),
     ],
 )
 def test_what_is_undefined_says_why(matrix, reasons):
