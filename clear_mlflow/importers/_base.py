@@ -275,10 +275,12 @@ def _fractions(cells: _Cells, kind: Format, reading: Reading, hint: str) -> _Cel
             advice = hint or "expected accuracies in percent, 0 to 100"
             raise RecordError(f"holds {largest}, which is no percentage: {advice}")
         if kind.scale is None and 0 < largest <= 1:
-            raise RecordError(f"holds no accuracy above {largest} %; scale=percent seems wrong")
+            raise RecordError(f'holds no accuracy above {largest} %; scale="percent" seems wrong')
         return np.divide(cells, 100)
     if largest > 1:
-        advice = "if they are percent, say scale=percent" if scale == "auto" else "expected 0 to 1"
+        advice = (
+            'if they are percent, pass scale="percent"' if scale == "auto" else "expected 0 to 1"
+        )
         raise RecordError(f"holds {largest}, which is no fraction: {hint or advice}")
     return cells
 

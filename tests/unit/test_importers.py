@@ -200,8 +200,8 @@ def test_counts_and_keys_are_kept_or_said():
 
 TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss\n0,1,0.5,0,1,0"
 WRONG = [
-    ("a.csv", "92,80\n70,90", {}, "holds 92.0, which is no fraction: if they are percent, say"),
-    ("a.csv", "0.5,0.4\n0.3,0.9", {"scale": "percent"}, "scale=percent seems wrong"),
+    ("a.csv", "92,80\n70,90", {}, "holds 92.0, which is no fraction: if they are percent, pass"),
+    ("a.csv", "0.5,0.4\n0.3,0.9", {"scale": "percent"}, 'scale="percent" seems wrong'),
     ("a.csv", "0.5,0\n0.3,0.9", {}, "say future=not-tested"),
     ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested"}, "cannot be true"),
     ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, "say initial=first-row"),

@@ -201,7 +201,7 @@ class TrainConfig:
         parse_memory,
         unused=lambda c: c.strategy in WITHOUT_BUFFER or c.memory_budget > 0,
         help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
-        "stream's training images; other strategies ignore it.",
+        "stream's training images. In a sweep, other strategies ignore it.",
     )
     memory_budget: int = _parameter(
         METHOD,
@@ -548,6 +548,15 @@ def is_tuned(name: str) -> bool:
         or name.startswith("strategy/")
         or (name in PARAMETERS and PARAMETERS[name]["group"] == OPTIMISATION)
     )
+
+
+def check_memory(config: TrainConfig, requested: Mapping[str, str]) -> None:
+    """Raise ConfigError if memory was requested for a strategy that has none."""
+    memory = requested.get("memory", AUTO)
+    if memory != AUTO and config.strategy in WITHOUT_BUFFER:
+        raise ConfigError(
+            f"memory is {memory}, but strategy {config.strategy} has no memory; leave memory out"
+        )
 
 
 def switches() -> frozenset[str]:
