@@ -96,7 +96,7 @@ def compare(
             that *filter* finds.
         filter: of an experiment's runs, in MLflow's search syntax.
         group_by: parameters or tags that the seeds of one method share; (): each run for itself;
-            None: strategy, where a run has one, and dataset.
+            None: strategy, dataset and all parameters that affect results and differ.
         rank_by: metric of ranking and verdicts; ``clear/challenge_score`` where it is defined.
         lower_is_better: direction of *rank_by* if it is a function that does not declare it.
         baseline: the group that all others are tested against, by its name or a label.

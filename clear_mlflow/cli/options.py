@@ -222,7 +222,7 @@ comparison_options = together(
         "--group-by",
         "NAME[,NAME...]",
         "Parameters or tags that the seeds of one method share. none: each run for itself. auto: "
-        "strategy and dataset; of a sweep, all that varies but seeds, too.",
+        "strategy, dataset and all parameters that affect results and differ.",
         default=AUTO,
         under=COMPARISON,
         parse=lambda text: () if text == NONE else names(text),
