@@ -119,19 +119,18 @@ def compare(
             f"metric {own.predictions[0].name} is computed from predictions, and runs are compared "
             "by metrics of the matrix; leave it out"
         )
-    undeclared = [m.name for m in own.matrix if m.higher_is_better is None]
-    if lower_is_better is not None and rank_by not in undeclared:
-        raise ConfigError(
-            f"lower_is_better is {lower_is_better}, but rank_by is {rank_by}, whose direction is "
-            "known; leave lower_is_better out"
-        )
+    all_metrics = {metric.name: metric for metric in (*METRICS, *own.matrix)}
+    if lower_is_better is not None:
+        metric = all_metrics.get(rank_by or "")
+        if metric is None or metric.higher_is_better is not None:
+            raise ConfigError(
+                f"lower_is_better is {lower_is_better}, but rank_by is {rank_by}, whose direction "
+                "is known; leave lower_is_better out"
+            )
+        all_metrics[metric.name] = replace(metric, higher_is_better=not lower_is_better)
     client = open_store()
     own_run = mark_run_of_project(client, names.KIND_COMPARE) if log else None
     found, named = chosen(client, runs, filter=filter)
-    all_metrics = {metric.name: metric for metric in (*METRICS, *own.matrix)}
-    if lower_is_better is not None and rank_by is not None:
-        metric = replace(all_metrics[rank_by], higher_is_better=not lower_is_better)
-        all_metrics[rank_by] = metric
     comparison, left_out, experiment_id = read_comparison(
         client,
         found,
@@ -145,8 +144,11 @@ def compare(
     )
     if not log:
         return ComparedRuns(comparison, tuple(left_out))
+    experiments = runs if isinstance(runs, str) else None
+    if isinstance(runs, (tuple, list)):
+        experiments = ",".join(map(str, runs))
     given = {
-        "experiment": None if named else runs if isinstance(runs, str) else _join_names(runs),
+        "experiment": None if named else experiments,
         "filter": filter,
         "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
         "baseline": baseline,
@@ -168,10 +170,6 @@ def compare(
     )
     links = tuple(comparison_links(client, run))
     return ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
-
-
-def _join_names(runs: Any) -> str:
-    return ",".join(map(str, runs or ()))
 
 
 def read_comparison(

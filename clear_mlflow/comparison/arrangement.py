@@ -121,20 +121,16 @@ def arrange(
             f"rank_by is {shown(rank_by)}, which no run defines; "
             f"there are {', '.join(compared) or 'none'}"
         )
-    if rank_by is not None and _is_higher_better(definitions, rank_by) is None:
+    if _is_higher_better(definitions, rank_by) is None:
         raise ConfigError(
             f"rank_by is {rank_by}, a function that does not declare which values are better; pass "
-            "lower_is_better=False or True, or set the function's attribute lower_is_better"
+            "lower_is_better, or set the attribute lower_is_better of the function"
         )
     usual = [name_of(name, settings[0].score) for name in _RANKED_BY]
     if any(subject.params.get("scenario", "domain") != "domain" for subject in subjects):
         usual.pop(0)  # cells of classes that did not come yet are in it
     ranked_by = rank_by or max(
-        (
-            name
-            for name in compared
-            if not name.startswith("cost/") and _is_higher_better(definitions, name) is not None
-        ),
+        (n for n in compared if n[:5] != "cost/" and _is_higher_better(definitions, n) is not None),
         key=lambda name: (
             sum(name in group.metrics for group in groups),
             -usual.index(name) if name in usual else -len(usual),
@@ -267,7 +263,5 @@ def methods(arrangement: Arrangement) -> list[list[Group]]:
     return list(found.values())
 
 
-def _is_higher_better(
-    definitions: Sequence[Metric | AnytimeMetric], name: str | None
-) -> bool | None:
-    return next((metric.higher_is_better for metric in definitions if metric.name == name), True)
+def _is_higher_better(metrics: Iterable[Metric | AnytimeMetric], name: str | None) -> bool | None:
+    return next((metric.higher_is_better for metric in metrics if metric.name == name), True)

@@ -33,10 +33,12 @@ class Comparison(Arrangement):
         if not self.exploratory:
             return ""
         first, *others = sorted(self.exploratory, key=lambda v: v.test.adjusted if v.test else 1.0)
-        text = f"Exploratory, where {self.ranked_by} shows no difference: {first.sentence}"
         metrics = ", ".join(dict.fromkeys(verdict.metric for verdict in others))
-        more = f" {len(others)} more at {metrics}." if others else ""
-        return f"{text}{more} Confirm such a finding on new seeds before you report it."
+        return (
+            f"Exploratory, where {self.ranked_by} shows no difference: {first.sentence}"
+            + (f" {len(others)} more at {metrics}." if others else "")
+            + " Confirm such a finding on new seeds before you report it."
+        )
 
     def interval_of(self, position: int, metric: str) -> tuple[Interval | None, bool]:
         """The interval of a group's mean over seeds, else over images (True), else None."""
@@ -82,12 +84,8 @@ def compare(
 
     ranked = [metric for metric in tested if metric.name == arrangement.ranked_by]
     verdicts = [verdict for metric in ranked for verdict in judge(metric, arrangement.margin)]
-    others = [
-        metric
-        for metric in tested
-        if metric.name in {*arrangement.headline_metrics} - {arrangement.ranked_by, COST}
-        and metric.higher_is_better is not None
-    ]
+    names = {*arrangement.headline_metrics} - {arrangement.ranked_by, COST}
+    others = [m for m in tested if m.name in names and m.higher_is_better is not None]
     undecided = {(v.a, v.b) for v in verdicts if v.outcome != DIFFERENT}
     looked_at = len(others) * (len(arrangement.plan.pairs) + arrangement.plan.possible)
     exploratory = [

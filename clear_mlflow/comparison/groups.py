@@ -62,12 +62,8 @@ class Group:
     @property
     def mixed_text(self) -> str:
         """The mixed parameters with their values, or an empty text."""
-        listed = [
-            f"{cut(name)} {' and '.join(shortened(value, 30) for value in values[:4])}"
-            + (f" and {len(values) - 4} more" if values[4:] else "")
-            for name, values in self.mixed_params.items()
-        ]
-        return ", ".join([*listed[:6], *([f"and {len(listed) - 6} more"] if listed[6:] else [])])
+        listed = (f"{name} {' and '.join(values)}" for name, values in self.mixed_params.items())
+        return shortened(", ".join(listed), 200)
 
     @property
     def is_alone(self) -> bool:
@@ -220,12 +216,8 @@ def _same_seeds(groups: Sequence[Group]) -> Iterator[str]:
 
 def _twin(subject: Subject, members: Sequence[Subject]) -> Subject | None:
     """A run that is this one again: no second piece of evidence."""
-    alike = (
-        m
-        for m in members
-        if m.record.seed == subject.record.seed is not None
-        and m.method_params == subject.method_params
-    )
+    alike = (m for m in members if m.record.seed == subject.record.seed is not None)
+    alike = (m for m in alike if m.method_params == subject.method_params)
     return next((m for m in alike if np.array_equal(m.grid, subject.grid, equal_nan=True)), None)
 
 

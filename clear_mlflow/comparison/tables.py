@@ -94,10 +94,7 @@ def _verdict_dict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
 
 
 def metrics_frame(comparison: Comparison) -> DataFrame:
-    """Return a line for each group and metric: mean, deviation, interval and numbers of seeds.
-
-    n is the number of seeds that define the metric, of all counted seeds.
-    """
+    """Return a line for each group and metric; n of the seeds define the metric."""
     from pandas import DataFrame
 
     lines = [
@@ -126,18 +123,15 @@ def leaders_frame(comparison: Comparison, metrics: str | Sequence[str] | None = 
     """
     from pandas import DataFrame
 
-    lines = []
-    names, groups = _columns(comparison, metrics), comparison.groups
-    partial = {name for name in names if any(group.partial_seeds(name) for group in groups)}
-    for group in groups:
-        line: dict[str, Any] = {"group": group.name, "seeds": len(group.counted)}
-        for name in names:
-            found = group.metrics.get(name)
-            line[name] = found.mean if found else None
-            if name in partial:
-                line[f"{name} (seeds)"] = found.n if found else 0
-        lines.append(line)
-    return DataFrame(lines)
+    groups = comparison.groups
+    columns: dict[str, list[Any]] = {"group": [group.name for group in groups]}
+    columns["seeds"] = [len(group.counted) for group in groups]
+    for name in _columns(comparison, metrics):
+        found = [group.metrics.get(name) for group in groups]
+        columns[name] = [summary and summary.mean for summary in found]
+        if any(group.partial_seeds(name) for group in groups):
+            columns[f"{name} (seeds)"] = [summary.n if summary else 0 for summary in found]
+    return DataFrame(columns)
 
 
 def leader_numbers(comparison: Comparison) -> dict[str, float]:
@@ -218,10 +212,7 @@ def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None =
 def _cells(
     comparison: Comparison, metrics: str | Sequence[str] | None
 ) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, str, bool]]]]]:
-    """Return the heads, and each group's name, seeds and values.
-
-    A value is the mean, its spread, the seeds if not all define it, and True if it is the best.
-    """
+    """Return heads and rows; a value is mean, spread, seeds if partial, and True if the best."""
     names = _columns(comparison, metrics)
     several = len(comparison.groups) > 1 and len(comparison.settings) == 1
     best = {}

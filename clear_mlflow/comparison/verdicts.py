@@ -92,9 +92,9 @@ def judge_pairs(
     in_percent: bool = True,
     comparisons: int | None = None,
 ) -> list[Verdict]:
-    """Return verdicts on a metric, adjusted for all comparisons or for a larger number of them.
+    """Return verdicts on a metric; *answered* are predictions of single runs.
 
-    *answered* are predictions of single runs.
+    p is adjusted for *comparisons*, or for all pairs if None.
     """
     known: dict[Pair, _Evidence] = {}
     for pair in plan.pairs:

@@ -528,26 +528,18 @@ def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[st
 
 
 def result_parameters() -> tuple[str, ...]:
-    """Return the names of the parameters that affect results, in order.
-
-    Skips seeds, the strategy, what identifies the test set, and parameters with arguments.
-    """
-    skipped = ("dataset", "protocol", "split", "strategy", "seed", "seeds")
-    return tuple(
-        name
-        for name, about in PARAMETERS.items()
-        if about["group"] not in (HARDWARE, RECORD)
-        and not (about["may_move"] or name in skipped or name.endswith("_args"))
-    )
+    """Return the parameters that affect results, without strategy, test set and arguments."""
+    skipped = ("dataset", "data_root", "protocol", "split", "strategy", "seed", "seeds")
+    skipped += ("dataset_args", "scenario_args", "strategy_args")
+    groups = {name: about["group"] for name, about in PARAMETERS.items() if name not in skipped}
+    return tuple(name for name, group in groups.items() if group not in (HARDWARE, RECORD))
 
 
 def is_tuned(name: str) -> bool:
     """Return True if a parameter is usually chosen by its results, such as a learning rate."""
-    return (
-        name in ("augment", "strategy_args")
-        or name.startswith("strategy/")
-        or (name in PARAMETERS and PARAMETERS[name]["group"] == OPTIMISATION)
-    )
+    if name in ("augment", "strategy_args") or name.startswith("strategy/"):
+        return True
+    return name in PARAMETERS and PARAMETERS[name]["group"] == OPTIMISATION
 
 
 def check_memory(config: TrainConfig, requested: Mapping[str, str]) -> None:

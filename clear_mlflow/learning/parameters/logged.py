@@ -89,14 +89,7 @@ def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 
 
 def parameters_of_method(logged: Mapping[str, str], unused: str) -> dict[str, str]:
-    """Return the logged parameters that affect results, at the values in force.
-
-    Skips seeds, machine settings and names.
-
-    Args:
-        logged: all parameters of a run.
-        unused: value of a parameter that has no effect in this run.
-    """
+    """Return the logged parameters that affect results, those without effect as *unused*."""
     if not is_of_a_training(logged):
         words = {name: {*re.split(r"[^a-z0-9]+", name.lower())} for name in logged}
         return {
