@@ -51,7 +51,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.learning.parameters.config import is_tuned
-from clear_mlflow.learning.parameters.logged import is_of_a_training, parameters_of_method
+from clear_mlflow.learning.parameters.logged import find_method_parameters, is_of_a_training
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
 from clear_mlflow.metrics._user import asked_metrics
@@ -144,11 +144,11 @@ def compare(
     )
     if not log:
         return ComparedRuns(comparison, tuple(left_out))
-    experiments = runs if isinstance(runs, str) else None
+    experiment_names = runs if isinstance(runs, str) else None
     if isinstance(runs, (tuple, list)):
-        experiments = ",".join(map(str, runs))
+        experiment_names = ",".join(map(str, runs))
     given = {
-        "experiment": None if named else experiments,
+        "experiment": None if named else experiment_names,
         "filter": filter,
         "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
         "baseline": baseline,
@@ -360,7 +360,7 @@ def _unquoted_params(run: Run) -> dict[str, str]:
 
 
 def _method_params(run: Run) -> dict[str, str]:
-    return parameters_of_method(_unquoted_params(run), NOT_SAID)
+    return find_method_parameters(_unquoted_params(run), NOT_SAID)
 
 
 def _labels(run: Run) -> dict[str, str]:

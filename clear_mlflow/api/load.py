@@ -32,17 +32,17 @@ def load(run: str | Path) -> Run:
         TrackingError: there is none of this id, or the store does not answer.
     """
     client = open_store()
-    runs, named = chosen(client, [run])
-    if not named:
+    runs, are_runs = chosen(client, [run])
+    if not are_runs:
         raise ConfigError(f"{shown(str(run))} is an experiment; pass the id of one of its runs")
-    found, *more = those_there(runs, "load")
-    if more:
-        first = Path(found.info.artifact_uri).name
+    first_run, *others = those_there(runs, "load")
+    if others:
+        first = Path(first_run.info.artifact_uri).name
         raise ConfigError(
-            f"{run} holds {len(more) + 1} bundles; name one, as {run}/{first}, or take them all: "
+            f"{run} holds {len(others) + 1} bundles; name one, as {run}/{first}, or take them all: "
             f"clear_mlflow.runs({str(run)!r})"
         )
-    return Run(client, found)
+    return Run(client, first_run)
 
 
 def runs(
@@ -127,11 +127,11 @@ def chosen(
     if filter is not None and (ids or bundled):
         raise ConfigError(f"filter is {shown(filter)} beside runs by name; pass one of them")
     runs_by_name = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
-    found = [
+    runs_of_experiments = [
         select(client, experiment=name, filter=filter, unscored_only=unscored_only)
         for name in experiments
     ]
-    return chain(*found, runs_by_name, bundled), bool(ids or bundled)
+    return chain(*runs_of_experiments, runs_by_name, bundled), bool(ids or bundled)
 
 
 def _is_experiment(client: MlflowClient, text: str) -> bool:

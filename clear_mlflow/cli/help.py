@@ -45,7 +45,7 @@ class Command(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; spell the options in the message of an error as they are typed."""
+        """Run the command, with options in error messages as they are typed."""
         try:
             return super().invoke(ctx)
         except ClearError as error:

@@ -57,7 +57,7 @@ class Group:
         runs = (*self.members, *(run for run in self.rowless if run.method_params))
         names = dict.fromkeys(name for run in runs for name in run.method_params)
         values = {n: sorted({run.method_params.get(n, NOT_SAID) for run in runs}) for n in names}
-        return {name: tuple(found) for name, found in values.items() if len(found) > 1}
+        return {name: tuple(values[name]) for name in names if len(values[name]) > 1}
 
     @property
     def mixed_text(self) -> str:

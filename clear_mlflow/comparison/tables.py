@@ -94,7 +94,7 @@ def _verdict_dict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
 
 
 def metrics_frame(comparison: Comparison) -> DataFrame:
-    """Return a line for each group and metric; n of the seeds define the metric."""
+    """Return a line per group and metric, with the number of seeds that define it."""
     from pandas import DataFrame
 
     lines = [
@@ -127,10 +127,10 @@ def leaders_frame(comparison: Comparison, metrics: str | Sequence[str] | None = 
     columns: dict[str, list[Any]] = {"group": [group.name for group in groups]}
     columns["seeds"] = [len(group.counted) for group in groups]
     for name in _columns(comparison, metrics):
-        found = [group.metrics.get(name) for group in groups]
-        columns[name] = [summary and summary.mean for summary in found]
+        summaries = [group.metrics.get(name) for group in groups]
+        columns[name] = [summary and summary.mean for summary in summaries]
         if any(group.partial_seeds(name) for group in groups):
-            columns[f"{name} (seeds)"] = [summary.n if summary else 0 for summary in found]
+            columns[f"{name} (seeds)"] = [summary.n if summary else 0 for summary in summaries]
     return DataFrame(columns)
 
 
@@ -183,10 +183,10 @@ def latex_table(comparison: Comparison, metrics: str | Sequence[str] | None = No
     rows = [
         [text.translate(_LATEX) for text in (name, seeds)]
         + [
-            _powers(rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$") + of_seeds
+            _powers(rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$") + seed_count
             if mean
             else "--"
-            for mean, spread, of_seeds, best in values
+            for mean, spread, seed_count, best in values
         ]
         for name, seeds, values in lines
     ]
@@ -202,8 +202,9 @@ def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None =
     text = [f"| {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) - 1)}"]
     for name, seeds, values in lines:
         cells = [
-            (f"**{mean}**{_plain(spread)}" if best else f"{mean}{_plain(spread)}" or "–") + of_seeds
-            for mean, spread, of_seeds, best in values
+            (f"**{mean}**{_plain(spread)}" if best else f"{mean}{_plain(spread)}" or "–")
+            + seed_count
+            for mean, spread, seed_count, best in values
         ]
         text.append(f"| {' | '.join([escaped(name, 60), seeds, *cells])} |")
     return "\n".join(text) + "\n"
@@ -212,7 +213,7 @@ def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None =
 def _cells(
     comparison: Comparison, metrics: str | Sequence[str] | None
 ) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, str, bool]]]]]:
-    """Return heads and rows; a value is mean, spread, seeds if partial, and True if the best."""
+    """Return heads and rows of values: mean, spread, seeds if partial, True if the best."""
     names = _columns(comparison, metrics)
     several = len(comparison.groups) > 1 and len(comparison.settings) == 1
     best = {}
@@ -230,8 +231,8 @@ def _cells(
                 std = None if found is None else found.std
                 spread = "" if std is None else rf" \pm {number(std)}"
                 is_best = several and found is not None and found.mean == best[name]
-                of_seeds = group.partial_seeds(name)
-                values.append((mean, spread, of_seeds and f" ({of_seeds})", is_best))
+                seed_count = group.partial_seeds(name)
+                values.append((mean, spread, seed_count and f" ({seed_count})", is_best))
             yield group.name, seeds_text(group), values
 
     return ["group", "seeds", *names], lines()

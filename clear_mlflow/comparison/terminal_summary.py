@@ -82,8 +82,8 @@ def _leaderboard(
     number = "{:.3f}".format if score.is_accuracy else score.cell
     for group in comparison.groups[:_MOST_ROWS]:
         values = [
-            "\n".join(filter(None, [mean_text(found, number, "±"), group.partial_seeds(metric)]))
-            for metric, found in ((metric, group.metrics.get(metric)) for metric in metrics)
+            "\n".join(filter(None, [mean_text(summary, number, "±"), group.partial_seeds(metric)]))
+            for metric, summary in ((metric, group.metrics.get(metric)) for metric in metrics)
         ]
         if has_costs:
             cost = group.metrics.get(COST)

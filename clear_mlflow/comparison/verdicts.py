@@ -92,9 +92,9 @@ def judge_pairs(
     in_percent: bool = True,
     comparisons: int | None = None,
 ) -> list[Verdict]:
-    """Return verdicts on a metric; *answered* are predictions of single runs.
+    """Return verdicts on a metric, with p adjusted for all pairs or for *comparisons*.
 
-    p is adjusted for *comparisons*, or for all pairs if None.
+    *answered* are predictions of single runs.
     """
     known: dict[Pair, _Evidence] = {}
     for pair in plan.pairs:

@@ -91,8 +91,7 @@ def _as_metrics(reference: str, thing: Any) -> tuple[Metric | PredictionMetric, 
         if lower not in (None, True, False):
             raise ConfigError(f"{reference}.lower_is_better is {shown(lower)}; set True or False")
         higher = None if lower is None else not lower
-        made = _kind(reference, thing)(name=name, function=thing, higher_is_better=higher)
-        listed = [made]
+        listed = [_kind(reference, thing)(name=name, function=thing, higher_is_better=higher)]
     for metric in listed:
         _check_family(reference, metric.name)
     try:

@@ -60,11 +60,11 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
         if run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
     ]
     ticked = [run for run in runs if question.includes(run.info.run_id)]
-    asked = question.group_by
+    group_by = question.group_by
     comparison, _, _ = read_comparison(
         store,
         ticked,
-        group_by=asked,
+        group_by=group_by,
         named=bool(question.runs),
         # A scored run's rows are in its tag, which the listing brought; else files are read.
         read_files=False,
@@ -82,7 +82,7 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
             "experiment": short(question.experiment),
             "workspace": question.workspace,
             "filter": question.wanted,
-            "group_by": "" if asked is None else ",".join(asked) or "none",
+            "group_by": "" if group_by is None else ",".join(group_by) or "none",
             "default_group_by": ",".join(comparison.group_by),
             "summary": f"{len(ticked)} of {many(len(runs), 'run')} ticked",
             "choices": [_choice(question, run) for run in runs],

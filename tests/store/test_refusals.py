@@ -43,8 +43,8 @@ def test_a_memory_of_a_strategy_without_memory_is_refused(store, experiment_id):
     """On the command line and in Python; a grid may set it for all of its strategies."""
     done = CliRunner().invoke(main, ["train", "--strategy", "ewc", "--memory", "100"])
     assert done.exit_code == 2
-    assert "error: memory is 100, but strategy ewc has no memory; leave" in done.output
-    with pytest.raises(ConfigError, match="memory is 100, but strategy naive has no memory"):
+    assert "error: memory is 100, but strategy ewc does not use it; leave" in done.output
+    with pytest.raises(ConfigError, match="memory is 100, but strategy naive does not use it"):
         clear_mlflow.train(memory=100)
     assert store.search_runs([experiment_id]) == []
     grid = {"fixed": {"memory": 100}, "grid": {"strategy": ["ewc", "replay"]}}

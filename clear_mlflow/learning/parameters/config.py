@@ -531,8 +531,8 @@ def result_parameters() -> tuple[str, ...]:
     """Return the parameters that affect results, without strategy, test set and arguments."""
     skipped = ("dataset", "data_root", "protocol", "split", "strategy", "seed", "seeds")
     skipped += ("dataset_args", "scenario_args", "strategy_args")
-    groups = {name: about["group"] for name, about in PARAMETERS.items() if name not in skipped}
-    return tuple(name for name, group in groups.items() if group not in (HARDWARE, RECORD))
+    names = (name for name in PARAMETERS if name not in skipped)
+    return tuple(n for n in names if PARAMETERS[n]["group"] not in (HARDWARE, RECORD))
 
 
 def is_tuned(name: str) -> bool:
@@ -547,7 +547,7 @@ def check_memory(config: TrainConfig, requested: Mapping[str, str]) -> None:
     memory = requested.get("memory", AUTO)
     if memory != AUTO and config.strategy in WITHOUT_BUFFER:
         raise ConfigError(
-            f"memory is {memory}, but strategy {config.strategy} has no memory; leave memory out"
+            f"memory is {memory}, but strategy {config.strategy} does not use it; leave memory out"
         )
 
 

@@ -88,7 +88,7 @@ def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def parameters_of_method(logged: Mapping[str, str], unused: str) -> dict[str, str]:
+def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, str]:
     """Return the logged parameters that affect results, those without effect as *unused*."""
     if not is_of_a_training(logged):
         words = {name: {*re.split(r"[^a-z0-9]+", name.lower())} for name in logged}
