@@ -29,12 +29,12 @@ from mlflow.utils.time import get_current_time_millis
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.compared import ComparedRuns, LeftOut
 from clear_mlflow.api.load import Runs, chosen, open_store, those_there
-from clear_mlflow.comparison.arrangement import arrange, only_score
+from clear_mlflow.comparison.arrangement import arrange, default_group_by, only_score
 from clear_mlflow.comparison.arrangement import at_equal as equal_runs
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.build import compare as tested_groups
 from clear_mlflow.comparison.figures import figures
-from clear_mlflow.comparison.groups import cut
+from clear_mlflow.comparison.groups import NOT_SAID, cut
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import RowlessRun, Subject
@@ -50,8 +50,12 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
-from clear_mlflow.learning.anytime.schedule import OFF
-from clear_mlflow.learning.parameters.logged import unlogged_parameters
+from clear_mlflow.learning.parameters.config import is_tuned
+from clear_mlflow.learning.parameters.logged import (
+    find_method_parameters,
+    is_of_a_training,
+    unlogged_parameters,
+)
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
 from clear_mlflow.metrics._user import asked_metrics
@@ -78,7 +82,8 @@ def compare(
     *,
     filter: str | None = None,  # noqa: A002
     group_by: str | Sequence[str] | None = None,
-    primary: str | None = None,
+    rank_by: str | None = None,
+    lower_is_better: bool | None = None,
     baseline: str | None = None,
     margin: float | None = None,
     metrics: str | Sequence[Any] = (),
@@ -95,8 +100,9 @@ def compare(
             that *filter* finds.
         filter: of an experiment's runs, in MLflow's search syntax.
         group_by: parameters or tags that the seeds of one method share; (): each run for itself;
-            None: strategy, where a run has one, and dataset.
-        primary: metric of ranking and verdicts; ``clear/challenge_score`` where it is defined.
+            None: strategy, dataset and all parameters that affect results and differ.
+        rank_by: metric of ranking and verdicts; ``clear/challenge_score`` where it is defined.
+        lower_is_better: direction of *rank_by* if it is a function that does not declare it.
         baseline: the group that all others are tested against, by its name or a label.
         margin: the largest difference that does not matter, in percentage points, or in the
             score's own unit; verdicts then also say what is equivalent.
@@ -117,15 +123,23 @@ def compare(
             f"metric {own.predictions[0].name} is computed from predictions, and runs are compared "
             "by metrics of the matrix; leave it out"
         )
+    all_metrics = {metric.name: metric for metric in (*METRICS, *own.matrix)}
+    if lower_is_better is not None:
+        metric = all_metrics.get(rank_by or "")
+        if metric is None or metric.higher_is_better is not None:
+            raise ConfigError(
+                f"lower_is_better is {lower_is_better}, but rank_by is {rank_by}, whose direction "
+                "is known; leave lower_is_better out"
+            )
+        all_metrics[metric.name] = replace(metric, higher_is_better=not lower_is_better)
     client = open_store()
     own_run = mark_run_of_project(client, names.KIND_COMPARE) if log else None
     found, named = chosen(client, runs, filter=filter)
-    all_metrics = {metric.name: metric for metric in (*METRICS, *own.matrix)}
     comparison, left_out, experiment_id = read_comparison(
         client,
         found,
         group_by=group_by.split(",") if isinstance(group_by, str) else group_by,
-        rank_by=primary,
+        rank_by=rank_by,
         metrics=tuple(all_metrics.values()),
         baseline=baseline,
         margin=margin,
@@ -136,13 +150,17 @@ def compare(
         return ComparedRuns(comparison, tuple(left_out))
     if is_missing(client.tracking_uri):
         client = preflight()  # only bundles were compared: creates the store
+    experiment_names = runs if isinstance(runs, str) else None
+    if isinstance(runs, (tuple, list)):
+        experiment_names = ",".join(map(str, runs))
     given = {
-        "experiment": runs if isinstance(runs, str) and not named else None,
+        "experiment": None if named else experiment_names,
         "filter": filter,
         "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
         "baseline": baseline,
         "margin": None if margin is None else f"{margin:.15g}",
         "at_equal": at_equal,
+        "lower_is_better": None if lower_is_better is None else str(lower_is_better),
     }
     run = write_comparison(
         client,
@@ -152,7 +170,7 @@ def compare(
         run_id=own_run,
         params={
             "group_by": ",".join(comparison.group_by) or NONE,
-            "rank_by": primary or AUTO,
+            "rank_by": rank_by or AUTO,
             **{name: text for name, text in given.items() if text},
         },
     )
@@ -204,13 +222,8 @@ def read_comparison(
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
-    if group_by is None:  # of a loop, or from a file, a run need not say its strategy
-        known = {name for subject in subjects for name in subject.labels}
-        group_by = tuple(name for name in ("strategy", "dataset") if name in known)
-    for name, usual in ("augment", None), ("budget", OFF), ("stream_rate", OFF):
-        if group_by and len({subject.labels.get(name, usual) for subject in subjects}) > 1:
-            # Seeds that were shown other pixels, or more of them, are not the seeds of one method.
-            group_by = tuple(dict.fromkeys((*group_by, name)))
+    if group_by is None:
+        group_by = default_group_by(subjects, rowless)
     subjects, others = _of_one_score(subjects, named=named)
     if at_equal is not None:
         subjects, unequal = equal_runs(subjects, at_equal, group_by)
@@ -231,6 +244,7 @@ def read_comparison(
         margin=margin,
         rowless=rowless,
         metrics=metrics,
+        tuned=filter(is_tuned, group_by),
     )
     hits = {}
     tested = arrangement.wants_predictions() if over_images else []
@@ -328,7 +342,8 @@ def _subject(run: Run, record: Record, summary: Mapping[str, float]) -> Subject:
         record=record,
         summary=summary,
         labels={**tested, **_labels(run)},
-        params={name: _unquoted(text) for name, text in run.data.params.items()},
+        method_params=_method_params(run),
+        params=_unquoted_params(run),
         diverged=_has_diverged(run),
         test_every=run.data.tags.get(names.ANYTIME_TAG),
     )
@@ -342,7 +357,16 @@ def _rowless(run: Run) -> RowlessRun:
         name=_name(run),
         seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
         labels=labels,
+        method_params=_method_params(run),
     )
+
+
+def _unquoted_params(run: Run) -> dict[str, str]:
+    return {name: _unquoted(text) for name, text in run.data.params.items()}
+
+
+def _method_params(run: Run) -> dict[str, str]:
+    return find_method_parameters(_unquoted_params(run), NOT_SAID)
 
 
 def _labels(run: Run) -> dict[str, str]:
@@ -350,10 +374,11 @@ def _labels(run: Run) -> dict[str, str]:
     params, tags = run.data.params, run.data.tags
     return {
         **unlogged_parameters(params),
-        **{name: _unquoted(text) for name, text in params.items()},
+        **_unquoted_params(run),
         **{n: text for n, text in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
         # What a run really used overrides what was asked for, which may be "auto".
         **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
+        **(_method_params(run) if is_of_a_training(params) else {}),
     }
 
 

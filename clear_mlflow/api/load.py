@@ -16,10 +16,11 @@ from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import ExperimentName, shown
 from clear_mlflow.store.client import MlflowClient, is_missing, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
-from clear_mlflow.store.search import MissingRun, has_experiment, select
+from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
-# A run, by its id or as an object; an experiment, by its name; several runs; None: all experiments.
+# A run, as an object or by its id or at least six of its first digits; an experiment, by its name;
+# several of them; None: all experiments.
 Runs: TypeAlias = "str | Path | Run | Iterable[str | Path | Run] | None"
 
 
@@ -31,14 +32,17 @@ def load(run: str | Path) -> Run:
         TrackingError: there is none of this id, or the store does not answer.
     """
     client = open_store()
-    found, *more = those_there(chosen(client, [run])[0], "load")
-    if more:
-        first = Path(found.info.artifact_uri).name
+    runs, are_runs = chosen(client, [run])
+    if not are_runs:
+        raise ConfigError(f"{shown(str(run))} is an experiment; pass the id of one of its runs")
+    first_run, *others = those_there(runs, "load")
+    if others:
+        first = Path(first_run.info.artifact_uri).name
         raise ConfigError(
-            f"{run} holds {len(more) + 1} bundles; name one, as {run}/{first}, or take them all: "
+            f"{run} holds {len(others) + 1} bundles; name one, as {run}/{first}, or take them all: "
             f"clear_mlflow.runs({str(run)!r})"
         )
-    return Run(client, found)
+    return Run(client, first_run)
 
 
 def runs(
@@ -86,47 +90,52 @@ def chosen(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
-    """The runs that are meant, and whether they were named one by one."""
-    if isinstance(of, (Run, Path)) or (isinstance(of, str) and _names_runs(client, of)):
-        of = [of]
+    """Return the chosen runs, and True if they were named one by one."""
     if of is None and filter is None and not unscored_only:
         raise ConfigError(
             "no runs are chosen; name runs or an experiment, or pass filter=TEXT, or, to evaluate, "
             "only=unscored (in Python unscored_only=True) for all runs that lack a score"
         )
-    if of is None or isinstance(of, str):
-        return select(client, experiment=of, filter=filter, unscored_only=unscored_only), False
-    if filter is not None:
-        raise ConfigError(f"filter is {shown(filter)} beside runs by name; pass one of them")
+    if of is None:
+        return select(client, filter=filter, unscored_only=unscored_only), False
     ids: list[str] = []
     bundled: list[MlflowRun] = []
-    for run in of:
-        if isinstance(run, Run) and run.is_bundle:
-            bundled.append(run.entity)
-        elif isinstance(run, Run):
-            ids.append(run.run_id)
-        elif not isinstance(run, (str, Path)):
-            raise ConfigError(f"runs holds {shown(run)}; expected runs, their ids, or paths")
-        elif found := [] if _RUN_ID.fullmatch(str(run)) else bundles_in(Path(run)):
-            bundled += chain.from_iterable(map(read_bundles, found))
-        elif isinstance(run, Path) or "/" in run or run.endswith(ARCHIVE):
-            raise ConfigError(f"{shown(str(run), 200)} is no bundle, nor a folder that holds any")
+    experiments: list[str] = []
+    for name in [of] if isinstance(of, (Run, Path, str)) else of:
+        if isinstance(name, Run):
+            if name.is_bundle:
+                bundled.append(name.entity)
+            else:
+                ids.append(name.run_id)
+        elif not isinstance(name, (str, Path)):
+            raise ConfigError(f"runs holds {shown(name)}; expected runs, their ids, or paths")
+        elif isinstance(name, str) and _RUN_ID.fullmatch(name):
+            ids.append(name)
+        # A folder may have the name of an experiment; a Path always names the folder.
+        elif isinstance(name, str) and _is_experiment(client, name):
+            experiments.append(name)
+        elif paths := bundles_in(Path(name)):
+            bundled += chain.from_iterable(map(read_bundles, paths))
+        elif isinstance(name, Path) or "/" in name or name.endswith(ARCHIVE):
+            raise ConfigError(f"{shown(str(name), 200)} is no bundle, nor a folder that holds any")
+        elif (run_id := expand_run_id(client, name)) == name == of:
+            experiments.append(name)  # reported with the names of all experiments
         else:
-            ids.append(str(run))
-    if not ids and not bundled:
+            ids.append(run_id)
+    if not (ids or bundled or experiments):
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
-    named = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
-    runs = chain(named, bundled)
-    return (drop_copies(client, runs) if bundled else runs), True
+    if filter is not None and (ids or bundled):
+        raise ConfigError(f"filter is {shown(filter)} beside runs by name; pass one of them")
+    runs_by_name = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
+    runs_of_experiments = [
+        select(client, experiment=name, filter=filter, unscored_only=unscored_only)
+        for name in experiments
+    ]
+    runs = chain(*runs_of_experiments, runs_by_name, bundled)
+    return (drop_copies(client, runs) if bundled else runs), bool(ids or bundled)
 
 
-def _names_runs(client: MlflowClient, text: str) -> bool:
-    """Whether a text is a run's id or a path of bundles, and not an experiment's name."""
+def _is_experiment(client: MlflowClient, text: str) -> bool:
     if isinstance(text, ExperimentName):
-        return False
-    if _RUN_ID.fullmatch(text):
         return True
-    # A folder of an experiment's name may lie here by chance; a Path says that it is meant.
-    if not bundles_in(Path(text)):
-        return False
-    return is_missing(client.tracking_uri) or not has_experiment(client, text)
+    return not is_missing(client.tracking_uri) and has_experiment(client, text)

@@ -15,13 +15,12 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line
-from clear_mlflow.metrics import of_families
 from clear_mlflow.metrics._results import MetricResult
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
 from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.families import logged_families
+from clear_mlflow.scoring.families import logged_families, metrics_of
 from clear_mlflow.scoring.run_report import configuration_of
 from clear_mlflow.scoring.scores import stored_scores
 from clear_mlflow.statistics import ImageBootstrap
@@ -126,7 +125,7 @@ class Run:
         """Every metric of the run's families: value, course, interval, or why it has none."""
         intervals = None
         if self.predictions is not None and self.matrix.score.is_accuracy:
-            families = of_families(logged_families(self._run.data.tags))
+            families = metrics_of(logged_families(self._run.data.tags), ())
             intervals = ImageBootstrap(metrics=families).intervals(self.predictions)
         return self.scores.results(intervals)
 

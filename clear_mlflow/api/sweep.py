@@ -92,7 +92,7 @@ def sweep(
     gpus: float | None = None,
     retries: int = 2,
     group_by: str | Sequence[str] | None = None,
-    primary: str | None = None,
+    rank_by: str | None = None,
 ) -> SweepResult:
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
 
@@ -112,7 +112,7 @@ def sweep(
         retries: how often a run is resumed that was killed or whose machine went down.
         group_by: as of :func:`clear_mlflow.compare`; strategy, dataset and all that varies beside
             seeds when not given.
-        primary: likewise.
+        rank_by: likewise.
 
     Returns:
         What became of each run, and ``compared``, the comparison; it shows itself.
@@ -132,7 +132,7 @@ def sweep(
             grid=planned,
             retries=retries,
             group_by=None if by is None else tuple(by),
-            rank_by=primary,
+            rank_by=rank_by,
             stopping=lambda: bool(signals.received),
             on_run=reporter(len(planned.runs)),
             name=run_name,

@@ -11,6 +11,7 @@ from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
     TrainConfig,
+    check_memory,
     known_parameters,
     parameter_defaults,
     switches,
@@ -118,7 +119,9 @@ def _resolved(
     for name in options.keys() - parameter_defaults().keys():  # as Python itself does
         raise TypeError(f"{function.__name__}() has no option {name!r}; {known_parameters(name)}")
     asked = _texts(options)
-    return asked, TrainConfig.resolve(asked)
+    config = TrainConfig.resolve(asked)
+    check_memory(config, asked)
+    return asked, config
 
 
 def _texts(options: Mapping[str, object]) -> dict[str, str]:

@@ -15,21 +15,29 @@ from clear_mlflow.cli.options import (
     option,
     run_selection_options,
 )
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import number
 
 
 @click.command(
     cls=Command,
     examples=(
-        "clear-mlflow compare --experiment first",
+        "clear-mlflow compare first",
         "clear-mlflow compare RUN_ID RUN_ID bundles/",
         "clear-mlflow compare --experiment first --group-by strategy,memory --baseline naive",
         "clear-mlflow compare --experiment first --margin 1",
     ),
 )
-@click.argument("runs", nargs=-1, metavar="[RUN|BUNDLE]...")
+@click.argument("runs", nargs=-1, metavar="[RUN|EXPERIMENT|BUNDLE]...")
 @run_selection_options
 @comparison_options
+@option(
+    "--lower-is-better",
+    [AUTO, "yes", "no"],
+    "Direction of the metric in rank_by if it is your own function. auto: as the function's "
+    "attribute lower_is_better declares.",
+    under=COMPARISON,
+)
 @families_option
 @metric_option
 @option(
@@ -61,6 +69,7 @@ def compare(
     filter_string: str | None,
     group_by: tuple[str, ...] | None,
     rank_by: str | None,
+    lower_is_better: str,
     metrics: tuple[str, ...] | None,
     metric: tuple[str, ...] | None,
     baseline: str | None,
@@ -74,7 +83,7 @@ def compare(
     pictures. Runs tested on other data or by another protocol are grouped apart and never tested
     against each other.
     """
-    selected = chosen_runs(runs, run_id, experiment, filter_string)
+    selected = chosen_runs(runs, run_id, experiment)
 
     from clear_mlflow.api.compare import compare as compare_runs
     from clear_mlflow.cli.output import console, print_comparison, print_json, print_links
@@ -83,7 +92,8 @@ def compare(
         selected,
         filter=filter_string,
         group_by=group_by,
-        primary=rank_by,
+        rank_by=rank_by,
+        lower_is_better=None if lower_is_better == AUTO else lower_is_better == "yes",
         metrics=(*(metrics or ()), *(metric or ())),
         baseline=baseline,
         margin=margin,

@@ -38,7 +38,7 @@ _FOREIGN = "Rows under names of their own"
         "clear-mlflow evaluate --experiment first --metric lab:my_metric --dry-run",
     ),
 )
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN|EXPERIMENT]...")
 @run_selection_options
 @option(
     "--only",
@@ -103,7 +103,7 @@ def evaluate(
     Scores are written into the scored runs. A second call changes nothing. A call that was stopped
     can be repeated and does the rest. A run that cannot be scored stops no other.
     """
-    selected = chosen_runs(runs, run_id, experiment, filter_string)
+    selected = chosen_runs(runs, run_id, experiment)
     if rows and dry_run:
         raise ConfigError(
             "rows are named in a dry run; rows have to be written before they can be scored"

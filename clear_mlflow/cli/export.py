@@ -17,7 +17,7 @@ from clear_mlflow.cli.options import chosen_runs, option, run_selection_options
         "clear-mlflow export --experiment paper supplement.tar.xz --licence CC-BY-4.0",
     ),
 )
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN|EXPERIMENT]...")
 @click.argument("to", metavar="DIR|FILE.tar.xz", type=click.Path(path_type=Path))
 @run_selection_options
 @option(
@@ -40,7 +40,7 @@ def export(
     load, show and compare read them like a store, and refuse one of which a byte was changed
     since.
     """
-    selected = chosen_runs(runs, run_id, experiment, filter_string)
+    selected = chosen_runs(runs, run_id, experiment)
 
     from clear_mlflow.api.export import export as export_runs
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import click
 
+from clear_mlflow.core.errors import ClearError
 from clear_mlflow.learning.parameters.config import auto_values
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 
@@ -41,6 +43,14 @@ class Command(click.Command):
     def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, with options in error messages as they are typed."""
+        try:
+            return super().invoke(ctx)
+        except ClearError as error:
+            error.args = (spell_options(str(error)),)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options, heading by heading, in the order in which each heading comes first."""
@@ -81,6 +91,24 @@ class HeadedGroup(click.Group):
         """The exit codes."""
         with formatter.section("Exit codes"):
             formatter.write_dl(list(EXIT_CODES.items()))
+
+
+def spell_options(text: str) -> str:
+    """Return a message with the options of the running command as they are typed.
+
+    ``scale="percent"`` becomes ``--scale percent``.
+    """
+    options = {
+        parameter.name: parameter.opts[0]
+        for parameter in click.get_current_context().command.params
+        if isinstance(parameter, click.Option)
+    }
+
+    def spell(match: re.Match[str]) -> str:
+        option = options.get(match[1]) or options.get(f"rows_{match[1]}")
+        return f"{option} {match[2] or match[3]}" if option else match[0]
+
+    return re.sub(r"""(?<![\w./'"-])([a-z_]+)=(?:"([^"]*)"|([^\s;,)"]*[^\s;,.)":]))""", spell, text)
 
 
 def _group_of(option: click.Parameter) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clear_mlflow.cli.help import Command, Option
+from clear_mlflow.cli.help import Command, Option, spell_options
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import METRICS, json_option, names, option
 from clear_mlflow.cli.output import console, plain_table, print_json, print_places
@@ -233,6 +233,6 @@ def _show(found: list[ImportedFile], *, as_json: bool, stopped: bool) -> None:
             name = shown(Path(one.file).name, 120)
             detail = " ".join(one.detail.split())
             text = detail.removeprefix(name) if detail.startswith(name) else f": {detail}"
-            click.echo(f"error: {one_line(one.file + text)}", err=True)
+            click.echo(f"error: {one_line(one.file + spell_options(text))}", err=True)
     if not found and not stopped:
         click.echo("error: no file was found; name files, or a folder that holds some", err=True)

@@ -12,12 +12,12 @@ import click
 
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.streams import open_output
 from clear_mlflow.core.text import ExperimentName, shown
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import family_names
+from clear_mlflow.process.streams import open_output
 
 _Decorator: TypeAlias = Callable[[Any], Any]
 
@@ -97,7 +97,13 @@ SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Co
 
 # As run_id, experiment and filter_string, each of them None where it is not given.
 run_selection_options = together(
-    option("--run-id", "ID[,ID...]", "The runs, by their ids.", under=SELECTION, parse=names),
+    option(
+        "--run-id",
+        "ID[,ID...]",
+        "The runs, by their ids or the first six digits or more.",
+        under=SELECTION,
+        parse=names,
+    ),
     option("--experiment", "NAME", "All runs of an experiment, by name or id.", under=SELECTION),
     option(
         "--filter",
@@ -113,14 +119,16 @@ def chosen_runs(
     runs: Sequence[str],
     run_id: Sequence[str] | None,
     experiment: str | None,
-    filter_string: str | None,
 ) -> Sequence[str] | str | None:
-    """The runs as :mod:`clear_mlflow.api` takes them; ConfigError for names beside a search."""
+    """Return the runs as :mod:`clear_mlflow.api` takes them.
+
+    Raises ConfigError for an experiment next to names of runs.
+    """
     run_ids = tuple(dict.fromkeys([*runs, *(run_id or ())]))
-    if run_ids and (experiment or filter_string):
+    if run_ids and experiment:
         raise ConfigError(
-            f"runs named ({len(run_ids)}) beside experiment {experiment!r} and filter "
-            f"{filter_string!r}; name runs, or choose by experiment and filter"
+            f"runs named ({len(run_ids)}) and experiment {experiment!r} arrived; name runs, or "
+            "choose by experiment and filter"
         )
     return run_ids or (None if experiment is None else ExperimentName(experiment))
 
@@ -215,7 +223,7 @@ comparison_options = together(
         "--group-by",
         "NAME[,NAME...]",
         "Parameters or tags that the seeds of one method share. none: each run for itself. auto: "
-        "strategy and dataset; of a sweep, all that varies but seeds, too.",
+        "strategy, dataset and all parameters that affect results and differ.",
         default=AUTO,
         under=COMPARISON,
         parse=lambda text: () if text == NONE else names(text),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clear_mlflow.cli.help import spell_options
 from clear_mlflow.cli.options import JSON_OUT
 from clear_mlflow.core.text import one_line, printable
 
@@ -52,7 +53,8 @@ def print_outcome(outcome: RunResult) -> None:
         print_links(outcome.links)
     with suppress(OSError):
         if outcome.error:
-            print(f"error: {one_line(outcome.error)}", file=sys.stderr, flush=True)
+            error = one_line(spell_options(outcome.error))
+            print(f"error: {error}", file=sys.stderr, flush=True)
 
 
 def print_json(content: object) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clear_mlflow.api.evaluate import ScoringResult
+from clear_mlflow.cli.help import spell_options
 from clear_mlflow.cli.output import console, plain_table, print_scores
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.progress import can_show_bars
@@ -62,7 +63,8 @@ class Summary:
             self._print(shown, dry_run, stopped)
         problems = [run for run in shown if run.is_problem]
         for run in problems:
-            click.echo(f"error: {one_line(f'run {run.run_id}: {run.detail}')}", err=True)
+            detail = spell_options(run.detail)
+            click.echo(f"error: {one_line(f'run {run.run_id}: {detail}')}", err=True)
         if more := self.num_problems - len(problems):
             click.echo(f"error: {more} more runs have problems", err=True)
 

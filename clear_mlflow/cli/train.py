@@ -18,6 +18,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
+    check_memory,
     parameter_defaults,
 )
 from clear_mlflow.learning.parameters.logged import read_config_file
@@ -114,7 +115,9 @@ def train(
     stay = if_held == "wait" and place.size == 1
     with StoppingSignals(tell=place.keeps_record) as signals:
         given = _given_to_resume(context, resume, config_file, asked, place)
+        requested = {} if resume else _given(context, asked)
         asked, config = asked_parameters(context, config_file, asked)
+        check_memory(config, requested)
         if not place.keeps_record:
             sys.exit(run_rank(place, config, signals))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from clear_mlflow.comparison.groups import (
@@ -26,26 +26,6 @@ from clear_mlflow.metrics.anytime import AnytimeMetric
 LEVEL = 0.95
 # Single runs whose predictions are read: megabytes each.
 MOST_READ = 24
-
-# Parameters of a training that are chosen by what they give. Others say what is compared (strategy,
-# model), what it may cost (memory), or where it is computed.
-TUNED = (
-    "strategy_args",
-    "augment",
-    "epochs",
-    "batch_size",
-    "optimizer",
-    "optimizer_state",
-    "lr",
-    "momentum",
-    "weight_decay",
-    "schedule",
-    "lr_step",
-    "lr_gamma",
-    "warmup_epochs",
-    "label_smoothing",
-    "clip_norm",
-)
 
 # What a leaderboard is ranked by where nobody says: the first that most groups define.
 _RANKED_BY = (
@@ -79,6 +59,7 @@ class Arrangement:
     notes: tuple[str, ...]  # sentences on how the groups came to be
     level: float
     margin: float | None  # the largest difference that does not matter
+    tuned: frozenset[str]  # of group_by, the parameters that are chosen by their results
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
@@ -104,8 +85,8 @@ class Arrangement:
         names = dict.fromkeys([self.ranked_by, *usual, *asked, COST])
         return [name for name in names if name in self.metrics]
 
-    def is_higher_better(self, metric: str | None) -> bool:
-        """Whether more of a metric is better."""
+    def is_higher_better(self, metric: str | None) -> bool | None:
+        """Return True if more of a metric is better, or None if that is not declared."""
         return _is_higher_better((*self.definitions, *anytime.METRICS), metric)
 
     def wants_predictions(self) -> list[Subject]:
@@ -127,6 +108,7 @@ def arrange(
     rowless: Sequence[RowlessRun] = (),
     level: float = LEVEL,
     metrics: Sequence[Metric] = METRICS,
+    tuned: Iterable[str] = (),
 ) -> Arrangement:
     """Group runs by labels (none: each by itself), rank groups, and choose what is tested."""
     metrics = of_score(metrics, only_score(subjects))
@@ -136,14 +118,19 @@ def arrange(
     compared = tuple(metric.name for metric in definitions if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
         raise ConfigError(
-            f"rank_by (in Python primary) is {shown(rank_by)}, which no run defines; "
+            f"rank_by is {shown(rank_by)}, which no run defines; "
             f"there are {', '.join(compared) or 'none'}"
+        )
+    if _is_higher_better(definitions, rank_by) is None:
+        raise ConfigError(
+            f"rank_by is {rank_by}, a function that does not declare which values are better; pass "
+            "lower_is_better, or set the attribute lower_is_better of the function"
         )
     usual = [name_of(name, settings[0].score) for name in _RANKED_BY]
     if any(subject.params.get("scenario", "domain") != "domain" for subject in subjects):
         usual.pop(0)  # cells of classes that did not come yet are in it
     ranked_by = rank_by or max(
-        (name for name in compared if not name.startswith("cost/")),
+        (n for n in compared if n[:5] != "cost/" and _is_higher_better(definitions, n) is not None),
         key=lambda name: (
             sum(name in group.metrics for group in groups),
             -usual.index(name) if name in usual else -len(usual),
@@ -170,7 +157,26 @@ def arrange(
         notes=tuple(notes),
         level=level,
         margin=margin,
+        tuned=frozenset(tuned),
     )
+
+
+def default_group_by(
+    subjects: Sequence[Subject], rowless: Sequence[RowlessRun] = ()
+) -> tuple[str, ...]:
+    """Return strategy and dataset, where logged, and all parameters that vary within both.
+
+    A parameter that only some runs log is added if nothing else separates these runs.
+    """
+    labels = {name for subject in subjects for name in subject.labels}
+    by = tuple(name for name in ("strategy", "dataset") if name in labels)
+    while True:
+        groups, _, _ = group_runs(subjects, by, LEVEL, rowless)
+        mixed = [item for group in groups for item in group.mixed_params.items()]
+        varying = [name for name, values in mixed if len({*values} - {NOT_SAID}) > 1]
+        if not mixed:
+            return by
+        by = (*by, *dict.fromkeys(varying or [mixed[0][0]]))
 
 
 def at_equal(
@@ -250,12 +256,12 @@ def methods(arrangement: Arrangement) -> list[list[Group]]:
     """Groups of one setting that differ in nothing but what is tuned, in order of rank."""
     found: dict[tuple[object, ...], list[Group]] = {}
     for group in arrangement.groups:
-        labels = tuple((n, text) for n, text in group.labels.items() if n not in TUNED)
+        labels = tuple((n, text) for n, text in group.labels.items() if n not in arrangement.tuned)
         # Runs for themselves have no labels: nobody said what they are candidates of.
         key = (group.setting, labels) if group.labels else (group.setting, group.name)
         found.setdefault(key, []).append(group)
     return list(found.values())
 
 
-def _is_higher_better(definitions: Sequence[Metric | AnytimeMetric], name: str | None) -> bool:
-    return all(metric.higher_is_better for metric in definitions if metric.name == name)
+def _is_higher_better(metrics: Iterable[Metric | AnytimeMetric], name: str | None) -> bool | None:
+    return next((metric.higher_is_better for metric in metrics if metric.name == name), True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from clear_mlflow.comparison.arrangement import MOST_READ, TUNED, Arrangement, methods
+from clear_mlflow.comparison.arrangement import MOST_READ, Arrangement, methods
 from clear_mlflow.comparison.groups import COST, Group, cut, label_of
 from clear_mlflow.comparison.pairs import ALL_PAIRS, Pair
 from clear_mlflow.comparison.verdicts import Verdict
@@ -55,7 +55,7 @@ def _chosen_on(arrangement: Arrangement) -> Iterator[str]:
         varied = [
             name
             for name in arrangement.group_by
-            if name in TUNED
+            if name in arrangement.tuned
             and any(len({group.labels[name] for group in method}) > 1 for method in chosen)
         ]
         yield (
@@ -121,6 +121,11 @@ def _about_runs(group: Group) -> Iterator[str]:
                 f"{label_of(run)} is partial: {stored} of {width} rows. A metric that they do "
                 "not define is left empty."
             )
+    if group.mixed_params:
+        yield (
+            f"{cut(group.name)} mixes runs with different parameters ({group.mixed_text}): its "
+            "mean and spread describe no single method. The default grouping separates them."
+        )
     for lost in group.rowless:
         yield (
             f"{label_of(lost)} diverged before its first row: it counts as a seed, and it has "

@@ -51,6 +51,20 @@ class Group:
         """Whether several seeds gave one and the same matrix: then the seed changes nothing."""
         return len(self.counted) > 1 and len({m.grid.tobytes() for m in self.counted}) == 1
 
+    @cached_property
+    def mixed_params(self) -> Mapping[str, tuple[str, ...]]:
+        """Parameters that affect results and differ within the group, with their values."""
+        runs = (*self.members, *(run for run in self.rowless if run.method_params))
+        names = dict.fromkeys(name for run in runs for name in run.method_params)
+        values = {n: sorted({run.method_params.get(n, NOT_SAID) for run in runs}) for n in names}
+        return {name: tuple(values[name]) for name in names if len(values[name]) > 1}
+
+    @property
+    def mixed_text(self) -> str:
+        """The mixed parameters with their values, or an empty text."""
+        listed = (f"{name} {' and '.join(values)}" for name, values in self.mixed_params.items())
+        return shortened(", ".join(listed), 200)
+
     @property
     def is_alone(self) -> bool:
         """Whether there is one result only: of one run, or of seeds that all gave the same."""
@@ -68,6 +82,11 @@ class Group:
     def values(self, metric: str) -> list[tuple[Subject, float]]:
         """The runs that define a metric, by seed, with its values."""
         return [(m, m.summary[metric]) for m in self.counted if metric in m.summary]
+
+    def partial_seeds(self, metric: str) -> str:
+        """Return such as ``1 of 3`` if some seeds do not define a metric, or an empty text."""
+        n = self.metrics[metric].n if metric in self.metrics else 0
+        return f"{n} of {len(self.counted)}" if 0 < n < len(self.counted) else ""
 
     @cached_property
     def seeds_per_cell(self) -> NDArray[np.int64]:
@@ -169,7 +188,9 @@ def _names(
             )
         }
         varying = [column for column in columns.values() if len(set(column)) > 1]
-        names = [", ".join(labels) for labels in zip(*(varying or [columns[by[0]]]), strict=True)]
+        rows = zip(*(varying or [columns[by[0]]]), strict=True)
+        unset = {f"{name}={NOT_SAID}" for name in by}
+        names = [", ".join([t for t in row if t not in unset] or row) for row in rows]
     else:
         names = [members[0].name for members in found.values()]
     # What tells groups of one name apart comes first: behind a name cut short it would be lost.
@@ -196,6 +217,7 @@ def _same_seeds(groups: Sequence[Group]) -> Iterator[str]:
 def _twin(subject: Subject, members: Sequence[Subject]) -> Subject | None:
     """A run that is this one again: no second piece of evidence."""
     alike = (m for m in members if m.record.seed == subject.record.seed is not None)
+    alike = (m for m in alike if m.method_params == subject.method_params)
     return next((m for m in alike if np.array_equal(m.grid, subject.grid, equal_nan=True)), None)
 
 

@@ -25,6 +25,8 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
     warnings = [f"- {escaped(warning, 400)}" for warning in comparison.warnings]
     # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
     link = f"[**Everything on one page**]({page})"
+    if comparison.exploratory:
+        verdicts.insert(1, f"- {escaped(comparison.exploratory_text, 700)}")
     lines = [heading, "", link, "", *_leaders(comparison), *verdicts[:1], ""]
     lines = filled(
         lines, _table(comparison), MAX_NOTE_BYTES // 2, "more groups in `leaderboard.csv`"
@@ -46,6 +48,7 @@ def _leaders(comparison: Comparison) -> list[str]:
     number = number_of(ranked, comparison.score)
     leaders = [
         f"{escaped(group.name, 40)} **{mean_text(group.metrics[ranked], number)}**"
+        + (f" ({seeds})" if (seeds := group.partial_seeds(ranked)) else "")
         for group in comparison.groups[:4]
         if ranked in group.metrics
     ]

@@ -47,7 +47,7 @@ class Sentences:
             a, b = f"the model of {a}", f"the model of {b}"
         better, worse = (a, b) if self.a_leads(difference) else (b, a)
         size = self.amount(difference)
-        at = f"at {self.metric}"
+        at = self.at
         lead = "both are the same" if difference == 0 else f"{better} is ahead by {size}{price}"
         seen = self._details(interval, difference, p_value, evidence)
         within = "" if equivalence is None else self._margin(equivalence.margin)
@@ -70,6 +70,11 @@ class Sentences:
             f"Neither a difference between {a} and {b} {at} nor equivalence within {within} could "
             f"be shown: {lead} ({seen}; test of a difference: p {p_text(p_value)})."
         )
+
+    @property
+    def at(self) -> str:
+        """The metric with its direction."""
+        return f"at {self.metric} ({'higher' if self.higher_is_better else 'lower'} is better)"
 
     def a_leads(self, difference: float) -> bool:
         """Whether A is the better one."""

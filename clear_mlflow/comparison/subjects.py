@@ -25,6 +25,8 @@ class Subject:
     labels: Mapping[str, str]  # what it may be grouped by, as strategy and dataset
     # As they were asked for and logged; none of an imported run.
     params: Mapping[str, str] = field(default_factory=dict)
+    # Parameters that affect results; the seeds of one method agree in all of them.
+    method_params: Mapping[str, str] = field(default_factory=dict)
     diverged: bool = False  # its loss or output was no longer a number
     # How often it was tested inside its buckets, or "own"; None: at their ends alone.
     test_every: str | None = None
@@ -69,6 +71,7 @@ class RowlessRun:
     name: str
     seed: int | None  # None: not known
     labels: Mapping[str, str]
+    method_params: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
     """All of it as JSON has it; a metric that no seed of a group defines is not in that group."""
     return {
         "group_by": list(comparison.group_by),
-        "primary": comparison.ranked_by,
+        "rank_by": comparison.ranked_by,
         "score": comparison.score.name,
         "lower_is_better": not comparison.score.higher_is_better,
         "level": comparison.level,
@@ -43,8 +43,10 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
             {
                 "name": group.name,
                 "labels": dict(group.labels),
+                "seeds": len(group.counted),
                 "runs": [{"run_id": m.run_id, "run_name": m.name} for m in group.members],
                 "diverged": [run.run_id for run in group.diverged],
+                "mixed": {name: list(values) for name, values in group.mixed_params.items()},
                 "metrics": {
                     name: {
                         "mean": found.mean,
@@ -59,6 +61,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
             for group in comparison.groups
         ],
         "verdicts": [_verdict_dict(comparison, verdict) for verdict in comparison.verdicts],
+        "exploratory": comparison.exploratory_text or None,
         "warnings": list(comparison.warnings),
     }
 
@@ -69,6 +72,7 @@ def _verdict_dict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
         "a": comparison.groups[verdict.a].name,
         "b": comparison.groups[verdict.b].name,
         "metric": verdict.metric,
+        "higher_is_better": comparison.is_higher_better(verdict.metric),
         "outcome": verdict.outcome,
         "sentence": verdict.sentence,
         "beside": list(verdict.beside),
@@ -90,28 +94,44 @@ def _verdict_dict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
 
 
 def metrics_frame(comparison: Comparison) -> DataFrame:
-    """A line for each group and metric: mean, deviation, interval and number of seeds."""
+    """Return a line per group and metric, with the number of seeds that define it."""
     from pandas import DataFrame
 
     lines = [
-        (g.name, *g.labels.values(), name, s.mean, s.std, *(s.interval or (nan, nan)), s.n)
+        (
+            g.name,
+            *g.labels.values(),
+            name,
+            s.mean,
+            s.std,
+            *(s.interval or (nan, nan)),
+            s.n,
+            len(g.counted),
+        )
         for g in comparison.groups
         for name, s in g.metrics.items()
     ]
     by = list(comparison.groups[0].labels)
-    return DataFrame(lines, columns=["group", *by, "metric", "mean", "std", "low", "high", "n"])
+    columns = ["group", *by, "metric", "mean", "std", "low", "high", "n", "seeds"]
+    return DataFrame(lines, columns=columns)
 
 
 def leaders_frame(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> DataFrame:
-    """A line for each group, best first: seeds, and the mean of each metric."""
+    """Return a line for each group, best first: seeds, and the mean of each metric.
+
+    A metric that some seeds do not define has a second column, with the seeds that define it.
+    """
     from pandas import DataFrame
 
-    names = _columns(comparison, metrics)
-    lines = [
-        (g.name, len(g.counted), *(g.metrics[n].mean if n in g.metrics else None for n in names))
-        for g in comparison.groups
-    ]
-    return DataFrame(lines, columns=["group", "seeds", *names])
+    groups = comparison.groups
+    columns: dict[str, list[Any]] = {"group": [group.name for group in groups]}
+    columns["seeds"] = [len(group.counted) for group in groups]
+    for name in _columns(comparison, metrics):
+        summaries = [group.metrics.get(name) for group in groups]
+        columns[name] = [summary and summary.mean for summary in summaries]
+        if any(group.partial_seeds(name) for group in groups):
+            columns[f"{name} (seeds)"] = [summary.n if summary else 0 for summary in summaries]
+    return DataFrame(columns)
 
 
 def leader_numbers(comparison: Comparison) -> dict[str, float]:
@@ -163,10 +183,10 @@ def latex_table(comparison: Comparison, metrics: str | Sequence[str] | None = No
     rows = [
         [text.translate(_LATEX) for text in (name, seeds)]
         + [
-            _powers(rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$")
+            _powers(rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$") + seed_count
             if mean
             else "--"
-            for mean, spread, best in values
+            for mean, spread, seed_count, best in values
         ]
         for name, seeds, values in lines
     ]
@@ -182,8 +202,9 @@ def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None =
     text = [f"| {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) - 1)}"]
     for name, seeds, values in lines:
         cells = [
-            f"**{mean}**{_plain(spread)}" if best else f"{mean}{_plain(spread)}" or "–"
-            for mean, spread, best in values
+            (f"**{mean}**{_plain(spread)}" if best else f"{mean}{_plain(spread)}" or "–")
+            + seed_count
+            for mean, spread, seed_count, best in values
         ]
         text.append(f"| {' | '.join([escaped(name, 60), seeds, *cells])} |")
     return "\n".join(text) + "\n"
@@ -191,16 +212,17 @@ def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None =
 
 def _cells(
     comparison: Comparison, metrics: str | Sequence[str] | None
-) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, bool]]]]]:
-    """Heads, and of each group its name, its seeds, and of each metric mean, spread, if best."""
+) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, str, bool]]]]]:
+    """Return heads and rows of values: mean, spread, seeds if partial, True if the best."""
     names = _columns(comparison, metrics)
     several = len(comparison.groups) > 1 and len(comparison.settings) == 1
     best = {}
     for name in names:
         means = [g.metrics[name].mean for g in comparison.groups if name in g.metrics]
-        best[name] = (max if comparison.is_higher_better(name) else min)(means)
+        higher = comparison.is_higher_better(name)
+        best[name] = None if higher is None else (max if higher else min)(means)
 
-    def lines() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
+    def lines() -> Iterator[tuple[str, str, list[tuple[str, str, str, bool]]]]:
         for group in comparison.groups:
             values = []
             for name in names:
@@ -209,7 +231,8 @@ def _cells(
                 std = None if found is None else found.std
                 spread = "" if std is None else rf" \pm {number(std)}"
                 is_best = several and found is not None and found.mean == best[name]
-                values.append((mean, spread, is_best))
+                seed_count = group.partial_seeds(name)
+                values.append((mean, spread, seed_count and f" ({seed_count})", is_best))
             yield group.name, seeds_text(group), values
 
     return ["group", "seeds", *names], lines()

@@ -36,6 +36,9 @@ def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
         yield Text.assemble(("✓ " if real else "– ", "green" if real else "dim"), verdict.sentence)
         if verdict.beside and len(comparison.verdicts) <= _MOST_DETAILED:
             yield Padding(Text(" ".join(verdict.beside), style="dim"), (0, 0, 0, 2))
+    if comparison.exploratory:
+        yield Text()
+        yield Text.assemble(("? ", "dim"), comparison.exploratory_text)
     if about := tests_about(comparison.verdicts, comparison.level):
         yield Text()
         yield Text(about, style="dim")
@@ -78,7 +81,10 @@ def _leaderboard(
     # A digit less than elsewhere: five columns fit into 80.
     number = "{:.3f}".format if score.is_accuracy else score.cell
     for group in comparison.groups[:_MOST_ROWS]:
-        values = [mean_text(group.metrics.get(metric), number, "±") for metric in metrics]
+        values = [
+            "\n".join(filter(None, [mean_text(summary, number, "±"), group.partial_seeds(metric)]))
+            for metric, summary in ((metric, group.metrics.get(metric)) for metric in metrics)
+        ]
         if has_costs:
             cost = group.metrics.get(COST)
             values.append(NOT_MEASURED if cost is None else significant(cost.mean, 3))

@@ -90,8 +90,12 @@ def judge_pairs(
     level: float,
     margin: float | None,
     in_percent: bool = True,
+    comparisons: int | None = None,
 ) -> list[Verdict]:
-    """Verdicts on a metric, adjusted for all; *answered* are predictions of single runs."""
+    """Return verdicts on a metric, with p adjusted for all pairs or for *comparisons*.
+
+    *answered* are predictions of single runs.
+    """
     known: dict[Pair, _Evidence] = {}
     for pair in plan.pairs:
         a, b = (groups[position] for position in pair)
@@ -104,10 +108,10 @@ def judge_pairs(
     tested = {pair: found for pair, found in known.items() if found.is_testable}
     sentences = Sentences(
         metric=metric.name,
-        higher_is_better=metric.higher_is_better,
+        higher_is_better=metric.higher_is_better is not False,
         in_percent=in_percent,
         level=level,
-        comparisons=len(tested) + plan.possible,
+        comparisons=comparisons or len(tested) + plan.possible,
     )
     judge = _Judge(groups, sentences, margin)
     verdicts = judge.tested(tested)
@@ -268,7 +272,7 @@ class _Judge:
 
     def untested(self, pair: Pair, found: _Evidence, family: int) -> Verdict:
         """Of seeds that no test can be made of: fewer than three, or all alike."""
-        metric = self.sentences.metric
+        at = self.sentences.at
         one, other = (cut(self.groups[position].name) for position in pair)
         leader = one if self.sentences.a_leads(found.difference) else other
         size, remarks = self.sentences.amount(found.difference), self._remarks(pair, found)
@@ -279,23 +283,23 @@ class _Judge:
                 f"{leader} is ahead by {size}{price}" if found.difference else "both are the same"
             )
             sentence = (
-                f"Too few seeds to say whether {one} and {other} differ at {metric}: {lead} over "
+                f"Too few seeds to say whether {one} and {other} differ {at}: {lead} over "
                 f"{found.counts}, and a verdict takes {FEWEST}{remarks}."
             )
             more, how_many = self._more(found.t, (1 - self.sentences.level) / family)
             beside = [how_many]
         elif abs(found.difference) <= 1e-12:
-            sentence = f"{one} and {other} gave the same {metric} over {found.counts}{remarks}."
+            sentence = f"{one} and {other} are the same {at} over {found.counts}{remarks}."
         else:
             sentence = (
-                f"{leader} is ahead at {metric} by the same {size}{price} in all of {found.counts}"
+                f"{leader} is ahead {at} by the same {size}{price} in all of {found.counts}"
                 f"{remarks}: where nothing varies, seeds say nothing of chance. Stored predictions "
                 "would, of the test images."
             )
         return Verdict(
             a=pair[0],
             b=pair[1],
-            metric=metric,
+            metric=self.sentences.metric,
             outcome=TOO_FEW,
             sentence=sentence,
             beside=tuple(beside),
@@ -319,7 +323,11 @@ class _Judge:
     def _remarks(self, pair: Pair, found: _Evidence) -> str:
         """What a reader has to know of seeds, in a few words each."""
         remarks = ""
-        for group in (self.groups[position] for position in pair if found.values is not None):
+        for group in (self.groups[position] for position in pair):
+            if group.mixed_params:
+                remarks += f"; {cut(group.name)} mixes {group.mixed_text}"
+            if found.values is None:
+                continue
             if lost := len(group.diverged):
                 have = "has" if lost == 1 else "have"
                 total = len(group.counted) + lost

@@ -165,7 +165,8 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
         raise RecordError(
             f"has {values.shape[0]} rows for {values.shape[1]} buckets; expected a row per bucket "
             "trained and a column per bucket tested on. If the first row is the untrained model's, "
-            "pass initial=first-row; if a column is one test after training, orientation=columns"
+            'pass initial="first-row"; if a column is one test after training, '
+            'orientation="columns"'
         )
     counts, keys = reading.num_instances or parsed.num_instances, reading.buckets or keys
     if isinstance(counts, (tuple, list)) and len(counts) == 1:
@@ -275,8 +276,8 @@ def _is_transposed(file_format: Format, parsed: Parsed, reading: Reading) -> boo
     is_proven = bool(has_diagonal and has_future and not np.tril(cells, -1).any())
     if is_proven and len(rows) == 2 and rows[1][0] == 0:
         raise RecordError(
-            "contains 0 below the diagonal: pass orientation=columns if a column is one test after "
-            "training, or orientation=rows if a row is"
+            'contains 0 below the diagonal: pass orientation="columns" if a column is one test '
+            'after training, or orientation="rows" if a row is'
         )
     return is_proven
 
@@ -342,10 +343,12 @@ def _fractions(cells: _Cells, kind: Format, reading: Reading, hint: str) -> _Cel
             advice = hint or "expected accuracies in percent, 0 to 100"
             raise RecordError(f"holds {largest}, which is no percentage: {advice}")
         if kind.scale is None and 0 < largest <= 1:
-            raise RecordError(f"holds no accuracy above {largest} %; scale=percent seems wrong")
+            raise RecordError(f'holds no accuracy above {largest} %; scale="percent" seems wrong')
         return np.divide(cells, 100)
     if largest > 1:
-        advice = "if they are percent, say scale=percent" if scale == "auto" else "expected 0 to 1"
+        advice = (
+            'if they are percent, pass scale="percent"' if scale == "auto" else "expected 0 to 1"
+        )
         raise RecordError(f"holds {largest}, which is no fraction: {hint or advice}")
     return cells
 
@@ -357,8 +360,8 @@ def _future(values: _Cells, kind: Format, reading: Reading) -> _Cells:
     cells = cells[~np.isnan(cells)]
     if kind.is_general and reading.future == "auto" and cells.size and not cells.any():
         raise RecordError(
-            "contains 0 for every future bucket: pass future=not-tested if future buckets "
-            "were not tested, or future=tested if the accuracy there is 0"
+            'contains 0 for every future bucket: pass future="not-tested" if future buckets '
+            'were not tested, or future="tested" if the accuracy there is 0'
         )
     if reading.future != "not-tested":
         return values

@@ -148,6 +148,6 @@ def _by_protocol(
     told = UndefinedMetricError(
         f"under the {protocol} protocol cells with j <= i score training images"
     )
-    places = {name: re.match(r"R\[([0-9]+), ([0-9]+)\]", str(e)) for name, e in errors.items()}
+    places = {name: re.match("row ([0-9]+), column ([0-9]+)", str(e)) for name, e in errors.items()}
     ruled_out = [n for n, at in places.items() if at is not None and int(at[2]) <= int(at[1])]
     return errors if protocol == "iid" else errors | dict.fromkeys(ruled_out, told)

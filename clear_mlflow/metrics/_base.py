@@ -121,12 +121,17 @@ def measured(cells: NDArray[np.float64], name: Callable[[int], str]) -> NDArray[
     return cells
 
 
+def name_cell(row: int, column: int) -> str:
+    """Return the name of R[row, column] in messages, which count from 1 as tables do."""
+    return f"row {row + 1}, column {column + 1}"
+
+
 def cells_where(matrix: AccuracyMatrix, where: NDArray[np.bool_]) -> NDArray[np.float64]:
     """The chosen cells, row by row, all measured; ``where`` is (k, n), of the first n columns."""
 
     def name(position: int) -> str:
         i, j = np.argwhere(where)[position]
-        return f"R[{i}, {j}]"
+        return name_cell(int(i), int(j))
 
     return measured(matrix.values[:, : where.shape[1]][where], name)
 
@@ -141,7 +146,7 @@ def last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     """(k,): the last row, on the buckets trained on."""
     need_trained(matrix, 1, "a trained bucket")
     last = matrix.num_rows - 1
-    return measured(matrix.values[last, : last + 1], lambda j: f"R[{last}, {j}]")
+    return measured(matrix.values[last, : last + 1], lambda j: name_cell(last, j))
 
 
 def change_on_past(matrix: AccuracyMatrix) -> float:

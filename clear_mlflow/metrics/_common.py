@@ -23,7 +23,7 @@ class MetricOf(Generic[Measured]):
 
     name: str  # family and metric, as clear/in_domain_accuracy
     function: Callable[[Measured], float]  # raises UndefinedMetricError where it has no value
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True  # None if not declared
     version: int = 1  # raised when the definition changes, so that stored values are known as old
 
     @property

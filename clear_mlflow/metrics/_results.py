@@ -144,7 +144,7 @@ def scores(
         found.summary,
         {name: str(error) for name, error in found.undefined.items()},
         score=matrix.score,
-        lower_is_better={name for name, m in chosen.items() if not m.higher_is_better},
+        lower_is_better={name for name, m in chosen.items() if m.higher_is_better is False},
         series=found.series,
     )
     return MetricResults((result.name, result) for result in listed)
@@ -183,7 +183,7 @@ def results(
             reason="" if name in summary else one_line(reasons[name], 200),
             series=(series or {}).get(name, {}),
             interval=(intervals or {}).get(name),
-            higher_is_better=known[name].higher_is_better
+            higher_is_better=known[name].higher_is_better is not False
             if name in known
             else name not in lower_is_better,
             formula=known[name].formula if name in known else "",

@@ -87,7 +87,11 @@ def _as_metrics(reference: str, thing: Any) -> tuple[Metric | PredictionMetric, 
     if not listed or not all(isinstance(x, (Metric, PredictionMetric)) for x in listed):
         package, _, function = reference.replace(":", ".").partition(".")
         name = f"{package}/{function.rpartition('.')[2]}"
-        listed = [_kind(reference, thing)(name=name, function=thing)]
+        lower = getattr(thing, "lower_is_better", None)
+        if lower not in (None, True, False):
+            raise ConfigError(f"{reference}.lower_is_better is {shown(lower)}; set True or False")
+        higher = None if lower is None else not lower
+        listed = [_kind(reference, thing)(name=name, function=thing, higher_is_better=higher)]
     for metric in listed:
         _check_family(reference, metric.name)
     try:

@@ -23,6 +23,7 @@ from clear_mlflow.metrics._base import (
     change_on_past,
     level,
     measured,
+    name_cell,
     need_trained,
 )
 
@@ -49,7 +50,7 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
     """
     need_trained(matrix, 1, "a trained bucket")
     last = matrix.num_rows - 1
-    return float(measured(matrix.values[last], lambda j: f"R[{last}, {j}]").mean())
+    return float(measured(matrix.values[last], lambda j: name_cell(last, j)).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:

@@ -24,6 +24,7 @@ from clear_mlflow.metrics._base import (
     last_row,
     level,
     measured,
+    name_cell,
     need_trained,
 )
 
@@ -92,7 +93,7 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     """
     need_trained(matrix, 2, "a past bucket")
     last = matrix.num_rows - 1
-    end = measured(matrix.values[last, :last], lambda j: f"R[{last}, {j}]")
+    end = measured(matrix.values[last, :last], lambda j: name_cell(last, j))
     return float((end - cells_where(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
 
 
@@ -110,7 +111,7 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     if matrix.initial is None:
         raise UndefinedMetricError("needs the initialisation row")
     before = cells_where(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
-    untrained = measured(matrix.initial[1 : matrix.num_rows], lambda j: f"b[{j + 1}]")
+    untrained = measured(matrix.initial[1 : matrix.num_rows], lambda j: f"row 0, column {j + 2}")
     return float((before - untrained).mean())
 
 

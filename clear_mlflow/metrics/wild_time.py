@@ -28,6 +28,7 @@ from clear_mlflow.metrics._base import (
     cells_where,
     level,
     measured,
+    name_cell,
     need_future,
     need_trained,
 )
@@ -54,7 +55,7 @@ def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     weights = matrix.num_instances[: row + 1].astype(np.float64)
-    known = measured(cells[: row + 1], lambda j: f"R[{row}, {j}]")
+    known = measured(cells[: row + 1], lambda j: name_cell(row, j))
     return float((weights * known).sum() / weights.sum())
 
 
@@ -116,7 +117,7 @@ def _out_of_distribution(matrix: AccuracyMatrix, split: int | None) -> NDArray[n
     row, cells = _at_split(matrix, split)
     if row + 1 == matrix.num_buckets:
         raise UndefinedMetricError("needs a bucket after the split")
-    return measured(cells[row + 1 :], lambda j: f"R[{row}, {row + 1 + j}]")
+    return measured(cells[row + 1 :], lambda j: name_cell(row, row + 1 + j))
 
 
 def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:

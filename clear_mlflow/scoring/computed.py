@@ -153,7 +153,7 @@ def compute(
         reasons=reasons | dict(tests.reasons),
         failed=failed_of(over_steps.undefined) | answers.failed,
         versions={m.name: m.version for m in asked},
-        lower_is_better=frozenset(m.name for m in asked if not m.higher_is_better),
+        lower_is_better=frozenset(m.name for m in asked if m.higher_is_better is False),
         predicted=answers,
         anytime=tests,
     )

@@ -60,10 +60,7 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
         if run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
     ]
     ticked = [run for run in runs if question.includes(run.info.run_id)]
-    # As clear-mlflow compare; runs that other programs stored may name no strategy.
-    named = any("strategy" in {**run.data.params, **run.data.tags} for run in ticked)
-    usual = ("strategy", "dataset") if named else ("dataset",)
-    group_by = usual if question.group_by is None else question.group_by
+    group_by = question.group_by
     comparison, _, _ = read_comparison(
         store,
         ticked,
@@ -85,7 +82,8 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
             "experiment": short(question.experiment),
             "workspace": question.workspace,
             "filter": question.wanted,
-            "group_by": ",".join(group_by) or "none",
+            "group_by": "" if group_by is None else ",".join(group_by) or "none",
+            "default_group_by": ",".join(comparison.group_by),
             "summary": f"{len(ticked)} of {many(len(runs), 'run')} ticked",
             "choices": [_choice(question, run) for run in runs],
         },

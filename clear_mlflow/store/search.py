@@ -57,6 +57,20 @@ def select(
     return (run for run in found if not (unscored_only and _is_scored(run)))
 
 
+def expand_run_id(client: MlflowClient, text: str) -> str:
+    """Return the id of the only run that starts with a text of 6 to 31 hexadecimal digits.
+
+    Returns any other text unchanged. Raises TrackingError if several runs match.
+    """
+    if not re.fullmatch("[0-9a-f]{6,31}", text):
+        return text
+    matches = [*search(client, experiment_ids(client), f"attributes.run_id LIKE '{text}%'")]
+    if len(matches) > 1:
+        listed = ", ".join(shown(f"{run.info.run_id} {run.info.run_name}") for run in matches[:10])
+        raise TrackingError(f"{len(matches)} runs start with {text}; use more digits of {listed}")
+    return str(matches[0].info.run_id) if matches else text
+
+
 def _is_scored(run: Run | MissingRun) -> bool:
     return isinstance(run, Run) and names.SCORED_TAG in run.data.tags
 

@@ -26,7 +26,7 @@ from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.matrices import stored_rows_of
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
-from clear_mlflow.store.search import experiment_ids
+from clear_mlflow.store.search import expand_run_id, experiment_ids, has_experiment
 
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
 _VIEW = "clear_mlflow_leaderboard"
@@ -201,8 +201,9 @@ def page_of_target(client: MlflowClient, target: str | None) -> str:
     if target is None:
         return _leaderboard(client, _newest(client))
     with mlflow_errors(f"look for {shown(target)}"):
+        run_id = target if has_experiment(client, target) else expand_run_id(client, target)
         try:
-            return _page_of_run(client, client.get_run(target))
+            return _page_of_run(client, client.get_run(run_id))
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise

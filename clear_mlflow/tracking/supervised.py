@@ -25,6 +25,7 @@ from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
 from clear_mlflow.store.heartbeat import await_silence
+from clear_mlflow.store.search import expand_run_id
 from clear_mlflow.tracking.ensemble_run import run_of
 from clear_mlflow.tracking.lifecycle import RunResult, close, close_project_run, result_of, take
 from clear_mlflow.tracking.resume import (
@@ -79,6 +80,7 @@ def resume_supervised(
     """Resume a run that was interrupted, and close its record; what is wrong is reported first."""
     try:
         client = preflight(opens_run=False)
+        run_id = expand_run_id(client, run_id)
         beside = _describe_resume(client, run_id)
     except ClearError as error:
         return close_project_run(result_of(error, None, signals.received))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from comparisons import counts, log_run, row_records
+from comparisons import counts, log_predictions, log_run, row_records
 from courses import reasons, series, values
 from stored_runs import histories
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
@@ -127,6 +127,19 @@ def test_a_family_that_only_a_later_version_knows_stays(store, experiment_id):
     assert scored_by(store, run.info.run_id) == ({"gem"}, "gem,of_tomorrow")
     done = invoke("evaluate", "--experiment", "test", "--metrics", "clear")
     assert scored_by(store, run.info.run_id) == ({"gem", "clear"}, "gem,of_tomorrow,clear")
+
+
+def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experiment_id, tmp_path):
+    """Its metrics of known families are read in Python and by `show --json`."""
+    tags = {names.METRICS_TAG: "gem,of_tomorrow"}
+    correct = counts(150, 0)
+    run = log_run(store, experiment_id, "a", correct, strategy="a", tags=tags)
+    log_predictions(store, run, correct, tmp_path)
+    store.set_tag(run.info.run_id, names.PREDICTIONS_TAG, "labels")
+    metrics = clear_mlflow.load(run.info.run_id).metrics
+    assert metrics["gem/average_accuracy"].interval is not None
+    done = invoke("show", run.info.run_id, "--json")
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import mlflow
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_predictions, log_run, log_training
 from forked import run_python
 
+import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compare import listed
 from clear_mlflow.cli import main
@@ -272,6 +275,143 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
     )
 
 
+def log_replay_runs(store, experiment_id):
+    """Log three seeds of naive and of replay; the last seed of replay has other parameters."""
+    for strategy, level in (("naive", 120), ("replay", 180)):
+        for seed in range(3):
+            is_other = strategy == "replay" and seed == 2
+            epochs, lr = ("1", "0.01") if is_other else ("3", "0.02")
+            asked = {"strategy": strategy, "seed": str(seed), "epochs": epochs, "lr": lr}
+            asked |= {"device": "cpu" if seed else "auto", "predictions": "none"}
+            log_training(store, experiment_id, counts(level, seed), asked)
+
+
+def test_different_parameters_are_separate_groups(store, experiment_id):
+    """The groups are labelled by the parameters that differ, without seeds and machine settings."""
+    log_replay_runs(store, experiment_id)
+    output = invoke("--experiment", "test").output
+    assert "mixes" not in output
+    _, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    assert {group["name"]: len(group["runs"]) for group in content["groups"]} == {
+        "replay, epochs=3, lr=0.02": 2,
+        "replay, epochs=1, lr=0.01": 1,
+        "naive, epochs=3, lr=0.02": 3,
+    }
+    assert content["group_by"] == ["strategy", "dataset", "epochs", "lr"]
+
+
+def test_merged_parameters_are_named_in_every_output(store, experiment_id):
+    """With --group-by strategy, the terminal, page, JSON, description and verdict name them."""
+    log_replay_runs(store, experiment_id)
+    output = " ".join(invoke("--experiment", "test", "--group-by", "strategy").output.split())
+    mixed = "epochs 1 and 3, lr 0.01 and 0.02"
+    warning = f"replay mixes runs with different parameters ({mixed})"
+    assert f"! {warning}" in output
+    run, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    replay, naive = content["groups"]
+    assert replay["mixed"] == {"epochs": ["1", "3"], "lr": ["0.01", "0.02"]}
+    assert naive["mixed"] == {}
+    assert any(text.startswith(warning) for text in content["warnings"])
+    (verdict,) = content["verdicts"]
+    assert f"replay mixes {mixed}" in verdict["sentence"]
+    assert warning in (folder / "comparison.html").read_text()
+    assert "mixes runs with different parameters" in run.data.tags["mlflow.note.content"]
+
+
+def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
+    """`mlflow run` logs the memory of naive, too, which has none."""
+    for seed, memory in enumerate(("auto", "100")):
+        asked = {"strategy": "naive", "seed": str(seed), "memory": memory}
+        log_training(store, experiment_id, counts(120, seed), asked)
+        asked |= {"strategy": "replay"}
+        log_training(store, experiment_id, counts(180, seed), asked)
+    invoke("--experiment", "test")
+    _, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    names = {group["name"]: len(group["runs"]) for group in content["groups"]}
+    assert names == {"replay, memory=120": 1, "replay, memory=100": 1, "naive": 2}
+
+
+def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
+    """One label is enough to separate an imported run from trainings of the same strategy."""
+    for seed in range(2):
+        asked = {"strategy": "replay", "seed": str(seed)}
+        log_training(store, experiment_id, counts(180, seed), asked)
+    options = {"strategy": "replay", "seed": 2, "dataset": "digits"}
+    log_run(store, experiment_id, "imported", counts(180, 2), **options)
+    invoke("--experiment", "test")
+    _, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    assert len(content["group_by"]) == 3
+    assert sorted(len(group["runs"]) for group in content["groups"]) == [1, 2]
+
+
+def test_own_loops_with_other_parameters_are_separate_groups(store, experiment_id):
+    """Names, folders, seeds and machine settings of another program separate nothing."""
+    for seed in range(4):
+        run = log_run(
+            store, experiment_id, f"loop {seed}", counts(150, seed), strategy="mine", seed=seed
+        )
+        for name, value in {
+            "learning_rate": "0.1" if seed < 2 else "0.2",
+            "run_name": f"loop {seed}",
+            "output_dir": f"runs/{seed}",
+            "data_seed": seed,
+            "seed": seed,
+            "device": f"cuda:{seed}",
+        }.items():
+            store.log_param(run.info.run_id, name, value)
+    assert invoke("--experiment", "test").exit_code == 0
+    _, folder = comparison_of(store, experiment_id)
+    content = json.loads((folder / "compared_runs.json").read_text())
+    names = {group["name"]: len(group["runs"]) for group in content["groups"]}
+    assert names == {"learning_rate=0.1": 2, "learning_rate=0.2": 2}
+
+
+LOSS = """
+def loss(matrix):
+    return 1 - matrix.values[-1].mean()
+
+def declared(matrix):
+    return 1 - matrix.values[-1].mean()
+
+declared.lower_is_better = True
+"""
+
+
+def test_a_function_ranks_only_with_a_declared_direction(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """The option or the attribute declares it, and the verdict states it."""
+    (tmp_path / "mylab.py").write_text(LOSS)
+    monkeypatch.chdir(tmp_path)
+    for seed in range(3):
+        for strategy, level in (("naive", 120), ("replay", 180)):
+            log_run(
+                store, experiment_id, strategy, counts(level, seed), strategy=strategy, seed=seed
+            )
+    ask = ("--experiment", "test", "--metric")
+    result = invoke(*ask, "mylab:loss", "--rank-by", "mylab/loss")
+    assert result.exit_code == 2
+    assert "mylab/loss, a function that does not declare which values are better" in result.output
+    assert len(store.search_runs([experiment_id])) == 6
+    better = "replay is better than naive at mylab/{} (lower is better)"
+    result = invoke(*ask, "mylab:loss", "--rank-by", "mylab/loss", "--lower-is-better", "yes")
+    assert better.format("loss") in result.output
+    result = invoke(*ask, "mylab:declared", "--rank-by", "mylab/declared")
+    assert better.format("declared") in result.output
+    result = invoke(*ask, "mylab:declared", "--rank-by", SCORE, "--lower-is-better", "yes")
+    assert (result.exit_code, "whose direction is known" in result.output) == (2, True)
+    # Without a direction the metric is shown, and no value is marked as the best.
+    compared = clear_mlflow.compare("test", metrics=["mylab:loss"], log=False)
+    content = compared.to_dict()
+    assert content["rank_by"] == SCORE
+    assert content["groups"][0]["metrics"]["mylab/loss"]["higher_is_better"] is None
+    assert "**" not in compared.to_markdown("mylab/loss")
+
+
 def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, experiment_id):
     """One group for each way to crop."""
     for seed, augment in enumerate(("random_crop_flip", "random_crop_flip", "random_crop")):
@@ -286,6 +426,46 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     told = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
     assert sizes == {"augment=random_crop_flip": 2, "augment=random_crop": 1}
+
+
+def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_id, runs, tmp_path):
+    """Experiments, ids and unique beginnings of ids, on the command line and in Python."""
+    assert invoke("test").exit_code == 0
+    compared, _ = comparison_of(store, experiment_id)
+    assert compared.data.tags[names.COMPARED_COUNT_TAG] == "4"
+    assert compared.data.params["experiment"] == "test"
+    ids = [run.info.run_id for run in runs]
+    assert invoke(ids[0][:8], ids[2][:31]).exit_code == 0
+    assert invoke("test", "--filter", "tags.strategy = 'naive'").exit_code == 0
+    assert clear_mlflow.load(ids[0][:10]).run_id == ids[0]
+    (named,) = clear_mlflow.evaluate(ids[1][:10], dry_run=True)
+    assert named.run_id == ids[1]
+    for arguments in (("show", ids[0][:9]), ("evaluate", "test"), ("evaluate", ids[0][:9])):
+        assert CliRunner().invoke(main, arguments).exit_code == 0, arguments
+    done = CliRunner().invoke(main, ["export", "test", str(tmp_path / "bundles")])
+    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(main, ["show", "test"])
+    assert (result.exit_code, "'test' is an experiment" in result.output) == (2, True)
+
+
+def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id):
+    """Fewer than six digits are not the beginning of an id."""
+    ids = []
+    with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as database:
+        for number in range(2):
+            run_id = store.create_run(experiment_id, run_name=f"run {number}").info.run_id
+            ids.append(f"abcdef{number}{run_id[7:]}")
+            for table in ("runs", "tags"):
+                database.execute(
+                    f"UPDATE {table} SET run_uuid = ? WHERE run_uuid = ?", (ids[-1], run_id)
+                )
+            database.commit()
+    result = CliRunner().invoke(main, ["show", "abcdef"])
+    assert result.exit_code == 2
+    assert "2 runs start with abcdef; use more digits of" in result.output
+    assert all(f"{run_id} run" in result.output for run_id in ids)
+    assert "no such run" in CliRunner().invoke(main, ["show", "abcde"]).output
+    assert f"{ids[0]} " in CliRunner().invoke(main, ["show", "abcdef0"]).output
 
 
 def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():

@@ -179,8 +179,8 @@ def test_percent_and_zeros_are_said_here_too(store, foreign):
     rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
     run_id = foreign(named(rows, first=1))
     options = ["--run-id", run_id, "--rows", "results/acc_after_{row}.json"]
-    assert "say scale=percent" in evaluate(*options).output
-    assert "pass future=not-tested" in evaluate(*options, "--rows-scale", "percent").output
+    assert "pass --rows-scale percent" in evaluate(*options).output
+    assert "--rows-future not-tested" in evaluate(*options, "--rows-scale", "percent").output
     done = evaluate(*options, "--rows-scale", "percent", "--rows-future", "not-tested")
     assert done.exit_code == 0, done.output
     metrics = store.get_run(run_id).data.metrics

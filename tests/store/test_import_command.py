@@ -130,7 +130,7 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
         (["--num-instances", "5,6"], "must be 3 integers"),
         (["--num-instances", "0"], "of at least 1"),
         (["--buckets", "a,a,b"], "is given twice"),
-        (["--scale", "percent"], "scale=percent seems wrong"),
+        (["--scale", "percent"], "; --scale percent seems wrong"),
         (["--format", "mammoth"], "expected the text of a Python dictionary"),
         (["nowhere.csv", "--future", "tested"], "error: nowhere.csv is no file"),
     ],

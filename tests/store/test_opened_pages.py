@@ -33,6 +33,7 @@ def test_a_run_opens_at_its_best_page(store, experiment_id):
     at = f"#/experiments/{experiment_id}/runs/{run.info.run_id}"
     view = "?workflowType=machine_learning"
     assert page_of_target(store, run.info.run_id) == at + view
+    assert page_of_target(store, run.info.run_id[:8]) == at + view
     score(store, run.info.run_id)
     assert page_of_target(store, run.info.run_id) == f"{at}/artifacts/report.html{view}"
     compared, sweep = (store.create_run(experiment_id).info.run_id for _ in range(2))

@@ -168,7 +168,7 @@ def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
     assert "1 run is left out, of another score: accuracy (higher is better)" in told
-    assert "replay is better than naive at renate/average_rmse by" in told
+    assert "replay is better than naive at renate/average_rmse (lower is better) by" in told
     assert "percentage" not in told
     (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'compare'")
     assert run.data.tags["leader"] == "replay"

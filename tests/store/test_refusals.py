@@ -12,9 +12,12 @@ from click.testing import CliRunner
 from forked import run_forked
 from stored_runs import stored_run
 
+import clear_mlflow
 from clear_mlflow.api import load
 from clear_mlflow.cli import main
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.grids.grid import read_grid
+from clear_mlflow.importers import Source, read_runs
 from clear_mlflow.store import client as connecting
 from clear_mlflow.store.client import preflight
 
@@ -34,6 +37,30 @@ def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
     with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9/x, which is no artifact store"):
         preflight()
+
+
+def test_a_memory_of_a_strategy_without_memory_is_refused(store, experiment_id):
+    """On the command line and in Python; a grid may set it for all of its strategies."""
+    done = CliRunner().invoke(main, ["train", "--strategy", "ewc", "--memory", "100"])
+    assert done.exit_code == 2
+    assert "error: memory is 100, but strategy ewc does not use it; leave" in done.output
+    with pytest.raises(ConfigError, match="memory is 100, but strategy naive does not use it"):
+        clear_mlflow.train(memory=100)
+    assert store.search_runs([experiment_id]) == []
+    grid = {"fixed": {"memory": 100}, "grid": {"strategy": ["ewc", "replay"]}}
+    assert [run.config.strategy for run in read_grid(grid).runs] == ["ewc", "replay"]
+
+
+def test_messages_spell_options_as_they_are_typed(store, tmp_path):
+    """With dashes on the command line and as arguments in Python."""
+    (tmp_path / "x.csv").write_text("75,50\n70,90\n")
+    done = CliRunner().invoke(main, ["import", str(tmp_path / "x.csv")])
+    assert "pass --scale percent" in done.output
+    with pytest.raises(RecordError, match='pass scale="percent"'):
+        read_runs(Source("x.csv", b"75,50\n70,90\n"))
+    arguments = ["--strategy", "ncm", "--model", "mlp:8", "--features", "pixels"]
+    done = CliRunner().invoke(main, ["train", *arguments])
+    assert "pass --model linear, and standardise=first" in done.output
 
 
 @pytest.mark.parametrize("command", [["evaluate", "--only", "unscored"], ["import", __file__]])

@@ -234,8 +234,8 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
         clear_mlflow.runs("0" * 32)
     with pytest.raises(ConfigError, match="runs holds 5; expected runs, their ids, or paths"):
         clear_mlflow.load(5)
-    with pytest.raises(ConfigError, match=r"primary.*'nope', which no run defines"):
-        clear_mlflow.compare(experiment_id, primary="nope", log=False)
+    with pytest.raises(ConfigError, match=r"rank_by.*'nope', which no run defines"):
+        clear_mlflow.compare(experiment_id, rank_by="nope", log=False)
 
 
 def test_an_error_is_one_line_in_a_notebook():

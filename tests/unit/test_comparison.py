@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from comparisons import NUM_TEST, counts, seeds_of, subject
+from rich.console import Console
 from stored_values import answers_of, images_of
 
 from clear_mlflow.comparison import build
@@ -20,7 +21,15 @@ from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.figures import course_figure, figures
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.tables import leaderboard_csv, leaderboard_json
+from clear_mlflow.comparison.tables import (
+    comparison_dict,
+    latex_table,
+    leaderboard_csv,
+    leaderboard_json,
+    leaders_frame,
+    markdown_table,
+)
+from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics import ImageBootstrap
@@ -196,6 +205,35 @@ def test_leaderboard_says_what_the_groups_say():
             assert (
                 line[name] == "" if number is None else float(line[name]) == pytest.approx(number)
             )
+
+
+def partly_defined():
+    """Return three seeds, of which the first defines its average accuracy."""
+    runs = seeds_of("replay", 180, range(3))
+    for run in runs[1:]:
+        del run.summary["renate/average_accuracy"]
+    return compared([*runs, *seeds_of("naive", 120, range(3))])
+
+
+def test_each_output_counts_the_seeds_that_define_a_metric():
+    """As "1 of 3": terminal, LaTeX, Markdown, description, page, CSV, JSON and frame."""
+    found = partly_defined()
+    console = Console(width=80, file=io.StringIO())
+    for part in comparison_text(found):
+        console.print(part)
+    assert console.file.getvalue().count("1 of 3") == 1
+    for text in (latex_table(found), markdown_table(found), comparison_note(found, page="")):
+        assert text.count("(1 of 3)") == 1
+    assert comparison_page(found, title="", footer="").count("1 of 3 seeds") >= 1
+    lines = list(csv.DictReader(io.StringIO(leaderboard_csv(found))))
+    counts_of = {(li["group"], li["metric"]): (li["n"], li["seeds"]) for li in lines}
+    assert counts_of["replay", "renate/average_accuracy"] == ("1", "3")
+    assert counts_of["naive", "renate/average_accuracy"] == ("3", "3")
+    group = comparison_dict(found)["groups"][0]
+    assert (group["metrics"]["renate/average_accuracy"]["n"], group["seeds"]) == (1, 3)
+    frame = leaders_frame(found)
+    assert frame["renate/average_accuracy (seeds)"].tolist() == [1, 3]
+    assert json.loads(leaderboard_json(found))["columns"] == [*frame.columns]
 
 
 def test_figures_are_pictures():

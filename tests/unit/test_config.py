@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clear_mlflow.comparison.arrangement import TUNED
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.parameters.config import (
-    OPTIMISATION,
     PARAMETERS,
     TrainConfig,
     parameter_defaults,
+    result_parameters,
 )
 from clear_mlflow.learning.parameters.logged import (
     is_of_a_training,
@@ -173,7 +172,12 @@ def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():
         TrainConfig.resolve({**clear, "features": "moco_b0", "augment": "random_crop"})
 
 
-def test_what_a_search_chooses_is_known_to_comparisons():
-    """All that shapes the optimisation, and the two that say how: none is a method of its own."""
-    of_optimisation = {n for n, about in PARAMETERS.items() if about["group"] == OPTIMISATION}
-    assert set(TUNED) == of_optimisation | {"strategy_args", "augment"}
+def test_all_parameters_but_these_affect_results():
+    """Runs that differ in any other parameter are not the seeds of one method."""
+    of_test_set = {"dataset", "data_root", "protocol", "split"}
+    of_machine = {"precision", "compile", "device"}
+    of_record = {"predictions", "test_every", "metrics", "log_models", "resumable"}
+    compared_by_argument = {"dataset_args", "scenario_args", "strategy_args"}
+    others = of_test_set | of_machine | of_record | compared_by_argument
+    others |= {"strategy", "seed", "seeds"}
+    assert PARAMETERS.keys() - {*result_parameters()} == others

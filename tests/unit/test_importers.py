@@ -140,8 +140,8 @@ def test_labels_zeros_and_names_decide_what_a_cell_is(content, said, rows):
 @pytest.mark.parametrize(
     ("content", "advice"),
     [
-        ("0.5,0.4\n0,0.9\n", "pass orientation=columns"),
-        ("0.1,0.2\n0.3,0.4\n0.5,0.6\n", "orientation=columns"),
+        ("0.5,0.4\n0,0.9\n", 'pass orientation="columns"'),
+        ("0.1,0.2\n0.3,0.4\n0.5,0.6\n", 'orientation="columns"'),
         ("lr,b1,b2\n0.1,0.5,0.4\n0.1,0.3,0.9\n", "pass columns="),
         (",3,1,2\n1,0.5,0.4,0.3\n", "pass columns="),
         (",0,1,2\n1,0.5,0.4,0.3\n2,0.5,0.4,0.3\n", "pass row_labels=ignore"),
@@ -268,11 +268,11 @@ def test_counts_and_keys_are_kept_or_said():
 
 TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss\n0,1,0.5,0,1,0"
 WRONG = [
-    ("a.csv", "92,80\n70,90", {}, "holds 92.0, which is no fraction: if they are percent, say"),
-    ("a.csv", "0.5,0.4\n0.3,0.9", {"scale": "percent"}, "scale=percent seems wrong"),
-    ("a.csv", "0.5,0\n0.3,0.9", {}, "pass future=not-tested"),
+    ("a.csv", "92,80\n70,90", {}, "holds 92.0, which is no fraction: if they are percent, pass"),
+    ("a.csv", "0.5,0.4\n0.3,0.9", {"scale": "percent"}, 'scale="percent" seems wrong'),
+    ("a.csv", "0.5,0\n0.3,0.9", {}, 'pass future="not-tested"'),
     ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested"}, "cannot be true"),
-    ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, "pass initial=first-row"),
+    ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, 'pass initial="first-row"'),
     ("a.csv", "0.5,-0.1\n0.3,0.9", {}, "never below 0"),
     ("a.csv", "nan,nan\nnan,nan", {}, "no accuracy that was measured"),
     ("a.csv", "0.5,0.5", {"score": Score("rmse"), "scale": "fraction"}, "which is of accuracies"),

@@ -219,7 +219,8 @@ def test_one_unmeasured_cell_undefines_just_the_metrics_that_use_it(case, data):
     for name, value in with_low.items():
         if with_high[name] != value:
             assert name not in with_gap
-            assert reasons[name].partition(";")[0] == f"R[{i}, {j}] was not measured"
+            gap = f"row {i + 1}, column {j + 1} was not measured"
+            assert reasons[name].partition(";")[0] == gap
     for name, value in with_gap.items():
         assert value == with_low[name] == with_high[name]
 
@@ -381,9 +382,9 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
         (AccuracyMatrix(FULL), {"renate/forward_transfer": "needs the initialisation row"}),
         (
             AccuracyMatrix(FULL, initial=[0.1, math.nan]),
-            {"renate/forward_transfer": "b[1] was not measured"},
+            {"renate/forward_transfer": "row 0, column 2 was not measured"},
         ),
-        (MISSING_ROW, {"clear/in_domain_accuracy": "R[1, 1] was not measured"}),
+        (MISSING_ROW, {"clear/in_domain_accuracy": "row 2, column 2 was not measured"}),
     ],
 )
 def test_what_is_undefined_says_why(matrix, reasons):
@@ -403,13 +404,13 @@ def test_forgetting_of_a_lower_triangular_matrix():
     reasons = explain(matrix)
     for name in ("renate/forgetting", "chaudhry/forgetting"):
         assert reasons[name] == (
-            "R[0, 1] was not measured; chaudhry/forgetting_since_trained does not need it"
+            "row 1, column 2 was not measured; chaudhry/forgetting_since_trained does not need it"
         )
     values = matrix.values.copy()
     values[1, 0] = nan
     reasons = explain(AccuracyMatrix(values))
-    assert reasons["renate/forgetting"] == "R[1, 0] was not measured"
-    assert reasons["chaudhry/forgetting_since_trained"] == "R[1, 0] was not measured"
+    assert reasons["renate/forgetting"] == "row 2, column 1 was not measured"
+    assert reasons["chaudhry/forgetting_since_trained"] == "row 2, column 1 was not measured"
 
 
 def test_a_missing_row_leaves_gaps_in_the_series():

@@ -124,7 +124,7 @@ def test_description_of_a_partial_run_tells_what_is_missing_and_why():
     assert "buckets trained 2 of 3" in text
     assert "rows not stored 0, 1" in text
     assert re.search(r"^after 1 +– +– +–$", text, re.MULTILINE)
-    assert "| `renate/forgetting` | – | R&#91;0, 0&#93; was not measured |" in text
+    assert "| `renate/forgetting` | – | row 1, column 1 was not measured |" in text
     assert "nan" not in text
 
 

@@ -331,7 +331,10 @@ def test_the_lowest_error_leads_and_is_called_better():
     assert [*leaders_frame(comparison)["group"]] == ["good", "bad"]
     (verdict,) = comparison.verdicts
     size = "2.677 (95 % interval 2.652 to 2.702, p < 0.0001"
-    assert f"good is better than bad at renate/average_rmse by {size}" in verdict.sentence
+    assert (
+        f"good is better than bad at renate/average_rmse (lower is better) by {size}"
+        in verdict.sentence
+    )
     assert "percentage" not in verdict.sentence
     page = comparison_page(comparison, title="errors", footer="")
     assert " %" not in shown_text(page).split("<h2>rmse matrices")[1].split("</section>")[0]

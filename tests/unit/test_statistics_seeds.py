@@ -197,18 +197,20 @@ def said(
 def test_verdicts_are_plain_sentences() -> None:
     """Who, at what, by how much, how sure, on how much evidence; told from the better side."""
     told = (
-        "A is better than B at clear/accuracy by 3.1 percentage points "
+        "A is better than B at clear/accuracy (higher is better) by 3.1 percentage points "
         "(95 % interval 1.2 to 5.0, p = 0.01; 8 seeds each)."
     )
     assert said() == told
     turned = said(difference=-0.031, interval=Interval(-0.05, -0.012))
     assert turned == told.replace("A is better than B", "B is better than A")
-    assert said(higher_is_better=False).startswith("B is better than A at clear/accuracy by 3.1")
+    assert said(higher_is_better=False).startswith(
+        "B is better than A at clear/accuracy (lower is better) by 3.1"
+    )
     assert "p = 0.01, adjusted for 6 comparisons" in said(comparisons=6)
     assert "by 0.031 (95 % interval 0.012 to 0.05" in said(in_percent=False)
     assert said(p_value=0.2, interval=Interval(-0.01, 0.05)) == (
-        "No difference between A and B at clear/accuracy could be shown: A is ahead by 3.1 "
-        "percentage points (95 % interval -1.0 to 5.0, p = 0.2; 8 seeds each)."
+        "No difference between A and B at clear/accuracy (higher is better) could be shown: A is "
+        "ahead by 3.1 percentage points (95 % interval -1.0 to 5.0, p = 0.2; 8 seeds each)."
     )
     assert "both are the same (95 %" in said(difference=0.0, p_value=1.0)
     # Small differences keep a digit, tiny p-values none.
@@ -226,8 +228,9 @@ def test_what_a_margin_adds_to_a_sentence() -> None:
         "equivalence": Equivalence(0.005, 0.2, Interval(-0.004, 0.006)),
     }
     assert said(**wide) == (
-        "Neither a difference between A and B at clear/accuracy nor equivalence within 0.5 "
-        "percentage points could be shown: A is ahead by 0.1 percentage points (90 % interval -0.4 "
+        "Neither a difference between A and B at clear/accuracy (higher is better) nor equivalence "
+        "within 0.5 percentage points could be shown: A is ahead by 0.1 percentage points (90 % "
+        "interval -0.4 "
         "to 0.6, two one-sided tests: p = 0.2; 8 seeds each; test of a difference: p = 0.6)."
     )
     small = Equivalence(0.01, 0.02, Interval(-0.004, 0.006))
@@ -239,12 +242,12 @@ def test_of_two_single_runs_the_sentence_is_about_two_models() -> None:
     """Not about the methods, of which it has one training each."""
     found = said(difference=-0.031, interval=Interval(-0.05, -0.012), of_models=True)
     assert found == (
-        "The model of B is better than the model of A at clear/accuracy by 3.1 percentage points "
-        "(95 % interval 1.2 to 5.0, p = 0.01; 8 seeds each)."
+        "The model of B is better than the model of A at clear/accuracy (higher is better) by 3.1 "
+        "percentage points (95 % interval 1.2 to 5.0, p = 0.01; 8 seeds each)."
     )
     assert said(p_value=0.2, of_models=True).startswith(
-        "No difference between the model of A and the model of B at clear/accuracy could be shown: "
-        "the model of A is ahead by 3.1"
+        "No difference between the model of A and the model of B at clear/accuracy (higher is "
+        "better) could be shown: the model of A is ahead by 3.1"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import itertools
 import json
@@ -20,6 +21,7 @@ from clear_mlflow.comparison.build import Comparison, compare
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import RowlessRun, Subject
+from clear_mlflow.comparison.tables import comparison_dict
 from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed
@@ -71,7 +73,9 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
         assert verdict.test is not None
         assert verdict.test.p_value == pytest.approx(expected.pvalue)
         assert verdict.adjusted_interval == pytest.approx(tuple(expected.confidence_interval()))
-        assert verdict.sentence.startswith(f"replay is better than naive at {SCORE} by 3")
+        assert verdict.sentence.startswith(
+            f"replay is better than naive at {SCORE} (higher is better) by 3"
+        )
         method = (
             f"paired t-test over {n} shared seeds" if shared else f"Welch's t-test over {n} and {n}"
         )
@@ -134,6 +138,44 @@ def test_verdicts_are_on_the_metric_that_ranks() -> None:
     assert len(by_forgetting.verdicts) == 3
 
 
+def two_methods(seeds: int) -> list[Subject]:
+    """Return runs of one challenge score: a is better on past buckets, b on future buckets."""
+    found = []
+    past, future = np.tri(5, 4, -2, dtype=bool), ~np.tri(5, 4, -1, dtype=bool)
+    for seed in range(seeds):
+        for name, sign in (("a", 1), ("b", -1)):
+            noise = np.random.default_rng([seed, sign + 1]).integers(-1, 2, (5, 4))
+            cells = 120 + noise + sign * (20 * past - 10 * future)
+            found.append(subject(name, cells.tolist(), seed=seed))
+    return found
+
+
+def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() -> None:
+    """In one line of terminal, page, description and JSON; p covers all metrics and pairs."""
+    found = compared(two_methods(5))
+    (verdict,) = found.verdicts
+    assert verdict.outcome == "not shown"
+    line = found.exploratory_text
+    assert line.startswith(f"Exploratory, where {SCORE} shows no difference: a is better than b at")
+    assert "renate/average_accuracy" in line
+    assert "adjusted for 4 comparisons" in line
+    a, b = ([m.summary["renate/average_accuracy"] for m in g.members] for g in found.groups)
+    (average,) = [v for v in found.exploratory if v.metric == "renate/average_accuracy"]
+    assert average.test is not None
+    assert average.test.adjusted >= stats.ttest_rel(a, b).pvalue
+    assert line in printed(found)
+    assert line in html.unescape(comparison_page(found, title="", footer=""))
+    assert "Exploratory, where" in comparison_note(found, page="")
+    assert comparison_dict(found)["exploratory"] == line
+
+
+def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
+    """Neither is anything without a difference at any metric, or with too few seeds."""
+    assert compared(two_methods(5), rank_by="renate/average_accuracy").exploratory_text == ""
+    assert compared([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory_text == ""
+    assert compared(two_methods(2)).exploratory_text == ""
+
+
 def test_equal_methods_are_called_different_in_few_comparisons() -> None:
     """Simulated: 120 comparisons of four equal methods with three shared seeds."""
     verdicts = 0
@@ -153,7 +195,8 @@ def test_two_seeds_are_told_how_many_more() -> None:
     (verdict,) = found.verdicts
     assert (verdict.outcome, verdict.test) == ("too few", None)
     assert verdict.sentence.startswith(
-        f"Too few seeds to say whether replay and naive differ at {SCORE}: replay is ahead by "
+        f"Too few seeds to say whether replay and naive differ at {SCORE} (higher is better): "
+        "replay is ahead by "
     )
     assert verdict.more_seeds is not None
     assert verdict.more_seeds >= 3
@@ -177,7 +220,10 @@ def test_no_difference_can_be_a_result() -> None:
     assert verdict.outcome == "equivalent"
     assert verdict.equivalence is not None
     assert verdict.equivalence.p_value == pytest.approx(max(sides))
-    assert f"are equivalent at {SCORE} within 1 percentage point: " in verdict.sentence
+    assert (
+        f"are equivalent at {SCORE} (higher is better) within 1 percentage point: "
+        in verdict.sentence
+    )
 
 
 def diverged(name: str, seed: int, rows: int = 2) -> Subject:
@@ -271,9 +317,9 @@ def test_real_runs_are_judged_as_published() -> None:
     """Word by word, as docs/statistics.md has it: at three seeds, and at five with a margin."""
     undecided, *_ = compared(trained_runs(3)).verdicts
     assert undecided.sentence == (
-        "No difference between replay and er_ace at clear/challenge_score could be shown: replay "
-        "is ahead by 0.2 percentage points (95 % interval -0.3 to 0.8, p = 0.25, adjusted for 3 "
-        "comparisons; paired t-test over 3 shared seeds)."
+        "No difference between replay and er_ace at clear/challenge_score (higher is better) could "
+        "be shown: replay is ahead by 0.2 percentage points (95 % interval -0.3 to 0.8, p = 0.25, "
+        "adjusted for 3 comparisons; paired t-test over 3 shared seeds)."
     )
     assert undecided.beside == (
         "Effect size: Hedges' g 0.6.",
@@ -282,14 +328,15 @@ def test_real_runs_are_judged_as_published() -> None:
     )
     equal, better, last = compared(trained_runs(5), margin=0.01).verdicts
     assert equal.sentence == (
-        "replay and er_ace are equivalent at clear/challenge_score within 1 percentage point: "
-        "replay is ahead by 0.3 percentage points (90 % interval -0.2 to 0.7, two one-sided tests: "
-        "p = 0.0096, adjusted for 3 comparisons; paired t-test over 5 shared seeds)."
+        "replay and er_ace are equivalent at clear/challenge_score (higher is better) within 1 "
+        "percentage point: replay is ahead by 0.3 percentage points (90 % interval -0.2 to 0.7, "
+        "two one-sided tests: p = 0.0096, adjusted for 3 comparisons; paired t-test over 5 shared "
+        "seeds)."
     )
     assert better.sentence == (
-        "replay is better than naive at clear/challenge_score by 2.2 percentage points (95 % "
-        "interval 1.2 to 3.3, p = 0.0032, adjusted for 3 comparisons; paired t-test over 5 shared "
-        "seeds)."
+        "replay is better than naive at clear/challenge_score (higher is better) by 2.2 percentage "
+        "points (95 % interval 1.2 to 3.3, p = 0.0032, adjusted for 3 comparisons; paired t-test "
+        "over 5 shared seeds)."
     )
     # By Bonferroni's method, as both a difference and equivalence are asked for.
     assert "(95 % interval 0.8 to 3.1, p = 0.0073, adjusted for 3 comparisons;" in last.sentence

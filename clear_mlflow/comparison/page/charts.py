@@ -67,7 +67,8 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         low, high = _ends(min(ends), max(ends), score)
         at, dots = partial(_place, (low, high), (left, right)), []
         for row, (position, group, summary, interval, images) in enumerate(found):
-            evidence = "test images" if images else many(summary.n, "seed")
+            seeds = group.partial_seeds(metric) or str(summary.n)
+            evidence = "test images" if images else f"{seeds} seed{'s' * (seeds != '1')}"
             value = f"{score.number(summary.mean)} {interval_text(interval, score=score)}".rstrip()
             dots.append(
                 {
@@ -83,7 +84,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             )
         yield {
             "title": metric,
-            "lower": not comparison.is_higher_better(metric),
+            "lower": comparison.is_higher_better(metric) is False,
             "width": width,
             "left": left,
             "height": 16 + line * len(dots) + 16,

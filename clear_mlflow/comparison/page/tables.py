@@ -16,6 +16,7 @@ def verdicts(comparison: Comparison) -> dict[str, Any]:
     return {
         "verdicts": comparison.verdicts,
         "signs": SIGNS,
+        "exploratory": comparison.exploratory_text,
         "how": tests_about(comparison.verdicts, comparison.level),
         "nothing_to_test": (
             "There is one group: nothing to test it against."
@@ -38,7 +39,9 @@ def leaderboard(comparison: Comparison) -> dict[str, Any]:
             {
                 "name": metric.split("/", 1)[-1],
                 "full": metric,
-                "first": "descending" if comparison.is_higher_better(metric) else "ascending",
+                "first": "ascending"
+                if comparison.is_higher_better(metric) is False
+                else "descending",
                 "ranks": metric == comparison.ranked_by,
                 "sorted": metric == comparison.ranked_by and is_one_order,
             }
@@ -62,7 +65,8 @@ def _best(comparison: Comparison) -> set[tuple[int, str]]:
                 for position, group in enumerate(comparison.groups)
                 if group.setting == setting and metric in group.metrics
             }
-            if len(means) > 1:
-                top = (max if comparison.is_higher_better(metric) else min)(means.values())
+            higher = comparison.is_higher_better(metric)
+            if len(means) > 1 and higher is not None:
+                top = (max if higher else min)(means.values())
                 best |= {(position, metric) for position, mean in means.items() if mean == top}
     return best

@@ -83,7 +83,7 @@ class AnytimeMatrix:
         gaps = np.argwhere(np.isnan(values))
         if len(gaps):
             raise UndefinedMetricError(
-                f"R[{trained[int(gaps[0, 0])]}, {int(gaps[0, 1])}] was not measured"
+                f"row {trained[int(gaps[0, 0])] + 1}, column {int(gaps[0, 1]) + 1} was not measured"
             )
         return np.array(trained), values
 

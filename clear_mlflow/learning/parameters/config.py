@@ -201,7 +201,7 @@ class TrainConfig:
         parse_memory,
         unused=lambda c: c.strategy in WITHOUT_BUFFER or c.memory_budget > 0,
         help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
-        "stream's training images; other strategies ignore it.",
+        "stream's training images. In a sweep, other strategies ignore it.",
     )
     memory_budget: int = _parameter(
         METHOD,
@@ -525,6 +525,30 @@ def known_parameters(name: str) -> str:
 def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[str, Any]:
     """What these parameters say of a trait of theirs, by name; see ``TrainConfig``'s fields."""
     return {name: about[trait] for name, about in PARAMETERS.items() if about[trait]}
+
+
+def result_parameters() -> tuple[str, ...]:
+    """Return the parameters that affect results, without strategy, test set and arguments."""
+    skipped = ("dataset", "data_root", "protocol", "split", "strategy", "seed", "seeds")
+    skipped += ("dataset_args", "scenario_args", "strategy_args")
+    names = (name for name in PARAMETERS if name not in skipped)
+    return tuple(n for n in names if PARAMETERS[n]["group"] not in (HARDWARE, RECORD))
+
+
+def is_tuned(name: str) -> bool:
+    """Return True if a parameter is usually chosen by its results, such as a learning rate."""
+    if name in ("augment", "strategy_args") or name.startswith("strategy/"):
+        return True
+    return name in PARAMETERS and PARAMETERS[name]["group"] == OPTIMISATION
+
+
+def check_memory(config: TrainConfig, requested: Mapping[str, str]) -> None:
+    """Raise ConfigError if memory was requested for a strategy that has none."""
+    memory = requested.get("memory", AUTO)
+    if memory != AUTO and config.strategy in WITHOUT_BUFFER:
+        raise ConfigError(
+            f"memory is {memory}, but strategy {config.strategy} does not use it; leave memory out"
+        )
 
 
 def switches() -> frozenset[str]:

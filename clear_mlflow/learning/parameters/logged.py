@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, RecordError
@@ -14,12 +16,17 @@ from clear_mlflow.learning.parameters.config import (
     parameter_defaults,
     parameters_with,
     parse_parameter,
+    result_parameters,
 )
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import argument_text
 
 # In force with all their defaults, which who asks for a run need not name.
 ARGUMENTS = ("strategy_args", "dataset_args", "scenario_args")
+# A parameter of another program with one of these words in its name does not affect results.
+_RUN_WORDS = {"seed", "seeds", "run", "experiment", "dir", "folder", "host", "hostname", "workers"}
+_RUN_WORDS |= {"device", "devices", "gpu", "gpus", "asked"}
+_TEST_SET = ("dataset", "protocol", "split", "score", "strategy", "local_rank")
 
 
 # Parameters that are logged only if they differ from this value.
@@ -89,6 +96,25 @@ def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 def unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of a training that are not logged because they are none or off."""
     return dict(_UNLOGGED) if is_of_a_training(logged) else {}
+
+
+def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, str]:
+    """Return the logged parameters that affect results, those without effect as *unused*."""
+    if not is_of_a_training(logged):
+        words = {name: {*re.split(r"[^a-z0-9]+", name.lower())} for name in logged}
+        return {
+            name.removeprefix("used/"): logged[name]
+            for name in sorted(logged, key=lambda name: name.startswith("used/"))
+            if name not in _TEST_SET and not words[name] & _RUN_WORDS
+        }
+    texts = logged_parameters(logged)
+    with suppress(ConfigError):  # a parameter of another version of this program
+        config = TrainConfig.resolve(texts)
+        texts = {**config.as_text(), **dict.fromkeys(config.without_role, unused)}
+    arguments = tuple(f"{name.removesuffix('_args')}/" for name in ARGUMENTS)
+    return {name: texts.get(name, unused) for name in result_parameters()} | {
+        name: text for name, text in logged.items() if name.startswith(arguments)
+    }
 
 
 def is_of_a_training(logged: Mapping[str, str]) -> bool:
