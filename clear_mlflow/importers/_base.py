@@ -269,7 +269,7 @@ def _is_transposed(file_format: Format, parsed: Parsed, reading: Reading) -> boo
         )
     orientation = parsed.orientation if reading.orientation == "auto" else reading.orientation
     rows = parsed.rows
-    if orientation != "auto" or not is_free or not {*map(len, rows)} <= {len(rows)}:
+    if orientation != "auto" or not is_free or {*map(len, rows)} != {len(rows)}:
         return orientation == "columns"
     cells = np.nan_to_num(np.array(rows))
     has_diagonal, has_future = np.diagonal(cells).all(), np.triu(cells, 1).any()
