@@ -53,6 +53,7 @@ NO_EXPERIMENT = "bundle"
 # Of an archive, unpacked: a few bytes of xz can stand for as many as a disk holds.
 _MOST_BYTES = 8 * 2**30
 _MOST_FILES = 100_000
+_TAR = tarfile.PAX_FORMAT
 _XZ_MEMORY = 128 * 2**20  # the highest preset takes 65 MiB
 _BLOCK = 2**20
 _FOLDER = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
@@ -249,7 +250,7 @@ def _files(folder: Path) -> list[str]:
 
 def _pack(root: Path, to: Path) -> Path:
     """The same files give the same bytes: times and owners are left out."""
-    with tarfile.open(to, "w:xz", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(to, "w:xz", format=_TAR) as archive:
         for name in sorted(_files(root)):
             with (root / name).open("rb") as file:
                 archive.addfile(_member(name, (root / name).stat().st_size), file)
@@ -306,7 +307,7 @@ def _unpack(path: Path, root: Path) -> None:
                 raise RecordError(f"holds {shown(member.name)}, which is no file of a run")
             if number >= _MOST_FILES:
                 raise RecordError(f"holds over {_MOST_FILES:,} files")
-            if member.name <= previous or header != _member(member.name, member.size).tobuf():
+            if member.name <= previous or header != _member(member.name, member.size).tobuf(_TAR):
                 raise RecordError(f"was changed: {member.name} is not as an export writes it")
             if tar.size + member.size > _MOST_BYTES:
                 raise RecordError("unpacks to over 8 GiB; unpack it yourself, name the folder")

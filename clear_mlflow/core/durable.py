@@ -45,7 +45,7 @@ def create_durably(file: Path, content: bytes) -> bool:
 def _draft(file: Path, content: bytes) -> Iterator[Path]:
     """A file's content on the disk, under a name that is gone afterwards."""
     _make_folder(file.parent)
-    # A name of its own: another process may write the same file, here or on another machine.
+    # A unique name: another process may write the same file, here or on another machine.
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
     try:
         flush_into(draft, content)

@@ -169,7 +169,7 @@ def _knock(address: str) -> None:
 
 def refuse_far_file(tracking_uri: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
     """Raise ConfigError where the store is a file of this machine and workers are elsewhere."""
-    if urlsplit(tracking_uri).scheme not in ("sqlite", "file", ""):
+    if urlsplit(tracking_uri).scheme.partition("+")[0] not in ("sqlite", "file", ""):
         return
     hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
     if far := sorted(set(hosts.values()) - {hosts.get(here)}):

@@ -370,8 +370,8 @@ def _token(pid: int) -> str:
 def _started(pid: int) -> float:
     """Return when a process of this machine started, in ticks, which no clock that is set moves.
 
-    Raises ProcessLookupError if the process is gone, and PermissionError if it cannot be read: one
-    of another user, for example, where /proc is mounted with hidepid.
+    Raises ProcessLookupError if the process is gone, and PermissionError if it cannot be read:
+    another user's, for example, where /proc is mounted with hidepid.
     """
     if not 0 < pid < 2**31:  # no machine assigns such numbers
         raise ProcessLookupError(pid)

@@ -51,7 +51,7 @@ def put_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
 
 
 def is_torn(content: bytes) -> bool:
-    """Return True if a row's file is no JSON document: a power cut left a part of it."""
+    """Return True if a row's file is not JSON: a power cut left a part of it."""
     try:
         json_object(content, MAX_ROW_BYTES)
     except RecordError:

@@ -97,7 +97,7 @@ def _sync_one(folder: Path, to_named_store: bool) -> Synced:
         journal = Journal.take(folder, run_id)
         done = False
         try:
-            # A process of another journal may train; that of this one has released its lock.
+            # Another process may train; the writer of this journal has released its lock.
             if not is_trainer(run, origin.process):
                 lifecycle.refuse_second(client, run, "sync again when it has ended")
             end = journal.end() or (_KILLED if is_abandoned(client, run) else None)
