@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_predictions, log_run, log_training
 from forked import run_python
 
+import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compare import listed
 from clear_mlflow.cli import main
@@ -232,6 +233,39 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
     _, folder = comparison_of(store, experiment_id)
     told = json.loads((folder / "compared_runs.json").read_text())
     assert told["groups"][1]["diverged"] == [lost.info.run_id]
+
+
+def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
+    """Two buckets were trained by all seeds that count: the third one of a diverged seed is none."""
+    for seed, rows in ((0, 3), (1, 3), (2, 4)):
+        run = log_run(
+            store,
+            experiment_id,
+            f"naive {seed}",
+            counts(120, seed)[:rows],
+            strategy="naive",
+            seed=seed,
+        )
+        if seed == 2:
+            store.set_tag(run.info.run_id, names.DIVERGED_TAG, "true")
+    (group,) = clear_mlflow.compare("test").to_dict()["groups"]
+    assert len(group["diverged"]) == 1
+    assert group["metrics"]["clear/in_domain_accuracy"]["n"] == 2
+
+
+def test_runs_of_fewer_buckets_than_the_longest_are_not_counted(store, experiment_id):
+    """A mean over seeds is over matrices of one size, whichever run comes last."""
+    for seed, rows in ((0, 3), (1, 4), (2, 3)):
+        log_run(
+            store,
+            experiment_id,
+            f"naive {seed}",
+            counts(120, seed)[:rows],
+            strategy="naive",
+            seed=seed,
+        )
+    (group,) = clear_mlflow.compare("test").to_dict()["groups"]
+    assert group["metrics"]["clear/in_domain_accuracy"]["n"] == 1
 
 
 def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, experiment_id):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import mlflow
@@ -284,6 +285,35 @@ def test_the_images_of_a_continued_run_are_the_same(store):
         ):
             pass
     assert run.matrix.num_rows == 2
+
+
+def test_bucket_numbers_in_metric_names_have_leading_zeros(store):
+    """As many as the longest number needs, and two digits at least; names do not count."""
+    for numbers, first in ((9, "01"), (100, "001")):
+        buckets = [*map(str, range(1, numbers + 1)), "autumn of 2004"]
+        with clear_mlflow.track(buckets=buckets, num_instances=NUM_TEST) as run:
+            run.log_counts(0, range(len(buckets)))
+        metrics = store.get_run(run.run_id).data.metrics
+        assert metrics[f"test_accuracy/bucket_{first}"] == 0
+        assert metrics["test_accuracy/bucket_autumn_of_2004"] == numbers / NUM_TEST
+
+
+def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monkeypatch):
+    """A chart is right while the loop still runs, not only when its block has ended."""
+    with mlflow.start_run() as active, clear_mlflow.track(**LOOP) as run:
+        log_all(run, range(3))
+    run_id = active.info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    expected = summarize(EXPECTED.after(3))
+    with clear_mlflow.track(**LOOP) as run:
+        run.log_counts(3, FOUR_BUCKETS[3])
+        until = time.monotonic() + 30
+        points = []
+        while not points and time.monotonic() < until:
+            time.sleep(0.05)
+            history = store.get_metric_history(run_id, "clear/backward_transfer")
+            points = [point.value for point in history if point.step == 3]
+        assert points == [expected["clear/backward_transfer"]]
 
 
 def test_buckets_may_be_years(store):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from comparisons import counts, row_records
 
+from clear_mlflow import AccuracyMatrix, scores
 from clear_mlflow.comparison.arrangement import arrange, at_equal
 from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.figures import figures
@@ -76,6 +77,15 @@ def test_a_cost_is_in_the_rows_file_and_read_back():
     assert again.to_json() == text
     assert "cost" not in json.loads(dataclasses.replace(record, row=bare(record.row)).to_json())
     assert bare(record.row) == record.row  # two tests of one model may take unlike long
+
+
+def test_stored_bytes_is_the_largest_number_of_any_row():
+    """A buffer may shrink: neither the last, the first nor the sum."""
+    costs = [RowCost(stored_bytes=size) for size in (500, 900, 700)]
+    matrix = AccuracyMatrix(np.full((3, 3), 0.5), costs=costs)
+    result = scores(matrix, metrics=["cost"])["cost/stored_bytes"]
+    assert result.value == 900
+    assert result.series == {1: 500, 2: 900, 3: 900}
 
 
 def bare(row):
