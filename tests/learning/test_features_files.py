@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -131,6 +132,16 @@ def test_the_digest_is_that_of_the_features(released_root, tmp_path):
 def test_types_are_found_by_looking(released_root, tmp_path):
     """Any folder of features is a type."""
     assert own_names(stream_of(released_root, tmp_path)) == (KIND,)
+
+
+def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
+    """Whatever order the file system or a set has."""
+    root = shutil.copytree(released_root, tmp_path / "copy")
+    (folder,) = {path.parent for path in root.rglob(KIND) if path.is_dir()}
+    for name in ("zebra", "alpha", "mike", "delta", "kilo", "echo"):
+        (folder / name).mkdir()
+    expected = sorted([KIND, "zebra", "alpha", "mike", "delta", "kilo", "echo"])
+    assert own_names(stream_of(root, tmp_path)) == tuple(expected)
 
 
 def test_a_test_set_without_features_is_told(released_root, tmp_path):

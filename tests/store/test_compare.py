@@ -236,7 +236,7 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
 
 
 def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
-    """Two buckets were trained by all seeds that count: the third one of a diverged seed is none."""
+    """All seeds that count were trained on two buckets; a diverged seed reached a third."""
     for seed, rows in ((0, 3), (1, 3), (2, 4)):
         run = log_run(
             store,

@@ -158,7 +158,7 @@ def test_a_heartbeat_of_another_machine_is_watched_before_its_run_is_closed(
 def test_a_heartbeat_from_the_future_does_not_keep_a_run_open_for_ever(
     store, experiment_id, monkeypatch
 ):
-    """An hour ahead it was made up, or its clock was wrong: the run is closed and can be resumed."""
+    """An hour ahead, a clock was wrong: the run is closed and can be resumed."""
     monkeypatch.setattr(liveness, "WATCH_SECONDS", 0.05)
     at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
     ahead = of_another(alive_at=at)

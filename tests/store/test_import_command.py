@@ -154,3 +154,14 @@ def test_a_store_that_breaks_leaves_no_run_that_looks_whole(
     assert names.IMPORTED_DIGEST_TAG not in run.data.tags
     (tmp_path / "artifacts").unlink()
     assert "1 imported" in run_import(matrix_file).output
+
+
+def test_the_experiment_that_is_named_is_the_one_that_is_checked(store, matrix_file, monkeypatch):
+    """Not that of the environment, which may be deleted; and the other way round."""
+    store.delete_experiment(store.create_experiment("deleted"))
+    store.create_experiment("present")
+    for of_environment, named, exit_code in (("deleted", "present", 0), ("present", "deleted", 2)):
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", of_environment)
+        done = run_import(matrix_file, "--experiment", named)
+        assert done.exit_code == exit_code, done.output
+        assert ("experiment 'deleted' is deleted" in done.output) == (exit_code == 2)

@@ -238,6 +238,15 @@ def test_predictions_are_counted_kept_and_scored(store):
     assert any("macro" in name for name in found.data.metrics)
 
 
+def test_predictions_may_be_an_array_of_arrays():
+    """As NumPy makes of buckets of different sizes."""
+    answers = np.empty(3, dtype=object)
+    answers[:] = [np.array(of_bucket) for of_bucket in ([0, 1, 1], [2, 2], [0, 0, 1, 1])]
+    loop = describe_loop(buckets=3, test_labels=LABELS)
+    row, _ = row_of_predictions(loop, 1, answers)
+    assert row.correct == (2, 1, 3)
+
+
 def test_the_true_labels_may_come_with_the_answers(store, monkeypatch):
     """The run is then one whose track was given them; other ones, or later ones, are refused."""
     answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import platform
 import re
+from itertools import combinations
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -177,6 +179,24 @@ def test_the_page_and_its_picture_show_the_front():
     assert "cost/training_flops, without ncm (0 FLOPs)" in str(dict(figures(free))["cost.svg"])
     assert "cost.svg" not in dict(figures(without))
     assert not [w for w in without.warnings if "cost" in w]
+
+
+def test_names_of_methods_that_lie_close_together_do_not_overlap():
+    """Where two names would be on the same stretch, they are a line apart."""
+    levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
+    near = [runs_of(name, *level_and_price) for name, level_and_price in levels.items()]
+    picture = ElementTree.fromstring(
+        dict(figures(compared(*near, runs_of("far", 180, 900))))["cost.svg"]
+    )
+    labels = [
+        (float(text.get("x")), float(text.get("y")), len(text.text))
+        for text in picture.iter("{http://www.w3.org/2000/svg}text")
+        if text.text in levels
+    ]
+    assert len(labels) == 3
+    for (x, y, length), (other_x, other_y, other_length) in combinations(labels, 2):
+        if x < other_x + 6 * other_length and other_x < x + 6 * length:
+            assert abs(y - other_y) >= 10
 
 
 def test_runs_without_costs_beside_others_are_told_of_once():
