@@ -151,6 +151,15 @@ def test_a_test_set_without_features_is_told(released_root, tmp_path):
     assert "split=0, split=validation or protocol=streaming" in told
 
 
+def test_features_of_training_and_test_images_have_one_width(tmp_path):
+    """As where they come from two models."""
+    root = write_released(tmp_path / "released", train=4)
+    for part, width in (("train", 5), ("test", 6)):
+        write_released_features(root / part, width=width)
+    with pytest.raises(DataError, match="5 numbers for some images and 6 for others"):
+        load_features(stream_of(root, tmp_path), KIND, cache_dir=tmp_path)
+
+
 class Malice:
     """A pickle that makes a file when it is read."""
 

@@ -314,6 +314,14 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
         load(tmp_path)
 
 
+def test_a_first_column_of_row_labels_may_begin_with_the_untrained_model():
+    """Its other labels are numbers, which alone could be accuracies."""
+    content = "initial,0.125,0.0,0.25\n" + "".join(
+        f"{row},{','.join(map(str, cells))}\n" for row, cells in enumerate(SQUARE, start=1)
+    )
+    same(read("acc.csv", content), SQUARE, INITIAL)
+
+
 def test_as_many_buckets_are_read_as_are_allowed():
     """A thousand, with a line of names and a row of the untrained model."""
     names = ",".join(["", *(f"b{j}" for j in range(1000))])
