@@ -112,6 +112,13 @@ def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(j
     again.close()
 
 
+def test_a_point_that_is_not_a_number_is_read_back(journal):
+    """MLflow stores it, so it may wait for MLflow."""
+    journal.append_metrics([Metric("loss", float("nan"), 1_000, 3)])
+    ((point,),) = [entry.metrics() for entry in journal.entries()]
+    assert str(point.value) == "nan"
+
+
 def test_what_no_training_wrote_is_neither_sent_nor_removed(journal, tmp_path):
     """A link, a folder, a name that is no path of ours; the rest of the journal goes."""
     secret = tmp_path / "secret.txt"
