@@ -325,6 +325,22 @@ def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monk
         assert points == [expected["clear/backward_transfer"]]
 
 
+@pytest.mark.parametrize(
+    ("name", "is_kept"), [("bold-foal-3", False), ("bold-replay-3", True), ("replay-foal-3", True)]
+)
+def test_a_run_keeps_the_name_that_a_person_gave_it(
+    store, experiment_id, monkeypatch, name, is_kept
+):
+    """MLflow's own names are two words of its lists and a number."""
+    run_id = store.create_run(experiment_id, run_name=name).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    with clear_mlflow.track(**LOOP, strategy="mine"):
+        pass
+    run_name = store.get_run(run_id).info.run_name
+    assert (run_name == name) == is_kept
+    assert is_kept or "mine" in run_name
+
+
 def test_buckets_may_be_years(store):
     """As numbers, wherever counts are by bucket; a row is after one by its name, as a text."""
     with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
