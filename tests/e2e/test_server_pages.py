@@ -108,6 +108,14 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
     )
     assert sorted(ticked(two.text)) == sorted([ids[0], ids[9]])
     assert "2 runs in 2 groups, each for itself" in two.text
+    gaps = ask(
+        "compare",
+        experiment_id=experiment_id,
+        group_by="strategy, ,",
+        runs=f" {ids[0]},,{ids[9]}, ",
+    )
+    assert sorted(ticked(gaps.text)) == sorted([ids[0], ids[9]])
+    assert "2 runs in 2 groups by strategy" in gaps.text
     again = ask("compare", experiment_id=experiment_id, runs=[ids[0], ids[9]])  # without a script
     assert sorted(ticked(again.text)) == sorted([ids[0], ids[9]])
 

@@ -307,6 +307,33 @@ def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
     assert "2 runs, of which 1 would be started" in plan.output
 
 
+MEETING = """
+import time
+from pathlib import Path
+from clear_mlflow.learning.strategies.naive import Naive
+
+class Meeting(Naive):
+    def setup(self):
+        Path("started", str(self.config.seed)).touch()
+        until = time.monotonic() + 60
+        while len(list(Path("started").iterdir())) < 2:
+            if time.monotonic() > until:
+                raise RuntimeError("the other run did not start")
+            time.sleep(0.05)
+"""
+
+
+def test_as_many_runs_are_trained_at_once_as_jobs_says(grid, tmp_path, monkeypatch):
+    """Each run waits for the other one to start."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "started").mkdir()
+    (tmp_path / "meeting.py").write_text(MEETING)
+    fixed = {**QUICK, "strategy": "meeting:Meeting"}
+    done = again(grid({"fixed": fixed, "grid": {"seed": [0, 1]}}), "--jobs", "2")
+    assert done.exit_code == 0, done.output
+    assert "2 done" in done.output
+
+
 def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
     """Each with its members below it; all members are compared; done ones are left alone.
 

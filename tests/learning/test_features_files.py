@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -133,11 +134,30 @@ def test_types_are_found_by_looking(released_root, tmp_path):
     assert own_names(stream_of(released_root, tmp_path)) == (KIND,)
 
 
+def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
+    """Whatever order the file system or a set has."""
+    root = shutil.copytree(released_root, tmp_path / "copy")
+    (folder,) = {path.parent for path in root.rglob(KIND) if path.is_dir()}
+    for name in ("zebra", "alpha", "mike", "delta", "kilo", "echo"):
+        (folder / name).mkdir()
+    expected = sorted([KIND, "zebra", "alpha", "mike", "delta", "kilo", "echo"])
+    assert own_names(stream_of(root, tmp_path)) == tuple(expected)
+
+
 def test_a_test_set_without_features_is_told(released_root, tmp_path):
     """The released test set has none: the line says what else to pass."""
     told = problem(released_root, tmp_path, protocol="iid")
     assert f"{released_root / 'test'} has no features {KIND}" in told
     assert "split=0, split=validation or protocol=streaming" in told
+
+
+def test_features_of_training_and_test_images_have_one_width(tmp_path):
+    """As where they come from two models."""
+    root = write_released(tmp_path / "released", train=4)
+    for part, width in (("train", 5), ("test", 6)):
+        write_released_features(root / part, width=width)
+    with pytest.raises(DataError, match="5 numbers for some images and 6 for others"):
+        load_features(stream_of(root, tmp_path), KIND, cache_dir=tmp_path)
 
 
 class Malice:

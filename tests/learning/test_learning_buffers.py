@@ -184,6 +184,19 @@ def test_inclusion_probabilities(name, alpha, insertion):
             assert counts[position, index] / runs == pytest.approx(p, abs=five_sigma)
 
 
+def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability():
+    """Two of the six images of each class, whichever bucket they came in; within five sigma."""
+    labels = [[0, 1, 2, 3] * 3, [3, 2, 1, 0], [0, 1, 2, 3] * 2]
+    runs, counts = 800, Counter()
+    for seed in range(runs):
+        counts.update(held(filled(buffer_of("class_balanced", 2 * CLASSES, seed=seed), labels)))
+    expected = 2 / 6
+    five_sigma = 5 * (expected * (1 - expected) / runs) ** 0.5
+    for position, of_bucket in enumerate(labels):
+        for index in range(len(of_bucket)):
+            assert counts[position, index] / runs == pytest.approx(expected, abs=five_sigma)
+
+
 @pytest.mark.parametrize(
     "alpha", ["0", "-1", "nan", "inf", "n/k", "1.5n/k", "0n/k", "dynamic", "none", "2n", "2n/k "]
 )

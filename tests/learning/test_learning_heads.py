@@ -114,6 +114,20 @@ class OwnReplay(Replay):
         """It."""
 
 
+def test_members_with_training_sets_of_two_sizes_are_refused():
+    """A buffer may hold an image more or less, as its seed has it: then no step is common."""
+    settings = config(
+        strategy="replay",
+        strategy_args="buffer=greedy_balanced",
+        memory=26,
+        seeds="0,1,2,3,4,5",
+        epochs=1,
+    )
+    members = train_ensemble(stream(), check(settings), progress=TrainingProgress())
+    with pytest.raises(ConfigError, match="members train on 41 to 42 images of one bucket"):
+        list(members)
+
+
 def test_the_member_that_diverges_is_named():
     """The other members' rows so far were given before."""
     settings = check(config(seeds="5,1", lr=1e30, weight_decay=1, batch_size=4))

@@ -11,6 +11,7 @@ import psutil
 from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import rank_worker
+from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 
@@ -97,4 +98,20 @@ def test_an_order_to_stop_is_handed_on(capfd):
     assert part(SECOND_HERE, LONG) == 128 + signal.SIGTERM
     thread.join()
     assert "error" not in capfd.readouterr().err
+    assert not trainings()
+
+
+def test_a_training_process_that_does_not_react_is_killed(monkeypatch):
+    """One that is suspended does not even see that it is to end."""
+    monkeypatch.setattr("clear_mlflow.process.parent._GRACE_SECONDS", 0.1, raising=False)
+    with TrainingProcess(TrainConfig.resolve(LONG)) as process:
+        assert process.config.epochs == 100000  # it runs
+        (child,) = trainings()
+        child.suspend()
+        process.stop()
+        try:
+            child.wait(timeout=60)
+        finally:
+            if child.is_running():
+                child.kill()
     assert not trainings()

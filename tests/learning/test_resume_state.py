@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import config
 from ports import free_port
+from safetensors.torch import load
 from strategy_runs import PREDICTIONS, feature_stream, image_stream, on_features, trained
 from torch import nn
 
@@ -30,6 +31,7 @@ from clear_mlflow.learning import session
 from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.photos import joined, whole_bucket
@@ -387,3 +389,22 @@ def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
     ]
     assert [process.wait(timeout=240) for process in processes] == [0, 0]
     assert {path.name for path in tmp_path.glob("*.txt")} == {"0.txt", "1.txt"}
+
+
+@pytest.mark.parametrize("log_models", ["none", "last", "all"])
+def test_the_row_that_a_training_resumes_from_has_its_weights_again(tmp_path, log_models):
+    """Where they are kept: who was killed before they were stored stores them now."""
+    asked = {"features": "made_up", "device": "cpu", "epochs": "2", "log_models": log_models}
+    settings = TrainConfig.resolve(asked)
+    states = {}
+    rows = list(training(settings).rows(on_state=lambda made: states.update({made.row: made.file})))
+    file = tmp_path / "state.safetensors"
+    file.write_bytes(states[1])
+    resumed = list(training(settings, saved=file).rows())
+    assert [measured.row for measured in resumed] == [measured.row for measured in rows[1:]]
+    for ours, first in zip(resumed, rows[1:], strict=True):
+        assert (ours.model is None) == (first.model is None)
+        if first.model is not None:
+            ours, first = load(ours.model), load(first.model)
+            assert ours.keys() == first.keys()
+            assert all(torch.equal(ours[name], first[name]) for name in first)

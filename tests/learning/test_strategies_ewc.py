@@ -205,3 +205,20 @@ def test_a_gpu_computes_as_many_gradients_together_as_have_room(monkeypatch, fre
     size = 11_181_642
     assert ewc.gradients_at_once(size, torch.device("cpu")) == 6
     assert ewc.gradients_at_once(size, torch.device("cuda")) == at_once
+
+
+def test_of_a_model_larger_than_the_memory_one_gradient_is_computed_at_a_time():
+    """It may fail for want of memory then, but not for want of a gradient."""
+    assert ewc.gradients_at_once(2**40, torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize("gamma", [0, 1])
+def test_gamma_may_be_either_end_of_its_range(gamma):
+    """At 1 nothing fades, at 0 only the newest bucket counts."""
+    strategy, weights, fishers, ends = after_three_buckets(f"strength=70,online=yes,gamma={gamma}")
+    running = [sum(of_weight) for of_weight in zip(*fishers, strict=True)]
+    expected = [
+        gamma * 70 * fisher * (weight.detach() - end)
+        for fisher, weight, end in zip(running, weights, ends[2], strict=True)
+    ]
+    assert_close(added_by(strategy, weights), expected, atol=1e-5)

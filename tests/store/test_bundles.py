@@ -170,6 +170,16 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
         assert CliRunner().invoke(main, problem).exit_code == 2
 
 
+@pytest.mark.parametrize("ending", [".gz", ".tar", ".tar.gz", ".tgz", ".zip"])
+def test_an_archive_of_another_format_is_refused(store, experiment_id, tmp_path, ending):
+    """Rather than a folder of that name, which no unpacker opens."""
+    run = kept_run(store, experiment_id)
+    target = tmp_path / f"paper{ending}"
+    with pytest.raises(ConfigError, match=r"name a folder, or a file in \.tar\.xz"):
+        clear_mlflow.export(run.info.run_id, target)
+    assert not target.exists()
+
+
 def packed(path, *members):
     """An archive of members that somebody else wrote."""
     with tarfile.open(path, "w:xz") as archive:

@@ -35,6 +35,15 @@ def test_every_option_is_listed_once(words):
         assert sum(line.split()[:1] == [option.opts[0]] for line in text.splitlines()) == 1
 
 
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_other_options_come_after_all_groups(words):
+    """Each group has one heading."""
+    lines = CliRunner().invoke(main, [*words, "--help"]).output.splitlines()
+    headings = [line for line in lines if line[:1].isalpha() and line.endswith(":")]
+    assert len(set(headings)) == len(headings)
+    assert [heading for heading in headings if heading != "Examples:"][-1] == "Other options:"
+
+
 def test_what_has_to_be_given_is_asked_for():
     answer = CliRunner().invoke(main, ["data", "features", "somewhere"])
     assert answer.exit_code == 2

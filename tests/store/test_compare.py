@@ -237,6 +237,39 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
     assert told["groups"][1]["diverged"] == [lost.info.run_id]
 
 
+def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
+    """All seeds that count were trained on two buckets; a diverged seed reached a third."""
+    for seed, rows in ((0, 3), (1, 3), (2, 4)):
+        run = log_run(
+            store,
+            experiment_id,
+            f"naive {seed}",
+            counts(120, seed)[:rows],
+            strategy="naive",
+            seed=seed,
+        )
+        if seed == 2:
+            store.set_tag(run.info.run_id, names.DIVERGED_TAG, "true")
+    (group,) = clear_mlflow.compare("test").to_dict()["groups"]
+    assert len(group["diverged"]) == 1
+    assert group["metrics"]["clear/in_domain_accuracy"]["n"] == 2
+
+
+def test_runs_of_fewer_buckets_than_the_longest_are_not_counted(store, experiment_id):
+    """A mean over seeds is over matrices of one size, whichever run comes last."""
+    for seed, rows in ((0, 3), (1, 4), (2, 3)):
+        log_run(
+            store,
+            experiment_id,
+            f"naive {seed}",
+            counts(120, seed)[:rows],
+            strategy="naive",
+            seed=seed,
+        )
+    (group,) = clear_mlflow.compare("test").to_dict()["groups"]
+    assert group["metrics"]["clear/in_domain_accuracy"]["n"] == 1
+
+
 def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, experiment_id):
     """As a training logs them: the grid asks for the same parameters, and for new seeds."""
     for strategy in ("naive", "replay"):

@@ -7,6 +7,7 @@ import pytest
 from stored_runs import histories, stored_run
 from trainings import FOUR_BUCKETS
 
+import clear_mlflow
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
@@ -90,3 +91,18 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
     else:
         assert (verdict.action, run.info.status) == ("scored", "KILLED")
         assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
+
+
+def test_metrics_are_named_in_a_list_or_in_one_text_with_commas(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """Families and functions of the user's; each that is named is logged, and no other."""
+    (tmp_path / "lab_worst.py").write_text("def worst(matrix):\n    return matrix.values.min()\n")
+    monkeypatch.chdir(tmp_path)
+    for chosen in ("gem,tic,lab_worst:worst", ["gem", "tic", "lab_worst:worst"]):
+        run_id = stored_run(store, experiment_id).info.run_id
+        (result,) = clear_mlflow.evaluate([run_id], metrics=chosen)
+        assert result.action == "scored", result.detail
+        logged = {name.split("/")[0] for name in store.get_run(run_id).data.metrics}
+        assert {"gem", "tic", "lab_worst"} <= logged
+        assert "wild_time" not in logged

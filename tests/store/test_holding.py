@@ -16,6 +16,7 @@ from mlflow.entities import Metric
 from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
+import clear_mlflow
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
@@ -34,6 +35,7 @@ from clear_mlflow.store.heartbeat import (
 from clear_mlflow.store.rows import RowConflictError, put_row
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.lifecycle import refuse_second
+from clear_mlflow.tracking.resume import claim
 from clear_mlflow.tracking.sync import find_journals, sync_each
 
 
@@ -159,6 +161,20 @@ def test_a_heartbeat_of_another_machine_is_watched_before_its_run_is_closed(
     assert f"looking for {10 if beats else 0} s whether it" in capfd.readouterr().err
     status = store.get_run(run_id).info.status
     assert (result.action, status) == (("skipped", "RUNNING") if beats else ("scored", "KILLED"))
+
+
+def test_a_heartbeat_from_the_future_does_not_keep_a_run_open_for_ever(
+    store, experiment_id, monkeypatch
+):
+    """An hour ahead, a clock was wrong: the run is closed and can be resumed."""
+    monkeypatch.setattr(liveness, "WATCH_SECONDS", 0.05)
+    at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
+    ahead = of_another(alive_at=at)
+    run = store.create_run(experiment_id, tags={names.PROCESS_TAG: ahead})
+    store.log_param(run.info.run_id, "resumed/1", ahead)
+    assert claim(store, store.get_run(run.info.run_id)) == 2
+    clear_mlflow.evaluate([run.info.run_id])
+    assert store.get_run(run.info.run_id).info.status == "KILLED"
 
 
 def test_a_refusal_says_how_old_the_last_sign_of_life_is_and_what_to_do(store, experiment_id):

@@ -231,3 +231,14 @@ def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_refused(
     done = run_import(path, "--same-data-as", run.run_id, *options)
     assert done.exit_code == 2
     assert part in done.output
+
+
+def test_the_experiment_that_is_named_is_the_one_that_is_checked(store, matrix_file, monkeypatch):
+    """Not that of the environment, which may be deleted; and the other way round."""
+    store.delete_experiment(store.create_experiment("deleted"))
+    store.create_experiment("present")
+    for of_environment, named, exit_code in (("deleted", "present", 0), ("present", "deleted", 2)):
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", of_environment)
+        done = run_import(matrix_file, "--experiment", named)
+        assert done.exit_code == exit_code, done.output
+        assert ("experiment 'deleted' is deleted" in done.output) == (exit_code == 2)

@@ -102,6 +102,25 @@ def test_a_journal_is_one_process_s(journal):
         Journal.create(journal.folder, RUN, "http://host:1")
 
 
+def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(journal):
+    """Else it would be sent before what was measured earlier, or replace it."""
+    entries = [journal.append("a.json", str(number).encode()) for number in range(4)]
+    for entry in entries[:2]:
+        entry.remove()
+    journal.close()
+    again = Journal.take(journal.folder, RUN)
+    again.append("a.json", b"4")
+    assert [entry.file.read_bytes() for entry in again.entries()] == [b"2", b"3", b"4"]
+    again.close()
+
+
+def test_a_point_that_is_not_a_number_is_read_back(journal):
+    """MLflow stores it, so it may wait for MLflow."""
+    journal.append_metrics([Metric("loss", float("nan"), 1_000, 3)])
+    ((point,),) = [entry.metrics() for entry in journal.entries()]
+    assert str(point.value) == "nan"
+
+
 def test_what_no_training_wrote_is_neither_sent_nor_removed(journal, tmp_path):
     """A link, a folder, a name that is no path of ours; the rest of the journal goes."""
     secret = tmp_path / "secret.txt"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -245,6 +246,15 @@ def test_predictions_are_counted_kept_and_scored(store):
     assert any("macro" in name for name in found.data.metrics)
 
 
+def test_predictions_may_be_an_array_of_arrays():
+    """As NumPy makes of buckets of different sizes."""
+    answers = np.empty(3, dtype=object)
+    answers[:] = [np.array(of_bucket) for of_bucket in ([0, 1, 1], [2, 2], [0, 0, 1, 1])]
+    loop = describe_loop(buckets=3, test_labels=LABELS)
+    row, _ = row_of_predictions(loop, 1, answers)
+    assert row.correct == (2, 1, 3)
+
+
 def test_the_true_labels_may_come_with_the_answers(store, monkeypatch):
     """The run is then one whose track was given them; other ones, or later ones, are refused."""
     answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
@@ -292,6 +302,51 @@ def test_the_images_of_a_continued_run_are_the_same(store):
         ):
             pass
     assert run.matrix.num_rows == 2
+
+
+def test_bucket_numbers_in_metric_names_have_leading_zeros(store):
+    """As many as the longest number needs, and two digits at least; names do not count."""
+    for numbers, first in ((9, "01"), (100, "001")):
+        buckets = [*map(str, range(1, numbers + 1)), "autumn of 2004"]
+        with clear_mlflow.track(buckets=buckets, num_instances=NUM_TEST) as run:
+            run.log_counts(0, range(len(buckets)))
+        metrics = store.get_run(run.run_id).data.metrics
+        assert metrics[f"test_accuracy/bucket_{first}"] == 0
+        assert metrics["test_accuracy/bucket_autumn_of_2004"] == numbers / NUM_TEST
+
+
+def test_metrics_of_a_continued_run_include_its_earlier_rows_at_once(store, monkeypatch):
+    """A chart is right while the loop still runs, not only when its block has ended."""
+    with mlflow.start_run() as active, clear_mlflow.track(**LOOP) as run:
+        log_all(run, range(3))
+    run_id = active.info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    expected = summarize(EXPECTED.after(3))
+    with clear_mlflow.track(**LOOP) as run:
+        run.log_counts(3, FOUR_BUCKETS[3])
+        until = time.monotonic() + 30
+        points = []
+        while not points and time.monotonic() < until:
+            time.sleep(0.05)
+            history = store.get_metric_history(run_id, "clear/backward_transfer")
+            points = [point.value for point in history if point.step == 3]
+        assert points == [expected["clear/backward_transfer"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"), [("bold-foal-3", False), ("bold-replay-3", True), ("replay-foal-3", True)]
+)
+def test_a_run_keeps_the_name_that_a_person_gave_it(
+    store, experiment_id, monkeypatch, name, is_kept
+):
+    """MLflow's own names are two words of its lists and a number."""
+    run_id = store.create_run(experiment_id, run_name=name).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    with clear_mlflow.track(**LOOP, strategy="mine"):
+        pass
+    run_name = store.get_run(run_id).info.run_name
+    assert (run_name == name) == is_kept
+    assert is_kept or "mine" in run_name
 
 
 def test_buckets_may_be_years(store):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from html_pages import Page
 from kept_predictions import kept_run, predictions_folder, score
-from stored_runs import rows_folder, stored_run
+from stored_runs import row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
@@ -73,6 +73,25 @@ def test_a_page_that_was_lost_is_written_again(store, experiment_id):
     assert score(store, run).action == "unchanged"
     assert score(store, run, named=True).action == "scored"
     assert page_file(run).exists()
+
+
+def test_a_description_is_updated_unless_a_person_has_changed_it(store, experiment_id):
+    """Ours follows the rows, a person's text is kept, and a deleted one is written again."""
+    run_id = stored_run(store, experiment_id, FOUR_BUCKETS[:2]).info.run_id
+
+    def description_after_rows(number):
+        for name, text in row_texts(FOUR_BUCKETS[:number]).items():
+            (rows_folder(store.get_run(run_id)) / name).write_text(text)
+        clear_mlflow.evaluate([run_id])
+        return store.get_run(run_id).data.tags[names.MLFLOW_NOTE]
+
+    ours = description_after_rows(2)
+    updated = description_after_rows(3)
+    assert updated != ours
+    store.set_tag(run_id, names.MLFLOW_NOTE, "Trained for the paper.")
+    assert description_after_rows(4) == "Trained for the paper."
+    store.set_tag(run_id, names.MLFLOW_NOTE, "")
+    assert "Report" in description_after_rows(5)
 
 
 def test_what_earlier_versions_did_not_count_is_said_in_one_place(store, experiment_id):

@@ -198,6 +198,20 @@ def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, t
     assert read_newest_state(store, run, tmp_path) == (None, [])
 
 
+def test_files_of_others_next_to_states_are_left_alone(store, experiment_id, tmp_path):
+    """However many they are, they neither count as states nor are they removed with them."""
+    run = store.get_run(store.create_run(experiment_id).info.run_id)
+    store_state(store, run.info.run_id, manifest(1, b"state"), b"state")
+    folder = Path(run.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
+    for number in range(1001):
+        (folder / f"note_{number}.txt").write_text("")
+    state, problems = read_newest_state(store, run, tmp_path)
+    assert (state.manifest.row, problems) == (1, [])
+    remove_states(store, run)
+    assert stored_states(store, run) == ()
+    assert len(list(folder.iterdir())) == 1001
+
+
 def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, monkeypatch):
     """Cut off between the two, there is no state; and none is removed by halves."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)

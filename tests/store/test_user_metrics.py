@@ -180,3 +180,13 @@ def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) 
         load_own_metrics(reference.split(","))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_function_may_take_further_arguments_that_nobody_has_to_pass(tmp_path, monkeypatch):
+    """With a default, or as *args and **options."""
+    tmp_path.joinpath("lab_optional.py").write_text(
+        "def best(matrix, *args, scale=1.0, **options):\n    return scale * matrix.values.max()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (metric,) = load_own_metrics(["lab_optional:best"]).matrix
+    assert metric.function(MATRIX) == 0.9

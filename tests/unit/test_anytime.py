@@ -287,6 +287,17 @@ def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
     assert len(charts["legend"]) == 2
 
 
+def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
+    """Else the drop at its first step would not be seen."""
+    chart = inside_charts(matrix_of(COURSE, trained=2))["mean"]
+    begins = [float(curve["line"].removeprefix("M").split()[0]) for curve in chart["curves"]]
+    first_end, second_end = chart["marks"]
+    # Two curves of the buckets before; then those of the bucket in training, the first from row 0.
+    assert begins[:2] == [first_end, second_end]
+    assert begins[2] < first_end
+    assert begins[3:] == [first_end, second_end]
+
+
 def test_nothing_is_drawn_where_no_test_is_evidence():
     """Or where there is none."""
     assert inside_charts(matrix_of(COURSE, protocol="streaming")) is None

@@ -4,11 +4,14 @@ import dataclasses
 import json
 import platform
 import re
+from itertools import combinations
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from comparisons import counts, row_records
 
+from clear_mlflow import AccuracyMatrix, scores
 from clear_mlflow.comparison.arrangement import arrange, at_equal
 from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.figures import figures
@@ -76,6 +79,15 @@ def test_a_cost_is_in_the_rows_file_and_read_back():
     assert again.to_json() == text
     assert "cost" not in json.loads(dataclasses.replace(record, row=bare(record.row)).to_json())
     assert bare(record.row) == record.row  # two tests of one model may take unlike long
+
+
+def test_stored_bytes_is_the_largest_number_of_any_row():
+    """A buffer may shrink: neither the last, the first nor the sum."""
+    costs = [RowCost(stored_bytes=size) for size in (500, 900, 700)]
+    matrix = AccuracyMatrix(np.full((3, 3), 0.5), costs=costs)
+    result = scores(matrix, metrics=["cost"])["cost/stored_bytes"]
+    assert result.value == 900
+    assert result.series == {1: 500, 2: 900, 3: 900}
 
 
 def bare(row):
@@ -167,6 +179,24 @@ def test_the_page_and_its_picture_show_the_front():
     assert "cost/training_flops, without ncm (0 FLOPs)" in str(dict(figures(free))["cost.svg"])
     assert "cost.svg" not in dict(figures(without))
     assert not [w for w in without.warnings if "cost" in w]
+
+
+def test_names_of_methods_that_lie_close_together_do_not_overlap():
+    """Where two names would be on the same stretch, they are a line apart."""
+    levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
+    near = [runs_of(name, *level_and_price) for name, level_and_price in levels.items()]
+    picture = ElementTree.fromstring(
+        dict(figures(compared(*near, runs_of("far", 180, 900))))["cost.svg"]
+    )
+    labels = [
+        (float(text.get("x")), float(text.get("y")), len(text.text))
+        for text in picture.iter("{http://www.w3.org/2000/svg}text")
+        if text.text in levels
+    ]
+    assert len(labels) == 3
+    for (x, y, length), (other_x, other_y, other_length) in combinations(labels, 2):
+        if x < other_x + 6 * other_length and other_x < x + 6 * length:
+            assert abs(y - other_y) >= 10
 
 
 def test_runs_without_costs_beside_others_are_told_of_once():

@@ -233,6 +233,18 @@ def test_damage_is_refused_in_one_line_that_says_where_and_what(root, damage, na
     assert words in message
 
 
+def test_a_class_file_in_another_folder_is_refused(root):
+    """Though it is in the dataset and holds what a class file holds."""
+    listed = read_json(root / "train" / "labeled_metadata.json")
+    stored = listed["1"]["bus"]
+    listed["1"]["bus"] = "labeled_images/1/bus/bus.json"
+    shutil.copy(root / "train" / stored, root / "train" / listed["1"]["bus"])
+    write_json(root / "train" / "labeled_metadata.json", listed)
+    message = refusal(root)
+    assert "names the path 'labeled_images/1/bus/bus.json'" in message
+    assert "starts with labeled_metadata/" in message
+
+
 def test_oversized_metadata_is_refused_before_it_is_read(root):
     """A metadata file of absurd size (sparse here) costs no memory."""
     os.truncate(root / BUS, MAX_METADATA_BYTES + 1)

@@ -10,7 +10,16 @@ import result_files as files
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.importers import FORMATS, Reading, Source, load, passed_over, read_runs, recognise
+from clear_mlflow.importers import (
+    FORMATS,
+    Reading,
+    RowPattern,
+    Source,
+    load,
+    passed_over,
+    read_runs,
+    recognise,
+)
 from clear_mlflow.metrics import capymoa
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 
@@ -371,6 +380,32 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
         load(large)
     with pytest.raises(DataError, match="is no file"):
         load(tmp_path)
+
+
+def test_a_first_column_of_row_labels_may_begin_with_the_untrained_model():
+    """Its other labels are numbers, which alone could be accuracies."""
+    content = "initial,0.125,0.0,0.25\n" + "".join(
+        f"{row},{','.join(map(str, cells))}\n" for row, cells in enumerate(SQUARE, start=1)
+    )
+    same(read("acc.csv", content), SQUARE, INITIAL)
+
+
+def test_as_many_buckets_are_read_as_are_allowed():
+    """A thousand, with a line of names and a row of the untrained model."""
+    names = ",".join(["", *(f"b{j}" for j in range(1000))])
+    rows = [f"{label}{',' * 999},0.5" for label in ("initial", *range(1, 1001))]
+    matrix = read("large.csv", "\n".join([names, *rows]), kind="text")
+    assert matrix.values.shape == (1000, 1000)
+    assert matrix.initial[-1] == 0.5
+    assert matrix.buckets[-1] == "b999"
+
+
+def test_the_last_row_of_as_many_buckets_as_are_allowed_is_found():
+    """Its number is that of the last bucket; one more is refused."""
+    paths = ["rows/0999.json", "rows/1000.json"]
+    assert RowPattern("rows/{row}.json").rows(paths) == {999: paths[0], 1000: paths[1]}
+    with pytest.raises(RecordError, match="at most 1000 buckets"):
+        RowPattern("rows/{row}.json").rows(["rows/1001.json"])
 
 
 @pytest.mark.parametrize(

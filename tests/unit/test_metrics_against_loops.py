@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from published import SECOND_PLACE
 
 from clear_mlflow import AccuracyMatrix, metrics
+from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import (
     ALL_METRICS,
     FAMILIES,
@@ -418,3 +419,10 @@ def test_a_missing_row_leaves_gaps_in_the_series():
     found = series(MISSING_ROW)
     assert found["renate/average_accuracy"] == {1: 0.8, 3: pytest.approx(0.8)}
     assert found["clear/in_domain_accuracy"] == {1: 0.8}
+
+
+@pytest.mark.parametrize("split", [None, 2])
+def test_accuracy_over_all_images_needs_their_numbers(split):
+    """Buckets of unlike size weigh as many images as they have; a mean of means is none."""
+    with pytest.raises(UndefinedMetricError, match="needs test counts per bucket"):
+        wild_time.fix_id_accuracy(EXAMPLE, split)

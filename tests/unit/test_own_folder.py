@@ -272,3 +272,13 @@ def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
         folder = tmp_path / f"stream{len(more)}"
         write_years(folder, classes=["10", "2", "11", "0", *more], train=4)
         assert load(folder).class_names == expected
+
+
+def test_stored_predictions_name_numbered_classes_in_the_order_of_their_labels(tmp_path):
+    """Class 10 comes after class 2: the index in the list of names is the label."""
+    write_years(tmp_path / "photos", classes=("2", "10"), train=2, test=1)
+    stream = load(tmp_path / "photos")
+    images = evaluation_set(stream)
+    assert images.class_names == stream.class_names == ("2", "10")
+    tested = [path.parent.name for bucket in stream.buckets for path in bucket.test.paths]
+    assert [images.class_names[label] for label in images.label] == tested

@@ -119,6 +119,23 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
     assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(5, 4), (4, 4), (4, 4)]
 
 
+def test_names_of_images_may_be_longer_than_file_names(tmp_path):
+    """In bytes: such an image is called by its row."""
+    rows = write_years(tmp_path / "photos", train=4)
+    images = [
+        {
+            "bytes": (tmp_path / "photos" / row.path).read_bytes(),
+            "path": f"{'ü' * 150}{number}.png",
+        }
+        for number, row in enumerate(rows)
+    ]
+    found = as_dataset(tmp_path / "photos", rows, image=images)
+    found.save_to_disk(str(tmp_path / "saved"))
+    stream = load(tmp_path / "saved", protocol="streaming")
+    names = {path.name for bucket in stream.buckets for path in bucket.train.paths}
+    assert names == {f"{row:08d}" for row in range(len(rows))}
+
+
 def test_other_splits_are_left_out_with_a_warning(tmp_path):
     """And a dataset that has no training images by name is refused."""
     rows = write_years(tmp_path / "photos", train=4)
@@ -138,6 +155,16 @@ def test_labels_that_are_no_classes_are_one_line(tmp_path):
     )
     with pytest.raises(DataError, match="row 0 has no label"):
         load(tmp_path / "odd")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("buckets", "equal:0"), ("buckets", "decade"), ("hub", "three/parts/here")],
+)
+def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value):
+    """Those of every table with columns, and its own."""
+    with pytest.raises(ConfigError, match=f"dataset_args has {name}={value!r}; expected"):
+        load(tmp_path / "nowhere", **{name: value})
 
 
 def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):

@@ -214,6 +214,10 @@ def test_arrays_of_other_shapes_are_one_line(tmp_path):
             {"vectors": np.ones((3, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
             "no columns of it",
         ),
+        (
+            {"vectors": np.ones((4, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2]},
+            "no columns of it",
+        ),
     ):
         np.savez(file, **arrays)
         with pytest.raises(DataError, match=told):

@@ -289,3 +289,10 @@ def test_classes_that_come_and_go_are_shown_over_time():
     assert (
         classes_map(dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2)) is None
     )
+
+
+def test_classes_with_the_same_shares_in_buckets_of_different_sizes_are_not_shown():
+    """Half of 20 images and half of 40: nothing changes over time."""
+    names, label = ("bus", "camera"), np.arange(60) % 2
+    assert classes_map(images_of((20, 40), label, names)) is None
+    assert classes_map(images_of((20, 40), [*[0] * 20, *label[20:]], names)) is not None

@@ -38,7 +38,7 @@ from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.page.fragment import run_html
-from clear_mlflow.report.page.line_chart import padded, round_ticks
+from clear_mlflow.report.page.line_chart import Line, LinePoint, axis_over, padded, round_ticks
 from clear_mlflow.report.page.run_page import RunReport, run_page
 from clear_mlflow.report.terminal_tables import matrix_table
 
@@ -235,6 +235,24 @@ def test_brighter_is_better():
     assert float(lower.shade(10.0)) == 0.0  # the untrained model's: beyond the scale
     assert scale_over(ACCURACY, [grid]).ends == ("0.0 %", "100.0 %")
     assert float(scale_over(RMSE, [np.full((3, 2), 4.0)]).shade(4.0)) == 0.5
+
+
+def test_colours_of_a_run_that_has_only_its_untrained_model():
+    """Nothing was trained: the scale is that of the one row there is."""
+    grid = np.array([UNTRAINED, *np.full((3, 3), np.nan)])
+    scale = scale_over(RMSE, [grid])
+    assert [float(scale.shade(value)) for value in (min(UNTRAINED), max(UNTRAINED))] == [1.0, 0.0]
+    # Next to a run that was trained it does not count.
+    assert scale_over(RMSE, [grid, np.array([UNTRAINED, *ERRORS])]).ends == ("6.00", "1.50")
+
+
+def test_an_axis_of_large_values_begins_near_the_lowest():
+    """Values from 1000 to 1010 would be one flat line above zero."""
+    lines = [Line(0, [LinePoint(1, 1000.0, "first"), LinePoint(2, 1010.0, "second")])]
+    for is_large in (True, False):
+        ticks = [value for value, _ in axis_over(lines, RMSE).ticks(large=is_large)]
+        assert len(ticks) > 1
+        assert all(990 < tick < 1020 for tick in ticks)
 
 
 def report_of(run):

@@ -177,3 +177,18 @@ def test_input_that_cannot_be_is_one_line() -> None:
         paired_bootstrap(a, a, level=0)
     with pytest.raises(ConfigError, match="resamples is 0"):
         ImageBootstrap(resamples=0)
+
+
+def test_an_interval_is_over_the_draws_on_which_the_metric_is_defined() -> None:
+    """A share of what was right is undefined where a draw has nothing right."""
+
+    def share_kept(matrix: AccuracyMatrix) -> float:
+        if matrix.values[0, 0] == 0:
+            raise UndefinedMetricError("needs an image that was right")
+        return float(matrix.values[1, 0] / matrix.values[0, 0])
+
+    right = np.zeros((3, 6), bool)
+    right[1, [0, 3]] = right[2, 0] = True  # of the first bucket, one of three, and again
+    run = hits(right, (3, 3))
+    bootstrap = ImageBootstrap(metrics=[Metric(name="lab/kept", function=share_kept)])
+    assert bootstrap.intervals(run)["lab/kept"] == (1.0, 1.0)

@@ -109,6 +109,26 @@ def test_seeds_needed_are_cohens(effect: float, paired: bool, needed: int) -> No
     assert power(test, needed) >= 0.8 > power(test, needed - 1)
 
 
+def test_power_of_unequal_groups_is_that_of_equal_groups_with_the_same_error() -> None:
+    """4 and 12 seeds weigh as much as 6 and 6: the harmonic mean, also for degrees of freedom."""
+    unequal = TTest(1.0, math.sqrt(1 / 4 + 1 / 12), 10.0, 4, 12, paired=False)
+    # With 9 seeds of each method: error sqrt(2 / 9), and 10 * 8 / 5 = 16 degrees of freedom.
+    effect, critical = 1 / math.sqrt(2 / 9), stats.t.ppf(0.975, 16)
+    expected = stats.nct.sf(critical, 16, effect) + stats.nct.cdf(-critical, 16, effect)
+    assert power(unequal, 9) == pytest.approx(expected)
+    equal = TTest(1.0, math.sqrt(2 / 6), 10.0, 6, 6, paired=False)
+    assert power(unequal, 9) == pytest.approx(power(equal, 9))
+    assert seeds_needed(unequal) == seeds_needed(equal)
+
+
+def test_power_uses_at_least_one_degree_of_freedom() -> None:
+    """Welch's estimate is 1 for 2 and 100 seeds; with two of each method it would be below."""
+    test = TTest(5.0, math.sqrt(1 / 2 + 1 / 100), 1.0, 2, 100, paired=False)
+    critical = stats.t.ppf(0.975, 1)
+    expected = stats.nct.sf(critical, 1, 5.0) + stats.nct.cdf(-critical, 1, 5.0)
+    assert power(test, 2) == pytest.approx(expected)
+
+
 def test_seeds_needed_has_an_end() -> None:
     """No difference is never found; a clear one, at three; equivalence in its own number."""
     none = TTest(0.0, 0.1, 4, 5, 5, paired=True)

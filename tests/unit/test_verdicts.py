@@ -302,6 +302,16 @@ def test_seeds_pair_up_where_one_of_them_diverged() -> None:
     assert "Welch's t-test over 5 and 5 seeds" in verdict.sentence
 
 
+def test_seeds_pair_up_where_one_method_was_trained_with_some_of_the_other_ones_seeds() -> None:
+    """In either order; with a seed of its own on each side there are two samples."""
+    five, three = range(5), range(3)
+    for of_replay, of_naive in ((five, three), (three, five)):
+        found = compared([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
+        assert "paired t-test over 3 shared seeds" in found.verdicts[0].sentence
+    found = compared([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
+    assert "Welch's t-test over 5 and 6 seeds" in found.verdicts[0].sentence
+
+
 def trained_runs(seeds: int) -> list[Subject]:
     """The rows of three strategies on digits-writers, as six epochs a bucket gave them."""
     stored = json.loads(TRAINED.read_text(encoding="utf-8"))
