@@ -464,7 +464,7 @@ with clear_mlflow.track(buckets=2, num_instances=10) as run:
 """
 
 
-def start_script(tmp_path, text, *words) -> subprocess.Popen:
+def start_script(tmp_path, text, *words):
     """Start a program in an interpreter of its own; it has opened its run."""
     script = tmp_path / "script.py"
     script.write_text(text)
@@ -480,12 +480,12 @@ def start_script(tmp_path, text, *words) -> subprocess.Popen:
     return process
 
 
-def go_on(process) -> None:
+def go_on(process):
     process.stdin.write("\n")
     process.stdin.flush()
 
 
-def check_closed(client, run_id, rows) -> None:
+def check_closed(client, run_id, rows):
     run = client.get_run(run_id)
     assert (run.info.status, run.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
     assert names.ERROR_TAG not in run.data.tags

@@ -35,6 +35,7 @@ from clear_mlflow.core.loop_metadata import (
 from clear_mlflow.journal.journal import left_journals
 from clear_mlflow.journal.sender import Sender
 from clear_mlflow.metrics import summarize
+from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.tracking import lifecycle
 
@@ -836,14 +837,13 @@ def test_predictions_may_be_bfloat16(store):
 @pytest.mark.parametrize("raised", [False, True])
 def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
     """It has an end status, MLflow has no active run, and the next loop opens its own."""
-    real = lifecycle.score
 
     def interrupted(client, run_id):
         if raised:  # as in a thread, where signals are not handled
             raise KeyboardInterrupt
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-        return real(client, run_id)
+        return score(client, run_id)
 
     run = clear_mlflow.track(**LOOP)
 
