@@ -92,11 +92,11 @@ def _sync_one(folder: Path, to_named_store: bool) -> Synced:
     try:
         origin = read_origin(folder)
         run_id = origin.run_id
-        client = _connect(origin, folder, to_named_store)
-        run = _run_of(client, origin)
         journal = Journal.take(folder, run_id)
         done = False
         try:
+            client = _connect(origin, folder, to_named_store)
+            run = _run_of(client, origin)
             # Another process may train; the writer of this journal has released its lock.
             if not is_trainer(run, origin.process):
                 lifecycle.refuse_second(client, run, "sync again when it has ended")
