@@ -169,7 +169,7 @@ def default_group_by(
     A parameter that only some runs log is added if nothing else separates these runs.
     """
     labels = {name for subject in subjects for name in subject.labels}
-    by = tuple(name for name in ("strategy", "dataset") if name in labels)
+    by: tuple[str, ...] = tuple(name for name in ("strategy", "dataset") if name in labels)
     while True:
         groups, _, _ = group_runs(subjects, by, LEVEL, rowless)
         mixed = [item for group in groups for item in group.mixed_params.items()]

@@ -54,7 +54,8 @@ class Group:
     @cached_property
     def mixed_params(self) -> Mapping[str, tuple[str, ...]]:
         """Parameters that affect results and differ within the group, with their values."""
-        runs = (*self.members, *(run for run in self.rowless if run.method_params))
+        runs: list[Subject | RowlessRun] = [*self.members]
+        runs += [run for run in self.rowless if run.method_params]
         names = dict.fromkeys(name for run in runs for name in run.method_params)
         values = {n: sorted({run.method_params.get(n, NOT_SAID) for run in runs}) for n in names}
         return {name: tuple(values[name]) for name in names if len(values[name]) > 1}

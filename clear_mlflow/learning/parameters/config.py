@@ -529,8 +529,8 @@ def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[st
 
 def result_parameters() -> tuple[str, ...]:
     """Return the parameters that affect results, without strategy, test set and arguments."""
-    skipped = ("dataset", "data_root", "protocol", "split", "strategy", "seed", "seeds")
-    skipped += ("dataset_args", "scenario_args", "strategy_args")
+    skipped = {"dataset", "data_root", "protocol", "split", "strategy", "seed", "seeds"}
+    skipped |= {"dataset_args", "scenario_args", "strategy_args"}
     names = (name for name in PARAMETERS if name not in skipped)
     return tuple(n for n in names if PARAMETERS[n]["group"] not in (HARDWARE, RECORD))
 
