@@ -15,6 +15,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line
+from clear_mlflow.learning.parameters.logged import unlogged_parameters
 from clear_mlflow.metrics._results import MetricResult
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.report.page.fragment import run_html
@@ -76,7 +77,8 @@ class Run:
     @property
     def config(self) -> Mapping[str, str]:
         """Every parameter that it was trained with, as logged; ``auto`` is what it became."""
-        return configuration_of(self._run.data.params)
+        params = self._run.data.params
+        return configuration_of({**unlogged_parameters(params), **params})
 
     @property
     def entity(self) -> MlflowRun:

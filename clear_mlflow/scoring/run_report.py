@@ -12,7 +12,6 @@ from mlflow.utils.mlflow_tags import MLFLOW_USER
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
-from clear_mlflow.learning.parameters.logged import unlogged_parameters
 from clear_mlflow.report.page.run_page import RunReport
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.store import names
@@ -37,7 +36,6 @@ def run_report(record: Record, scores: Scores, run: Run, summary: Mapping[str, f
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
     asked = {n.removeprefix(_ASKED): v for n, v in params.items() if n.startswith(_ASKED)}
     plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
-    plain = unlogged_parameters(params) | plain
     configuration = configuration_of(params)
     asked = {name: text for name, text in (plain | asked).items() if name in configuration}
     profile = _profile(run, record.dataset.name)
@@ -85,7 +83,7 @@ def configuration_of(params: Mapping[str, str]) -> dict[str, str]:
     """What a run was trained with: parameter to what ``auto`` and its like became."""
     used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
     plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
-    return dict(sorted((unlogged_parameters(params) | plain | used).items()))
+    return dict(sorted((plain | used).items()))
 
 
 def _profile(run: Run, dataset: str) -> Mapping[str, Any]:

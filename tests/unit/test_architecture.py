@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "learning": {"core", "metrics", "data"},
     "process": {"core", "learning"},
     "store": {"core", "metrics"},
-    "scoring": {"core", "metrics", "report", "learning", "store"},
+    "scoring": {"core", "metrics", "report", "store"},
     "journal": {"core", "store"},
     "tracking": {
         *("core", "metrics", "report", "data", "learning", "process"),
