@@ -248,7 +248,8 @@ class AuthorsReservoir(BiasedReservoir):
         chance = alpha if is_dynamic else alpha / self._num_seen
         arriving = len(self) + np.arange(len(labels))
         if len(labels) > self.capacity:
-            arriving = arriving[torch.randperm(len(labels), generator=draws)[: self.capacity]]
+            arriving = arriving[torch.randperm(len(labels), generator=draws).numpy()]
+            arriving = arriving[: self.capacity]
         room = self.capacity - len(self)
         lucky = _uniform(len(arriving), draws)[room:] <= chance
         let_in = arriving[room:][lucky]
