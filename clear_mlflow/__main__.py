@@ -5,7 +5,7 @@ import gc
 import sys
 
 from clear_mlflow.cli import main
-from clear_mlflow.core.streams import OutputError, guard_streams
+from clear_mlflow.process.streams import OutputError, guard_streams
 
 
 def run() -> None:

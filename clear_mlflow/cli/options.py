@@ -12,12 +12,12 @@ import click
 
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.streams import open_output
 from clear_mlflow.core.text import ExperimentName, shown
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import family_names
+from clear_mlflow.process.streams import open_output
 
 _Decorator: TypeAlias = Callable[[Any], Any]
 

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 
-from clear_mlflow.core.streams import guard_streams
 from clear_mlflow.process.forked import ForkedProcess, fork_training_process
 from clear_mlflow.process.parent import child_environment
+from clear_mlflow.process.streams import guard_streams
 
 # What a training loads: itself, models, and what a run takes to be opened, watched, sent and drawn.
 # Nothing here starts a thread, opens a store or asks for a GPU: none of them survives a fork.

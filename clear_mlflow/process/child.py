@@ -19,9 +19,9 @@ from typing import Any
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.core.streams import guard_streams
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
+from clear_mlflow.process.streams import guard_streams
 
 # How long after its supervisor this process may last.
 _GRACE_SECONDS = 10.0
