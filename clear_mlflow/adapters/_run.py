@@ -111,7 +111,7 @@ class Adapter:
         sizes: Sequence[int | None],
     ) -> None:
         """Store a row (NaN = not measured), as counts where the first row had all sizes."""
-        # A later test of some buckets has no news of the others.
+        # A later test of some buckets leaves the others as they are.
         stored = self._rows.get(row, (math.nan,) * len(accuracy))
         cells = tuple(s if math.isnan(c) else c for c, s in zip(accuracy, stored, strict=True))
         num_instances = [size for size in sizes if size is not None]

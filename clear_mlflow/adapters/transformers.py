@@ -54,7 +54,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
             for callback in callbacks if isinstance(callbacks, list) else ():
                 if isinstance(callback, MLflowCallback) and callback._auto_end_run:
                     callback._auto_end_run = False
-                    os.environ.pop("MLFLOW_NESTED_RUN", None)  # the next training is no child run
+                    os.environ.pop("MLFLOW_NESTED_RUN", None)  # one child run is enough
                     self._take_over(run_id)
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -86,7 +86,7 @@ class LineProgress(TrainingProgress):
             self._write(f"{head}: {', '.join(shown)}")
 
     def _write(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # a full disk or a closed stream ends no training
+        with suppress(OSError, ValueError):  # for example on a full disk
             print(line, file=self._stream, flush=True)
 
 

@@ -49,9 +49,9 @@ def open_output(
 
 
 def guard_streams(*, has_result: bool = True) -> None:
-    """Replace the standard streams by streams on which nothing that fails to be written matters.
+    """Replace the standard streams by streams that ignore failures to write.
 
-    Only on standard output, if the process *has_result*, does a failure raise OutputError.
+    If the process *has_result*, standard output raises OutputError instead.
     """
     for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlflow
 from mlflow import MlflowClient
 
-from clear_mlflow.tracking.lifecycle import end, result_of
+from clear_mlflow.tracking.lifecycle import end, open_again, result_of
 
 
 def active_run_id(store: str | None = None) -> str | None:
@@ -17,7 +17,7 @@ def active_run_id(store: str | None = None) -> str | None:
 
 
 def end_shared_run(run_id: str, error: BaseException | None) -> None:
-    """End a run that has no row, with the status that fits *error*."""
+    """End a run with the status that fits *error*."""
     result = result_of(error, run_id)
     end(MlflowClient(), run_id, result.status, result.error)
 
@@ -25,7 +25,7 @@ def end_shared_run(run_id: str, error: BaseException | None) -> None:
 def reopen_run(run_id: str) -> str:
     """Make a run that has ended MLflow's active run, and return the status that it had."""
     status = MlflowClient().get_run(run_id).info.status
-    mlflow.start_run(run_id=run_id)
+    open_again(MlflowClient().get_run(run_id), {})
     return str(status)
 
 

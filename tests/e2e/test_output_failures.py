@@ -1,4 +1,4 @@
-"""Output that cannot be written ends no training; a result that cannot be written is an error."""
+"""A training survives output that cannot be written, and a lost result is an error."""
 
 import os
 import subprocess
@@ -55,9 +55,9 @@ def test_characters_that_cannot_be_encoded_are_replaced(store, experiment_id, en
     done = run_shell(f"{TRAIN} --run-name 'Pr\u00fcfung \u65e5\u672c'", PYTHONUTF8="1")
     assert done.returncode == 0, done.stderr
     (run,) = store.search_runs([experiment_id])
-    shown = run_shell(f"{PROGRAM} show {run.info.run_id}", **environment)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert " FINISHED" in shown.stdout
+    table = run_shell(f"{PROGRAM} show {run.info.run_id}", **environment)
+    assert (table.returncode, table.stderr) == (0, "")
+    assert " FINISHED" in table.stdout
     again = run_shell(TRAIN, **environment)
     assert again.returncode == 0, again.stderr
     assert "Traceback" not in again.stderr

@@ -140,7 +140,7 @@ def test_past_buckets_alone_and_piece_by_piece(store):
 @pytest.mark.parametrize("size", [5, 6])  # 20 images: with and without a smaller last part
 @pytest.mark.parametrize("all_at_once", [False, True])
 def test_an_online_stream_has_a_row_for_each_original_experience(store, size, all_at_once):
-    """Parts of an experience have no row; a test after each part counts only after the last."""
+    """Only the test after the last part of an experience is stored as a row."""
     stream = benchmark(3)
     logger = MLflowAccuracyMatrix()
     online = split_online_stream(stream.train_stream, experience_size=size)
@@ -173,7 +173,7 @@ def test_an_incomplete_online_stream_keeps_its_rows_apart(store):
     np.testing.assert_allclose(logger.matrix.values[:2], expected[:2], atol=1e-7)
 
 
-def test_intervals_may_evaluate_a_part_of_the_stream(store):
+def test_intervals_may_evaluate_some_experiences(store):
     """Cells of the trained model are merged into one row; missing cells stay missing."""
     stream = benchmark(3)
     logger = MLflowAccuracyMatrix()

@@ -167,7 +167,7 @@ def test_one_loop_with_an_mlflow_logger_is_one_run(store, script, options):
 
 
 def test_a_killed_loop_with_an_mlflow_logger_continues_in_its_run(store, script):
-    """``MLFLOW_RUN_ID`` names the run; its first row is stored once."""
+    """A second process finds the run by ``MLFLOW_RUN_ID`` and stores its first row once."""
     assert run_script(script, "kill")[0] == -9
     (run,) = list_runs(store)
     assert run.info.status == "RUNNING"
@@ -185,7 +185,7 @@ def test_a_loop_with_an_mlflow_logger_that_fails_before_its_first_row_is_failed(
 
 
 def test_the_run_that_a_logger_names_is_joined(store, script, experiment_id):
-    """``MLFlowLogger(run_id=...)``; the run was closed before and is open during the loop."""
+    """A run that was closed is open during the loop of ``MLFlowLogger(run_id=...)``."""
     run_id = store.create_run(experiment_id).info.run_id
     store.set_terminated(run_id, "KILLED")
     assert run_script(script, LOGGER_RUN_ID=run_id) == (0, ANY)

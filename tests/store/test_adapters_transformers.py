@@ -148,7 +148,7 @@ def test_one_loop_with_report_to_is_one_run(store, script, options):
 
 
 def test_a_killed_loop_with_report_to_continues_in_its_run(store, script):
-    """``MLFLOW_RUN_ID`` names the run; its first row is stored once."""
+    """A second process finds the run by ``MLFLOW_RUN_ID`` and stores its first row once."""
     assert run_script(script, "kill")[0] == -9
     (run,) = list_runs(store)
     assert run.info.status == "RUNNING"
