@@ -106,3 +106,15 @@ def test_metrics_are_named_in_a_list_or_in_one_text_with_commas(
         logged = {name.split("/")[0] for name in store.get_run(run_id).data.metrics}
         assert {"gem", "tic", "lab_worst"} <= logged
         assert "wild_time" not in logged
+
+
+def test_a_training_whose_artifacts_cannot_be_read_failed_and_another_run_is_skipped(store):
+    """In an experiment, where nobody has said that each run has rows."""
+    experiment_id = store.create_experiment("away", artifact_location="nowhere://bucket")
+    tags = {names.KIND_TAG: names.KIND_TRAIN}
+    training = store.create_run(experiment_id, tags=tags).info.run_id
+    other = store.create_run(experiment_id).info.run_id
+    for run_id in (training, other):
+        store.set_terminated(run_id)
+    results = {result.run_id: result for result in clear_mlflow.evaluate("away")}
+    assert [results[run_id].action for run_id in (training, other)] == ["failed", "skipped"]

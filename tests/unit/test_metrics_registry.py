@@ -172,3 +172,18 @@ def test_the_page_shows_what_the_published_matrix_gives(project):
     found = summarize(AccuracyMatrix(np.array(SECOND_PLACE)), metrics=ALL_METRICS)
     assert len(shown) == 5
     assert shown == {name: f"{found[name]:.4f}" for name in shown}
+
+
+def test_results_have_the_direction_of_their_metric():
+    """Of those that are built in, and of a user's own."""
+
+    def worst(matrix):
+        return float(matrix.values.min())
+
+    own = [
+        Metric(name="lab/loss", function=worst, higher_is_better=False),
+        Metric(name="lab/gain", function=worst),
+    ]
+    found = scores([[0.9, 0.6], [0.8, 0.95]], metrics=["clear", "renate", *own])
+    for metric in (*METRICS, *own):
+        assert found[metric.name].higher_is_better == metric.higher_is_better
