@@ -51,11 +51,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.learning.parameters.config import is_tuned
-from clear_mlflow.learning.parameters.logged import (
-    find_method_parameters,
-    is_of_a_training,
-    unlogged_parameters,
-)
+from clear_mlflow.learning.parameters.logged import find_method_parameters, unlogged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
 from clear_mlflow.metrics._user import asked_metrics
@@ -378,7 +374,7 @@ def _labels(run: Run) -> dict[str, str]:
         **{n: text for n, text in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
         # What a run really used overrides what was asked for, which may be "auto".
         **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
-        **(_method_params(run) if is_of_a_training(params) else {}),
+        **_method_params(run),
     }
 
 

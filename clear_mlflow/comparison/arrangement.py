@@ -172,7 +172,7 @@ def default_group_by(
     by: tuple[str, ...] = tuple(name for name in ("strategy", "dataset") if name in labels)
     while True:
         groups, _, _ = group_runs(subjects, by, LEVEL, rowless)
-        mixed = [item for group in groups for item in group.mixed_params.items()]
+        mixed = [item for g in groups for item in g.mixed_params.items() if item[0] not in by]
         varying = [name for name, values in mixed if len({*values} - {NOT_SAID}) > 1]
         if not mixed:
             return by
