@@ -182,7 +182,7 @@ def read_checked_grid(grid: str | Path | Mapping[str, Any], engine: str) -> Grid
 
 
 def plan_runs(grid: Grid) -> list[SweptRun]:
-    """Return the states of a grid's runs; creates neither a store nor an experiment."""
+    """Return the states of a grid's runs without creating a store or an experiment."""
     set_up_mlflow()
     database, name = sqlite_file(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
     if database is None or database.exists():
@@ -584,7 +584,7 @@ class Sweep:
 
 
 def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[SweptRun]:
-    """Return the runs of a grid with their states; writes nothing."""
+    """Return the runs of a grid with their states."""
     attempts: dict[str, list[Run]] = {}
     for run in _children(client, experiment_id):
         attempts.setdefault(_fingerprint_of_run(run, grid), []).append(run)

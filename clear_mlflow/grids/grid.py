@@ -85,7 +85,7 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
 
 
 def complete_runs(grid: Grid, complete: Callable[[TrainConfig], TrainConfig]) -> Grid:
-    """Return a grid whose fingerprints include the defaults of arguments; *complete* adds them.
+    """Return a grid whose fingerprints include the defaults that *complete* adds.
 
     Raises ConfigError if two runs are equal in effect.
     """

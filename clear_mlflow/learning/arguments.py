@@ -102,7 +102,7 @@ def named_dataset(dataset: str, data_root: str, text: str) -> tuple[str, dict[st
 
 
 def _parse_value(hint: Any, text: str) -> Argument:
-    """Return the value of an argument's text; raises ValueError with what its type expects."""
+    """Return an argument's value, or raise ValueError with what its type expects."""
     options = get_args(hint)
     is_optional = get_origin(hint) in (Union, UnionType) and NoneType in options
     words: dict[str, Argument] = {"yes": True, "no": False} if hint is bool else {}

@@ -31,7 +31,7 @@ def fetch(config: TrainConfig, progress: TrainingProgress) -> None:
 
 
 def load_data(config: TrainConfig) -> BucketStream:
-    """Read a dataset's lists and hash its files; check weights and names of features against it."""
+    """Read a dataset and check weights and features against it."""
     stream = load_stream(
         config.dataset,
         config.data_root,

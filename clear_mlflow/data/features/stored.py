@@ -43,7 +43,7 @@ class StoredFeatures:
 
 
 def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """Return extracted features, or None for other ones; raise an error if there are none."""
+    """Return extracted features or None for other ones, or raise an error if there are none."""
     if stream.has_vectors and name != VECTORS:
         raise ConfigError(
             f"dataset {stream.name} is of vectors and features is {name}; pass features=vectors"
