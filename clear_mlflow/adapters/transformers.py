@@ -13,7 +13,7 @@ from transformers.integrations import MLflowCallback
 
 from clear_mlflow.adapters._run import Adapter, num_images, number
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.tracking.shared_run import active_run_id, end_active_run, reopen_run
+from clear_mlflow.tracking.shared_run import active_run_id, end_shared_run, reopen_run
 
 
 class MLflowAccuracyMatrix(Adapter, TrainerCallback):
@@ -38,7 +38,6 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         self._sizes: dict[str, int | None] = {}  # test images per bucket, where they are known
         self._trains = False
         self._checked_run_id: str | None = None  # the last active run
-        self._late_status: str | None = None  # of a complete run, during a late evaluation
         self.trained = 0  # buckets; set it where a loop continues from a checkpoint
 
     def _share_run(self) -> None:
@@ -62,15 +61,14 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         self._share_run()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An evaluation after the last row is logged to the same run."""
-        if self._shared_run_id and self._loop and not self._is_open and active_run_id() is None:
-            self._late_status = reopen_run(self._shared_run_id)
+        """Reopen the run for an evaluation after the last row, which would open another."""
+        if self._shared_run_id and self._has_ended and active_run_id() is None:
+            reopen_run(self._shared_run_id)
 
     def on_predict(self, args: Any, state: Any, control: Any, *_: Any, **__: Any) -> None:
-        """The run ends again after an evaluation that came after the last row."""
-        if self._late_status is not None:
-            end_active_run(self._late_status)
-            self._late_status = None
+        """End the run again after an evaluation that came after the last row."""
+        if self._shared_run_id and self._has_ended and active_run_id() == self._shared_run_id:
+            end_shared_run(self._shared_run_id)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """What was measured before this bucket is a row, whether whole or not."""

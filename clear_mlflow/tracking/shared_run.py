@@ -16,19 +16,12 @@ def active_run_id(store: str | None = None) -> str | None:
     return str(active.info.run_id)
 
 
-def end_shared_run(run_id: str, error: BaseException | None) -> None:
+def reopen_run(run_id: str) -> None:
+    """Make a run that has ended MLflow's active run."""
+    open_again(MlflowClient().get_run(run_id), {})
+
+
+def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
     """End a run with the status that fits *error*."""
     result = result_of(error, run_id)
     end(MlflowClient(), run_id, result.status, result.error)
-
-
-def reopen_run(run_id: str) -> str:
-    """Make a run that has ended MLflow's active run, and return the status that it had."""
-    status = MlflowClient().get_run(run_id).info.status
-    open_again(MlflowClient().get_run(run_id), {})
-    return str(status)
-
-
-def end_active_run(status: str) -> None:
-    """End MLflow's active run."""
-    mlflow.end_run(status)
