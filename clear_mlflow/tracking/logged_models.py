@@ -128,7 +128,7 @@ def _save(folder: Path, weights: Path, description: ModelDescription, model: Mod
     else:
         asked = Schema([ColSpec(DataType.binary, "image")])
         example = pd.DataFrame({"image": [_grey(description.image_size)]})
-    params = None
+    params: Any = None
     if description.classes_by_bucket:
         params = ParamSchema([ParamSpec("bucket", DataType.string, default="")])
         example = (example, {"bucket": next(iter(description.classes_by_bucket))})
