@@ -236,6 +236,8 @@ def test_a_header_takes_no_memory_that_it_announces(tmp_path):
     content[12 : 16 + len(header)] = header + zlib.crc32(header).to_bytes(4, "little")
     dictionary = tmp_path / "dictionary.tar.xz"
     dictionary.write_bytes(content)
+    with pytest.raises(RecordError):
+        clear_mlflow.load(long_name)  # imports what it needs
     tracemalloc.start()
     for path, problem in ((long_name, "no file of a run"), (dictionary, "emory usage limit")):
         with pytest.raises(RecordError, match=problem):
