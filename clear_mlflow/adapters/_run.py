@@ -138,8 +138,8 @@ class Adapter:
         else:
             self._loop.log_values(row, cells, cost=cost)
         self._rows[row] = cells
-        stored = self._loop.matrix.values  # with the rows of an earlier process
-        if len(stored) == len(buckets) and not np.isnan(stored).all(axis=1).any():
+        matrix = self._loop.matrix.values  # with the rows of an earlier process
+        if len(matrix) == len(buckets) and not np.isnan(matrix).all(axis=1).any():
             self._end()
 
     def _end(self, error: BaseException | None = None) -> None:

@@ -47,9 +47,9 @@ class MLflowAccuracyMatrix(Adapter, Callback):
     @log.setter
     def log(self, log: Any) -> None:
         self._log = log
-        self._share_run(log.__self__.trainer.loggers)
+        if rank_zero_only.rank == 0:
+            self._share_run(log.__self__.trainer.loggers)
 
-    @rank_zero_only
     def _share_run(self, loggers: Sequence[Any]) -> None:
         """Have all MLflow loggers of a trainer log to one run, and leave it open."""
         for logger in loggers:
