@@ -53,7 +53,7 @@ NO_EXPERIMENT = "bundle"
 # Of an archive, unpacked: a few bytes of xz can stand for as many as a disk holds.
 _MOST_BYTES = 8 * 2**30
 _MOST_FILES = 100_000
-_TAR = tarfile.PAX_FORMAT
+_TAR: Literal[2] = tarfile.PAX_FORMAT
 _XZ_MEMORY = 128 * 2**20  # the highest preset takes 65 MiB
 _BLOCK = 2**20
 _FOLDER = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"

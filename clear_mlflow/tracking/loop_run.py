@@ -129,7 +129,7 @@ class LoopRun:
                 rename=self._run_name is not None,
             )
         else:
-            run_id = shared_run_id
+            run_id = str(shared_run_id)
             mlflow.flush_async_logging()  # the other logger's parameters come first
             join(client, run_id)
         try:

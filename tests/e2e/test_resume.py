@@ -33,7 +33,7 @@ from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
-from clear_mlflow.store.rows import MATRIX_TAG
+from clear_mlflow.store.names import MATRIX_TAG
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import (
     check_data,

@@ -9,7 +9,7 @@ from clear_mlflow.core.version import software
 def test_a_package_with_another_distribution_name_has_its_own_version(monkeypatch):
     """Use the module's version for tensorflow-cpu, which installs tensorflow."""
     package = ModuleType("tensorflow")
-    package.__version__ = "2.99.0"
+    setattr(package, "__version__", "2.99.0")  # noqa: B010  (unknown to type checkers)
     monkeypatch.setitem(sys.modules, "tensorflow", package)
     monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
     assert {"tensorflow 2.99.0", "jax unknown"} <= set(software().split(", "))
