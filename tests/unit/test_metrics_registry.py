@@ -96,7 +96,9 @@ def test_the_index_of_a_frame_orders_its_rows():
     frame = full.to_frame(wide=True)
     for labels in (["initial", "2005", "2004"], ["2005", "initial", "2004"]):
         assert scores(frame.loc[labels]) == scores(full)
-    assert scores(frame.loc[["2005"]])["clear/accuracy"].reason == "row 1, column 1 was not measured"
+    assert (
+        scores(frame.loc[["2005"]])["clear/accuracy"].reason == "row 1, column 1 was not measured"
+    )
     numbered = frame.loc[["2005", "2004"]].set_axis([1, 0])
     assert scores(numbered) == scores(AccuracyMatrix(FULL.values, buckets=("2004", "2005")))
     with pytest.raises(RecordError, match="which do not show after which bucket"):
