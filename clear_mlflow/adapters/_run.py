@@ -126,6 +126,7 @@ class Adapter:
         if self._loop is None:
             known = num_instances if len(num_instances) == len(cells) else None
             self._loop = self._build_loop(buckets=tuple(buckets), num_instances=known)
+            self._loop.expects_last_row = False
             self._loop.__enter__()
             self._is_open = True
             of_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name

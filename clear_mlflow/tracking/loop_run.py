@@ -84,6 +84,8 @@ class LoopRun:
         ConfigError: there is no such family, or the score is called as a metric is.
     """
 
+    expects_last_row = True  # False: a framework numbers the rows, and may stop early
+
     def __init__(
         self,
         facts: LoopMetadata,
@@ -434,7 +436,8 @@ class LoopRun:
             f"row {last} is missing; 0 means before any training. If the loop counts from 0, log "
             f"i + 1 in a new run; otherwise, log row {last} with MLFLOW_RUN_ID={self.run_id}"
         )
-        return RecordError(message) if self._rows.keys() == set(range(last)) else None
+        is_missing = self.expects_last_row and self._rows.keys() == set(range(last))
+        return RecordError(message) if is_missing else None
 
     def _load_stored(self, client: MlflowClient, run_id: str) -> Run:
         """Send what waits on this machine, then load the run, which must be of this loop."""

@@ -171,7 +171,7 @@ def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, monkeypa
     append_points = RunWriter._append_points
 
     def interrupted(self, others=()):
-        if self.rows and self.rows[-1].row == 1 and others:
+        if max(self.rows, default=0) == 1 and others:
             raise KeyboardInterrupt
         return append_points(self, others)
 

@@ -504,6 +504,14 @@ def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
     assert run.data.metrics["clear/in_domain_accuracy"] == 0.5
 
 
+def test_an_adapters_run_may_stop_before_its_last_row(store):
+    """A framework numbers its rows, so that it cannot count from 0 by mistake."""
+    run = Adapter({})
+    run._log_row(0, "a", [0.5], [None])
+    run.close()
+    assert store.get_run(run.run_id).info.status == "FINISHED"
+
+
 def test_an_adapters_run_takes_no_other_numbers_once_it_is_closed(store):
     """The same once more is no news."""
     run = Adapter({})
