@@ -81,7 +81,7 @@ grid for each table.
 
 ```
 clear-mlflow compare benchmarks/results/digits.tar.xz --baseline naive
-clear-mlflow sweep --grid benchmarks/results/digits.yaml --experiment digits
+clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits
 ```
 
 The first compares the stored runs, the second trains them again. `python benchmarks/results.py`

@@ -23,7 +23,7 @@ LINES = [
 # What trains with CLEAR's own recipe, on a machine that has a server: said in full, run in short.
 SHORTER = {
     "bash examples/clear10.sh DIR": "SEEDS=0 bash examples/clear10.sh DIR --epochs 1 --device cpu",
-    "clear-mlflow sweep --grid examples/sweep.yaml": "clear-mlflow sweep --grid SHORT_GRID",
+    "clear-mlflow sweep examples/sweep.yaml": "clear-mlflow sweep SHORT_GRID",
     "clear-mlflow train": "clear-mlflow train --features pixels --epochs 1",
 }
 # Shells out to what CI has no right to change, or is parsed below.
