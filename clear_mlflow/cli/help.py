@@ -98,9 +98,10 @@ def spell_options(text: str) -> str:
 
     ``scale="percent"`` becomes ``--scale percent``.
     """
+    context = click.get_current_context(silent=True)  # None in threads
     options = {
         parameter.name: parameter.opts[0]
-        for parameter in click.get_current_context().command.params
+        for parameter in (context.command.params if context else ())
         if isinstance(parameter, click.Option)
     }
 

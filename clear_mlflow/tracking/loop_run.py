@@ -446,6 +446,8 @@ class LoopRun:
             run = client.get_run(run_id)
         loop = self._facts
         self._rows = _rows_of(client, run, loop)
+        if self._rows:
+            self.expects_last_row = False  # a loop that is continued may end before the last row
         if names.ANYTIME_TAG in run.data.tags:
             self._tests = {(t.bucket, t.test): t for t in read_tests(client, run)}
         if self._rows and names.PREDICTIONS_TAG in run.data.tags:

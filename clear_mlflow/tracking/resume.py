@@ -22,7 +22,7 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_i
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.journal import left_journals
+from clear_mlflow.journal.journal import HeldError, left_journals
 from clear_mlflow.journal.resend import list_artifacts, send_left_journals
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
@@ -126,7 +126,10 @@ def read_resume_point(
         config = TrainConfig.resolve(stored_config(client, run))
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
-    send_left_journals(client, run)
+    try:
+        send_left_journals(client, run)
+    except HeldError as error:  # its process had not reported yet when the run was read
+        raise _taken(run_id) from error
     states = stored_states(client, run)
     state, problems = read_newest_state(client, run, folder)
     for problem in problems:

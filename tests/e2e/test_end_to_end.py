@@ -261,10 +261,13 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
         (["--config", "nowhere.json"], "nowhere.json"),
         (["--strategy", "naive", "--strategy-args", "lambda=1"], "no argument of strategy naive"),
         (["--strategy", "nowhere:Missing"], "cannot be loaded"),
-        (["--features", "pixels", "--model", "resnet18"], "pass model=linear with features"),
+        (["--features", "pixels", "--model", "resnet18"], "pass --model linear with features"),
         (["--strategy", "slda"], "learns from stored features"),
         (["--weights", "nowhere.pth"], "nowhere.pth cannot be read: No such file"),
-        (["--weights", "DEFAULT", "--model", "vit_b_16", "--image-size", "96"], "image_size=224"),
+        (
+            ["--weights", "DEFAULT", "--model", "vit_b_16", "--image-size", "96"],
+            "pass --image-size 224",
+        ),
         (["--features", "nowhere"], "there are no features nowhere"),
         (
             ["--dataset", "table", "--data-root", "tests", "--dataset-args", "table=no.csv"],

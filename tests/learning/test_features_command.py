@@ -36,7 +36,7 @@ def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path
     shutil.rmtree(root / "test")
     refused = run(root)
     assert refused.exit_code == 2
-    assert "pass split=0" in refused.output
+    assert "pass --split 0" in refused.output
     done = run(root, *options)
     assert done.exit_code == 0, done.output
     chosen = {options[0].removeprefix("--"): options[1]}

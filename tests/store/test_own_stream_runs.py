@@ -23,7 +23,7 @@ def photos(root, *, times: int = 1):
     found = sorted(root.glob("train/*/*/*.png"))
     return listing_of([Entry(p, p.parts[-2], p.parts[-3]) for p in found], root=root)
 """
-SMALL = {"model": "small_cnn", "image_size": 8, "epochs": 1, "batch_size": 8, "memory": 6}
+SMALL = {"model": "small_cnn", "image_size": 8, "epochs": 1, "batch_size": 8}
 SMALL |= {"device": "cpu", "precision": "off", "log_models": "last"}
 
 
