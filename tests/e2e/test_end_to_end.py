@@ -261,7 +261,10 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
         (["--config", "nowhere.json"], "nowhere.json"),
         (["--strategy", "naive", "--strategy-args", "lambda=1"], "no argument of strategy naive"),
         (["--strategy", "nowhere:Missing"], "cannot be loaded"),
-        (["--features", "pixels", "--model", "resnet18"], "pass --model linear with features"),
+        (
+            ["--features", "pixels", "--model", "resnet18"],
+            "pass --model linear with --features NAME",
+        ),
         (["--strategy", "slda"], "learns from stored features"),
         (["--weights", "nowhere.pth"], "nowhere.pth cannot be read: No such file"),
         (
