@@ -16,7 +16,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop
 from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.score import ACCURACY
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import DEFAULT_FAMILIES
 from clear_mlflow.metrics._results import MetricResult
 from clear_mlflow.tracking.loop_run import LoopRun
@@ -205,7 +205,7 @@ def number(what: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise RecordError(f"{what} is {shown(value)}; expected a fraction") from None
+        raise RecordError(f"{what} is {safe_repr(value)}; expected a fraction") from None
 
 
 def num_images(dataloader: Any) -> int | None:

@@ -29,7 +29,7 @@ from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.core.text import nearest, shown
+from clear_mlflow.core.text import nearest, safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_METADATA_BYTES,
     MAX_PREDICTIONS_BYTES,
@@ -111,7 +111,9 @@ def _is_archive(path: Path) -> bool:
 def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licence: str) -> None:
     """Write runs to a new folder or archive: one at its root, several in a folder each."""
     if to.exists():
-        raise ConfigError(f"{shown(str(to), 200)} is there already; name a new folder or archive")
+        raise ConfigError(
+            f"{safe_repr(str(to), 200)} is there already; name a new folder or archive"
+        )
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=".bundle_") as scratch:
@@ -128,7 +130,7 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
             else:
                 root.rename(to)
     except OSError as error:
-        raise ConfigError(f"cannot write {shown(str(to), 200)}: {error}") from None
+        raise ConfigError(f"cannot write {safe_repr(str(to), 200)}: {error}") from None
 
 
 def read_bundles(path: Path) -> list[Run]:
@@ -155,7 +157,7 @@ def read_bundles(path: Path) -> list[Run]:
         runs = [_read(folder) for folder in chosen]
     except (RecordError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
         problem = error if isinstance(error, RecordError) else f"cannot be read: {error}"
-        raise RecordError(f"the bundle {shown(str(path), 200)} {problem}") from None
+        raise RecordError(f"the bundle {safe_repr(str(path), 200)} {problem}") from None
     for run in runs:
         run.unpacked, run.bundle_path = unpacked, path  # type: ignore[attr-defined]
     return runs
@@ -198,7 +200,7 @@ def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
 
 def _describe_source(run: Run) -> str:
     path = getattr(run, "bundle_path", None)
-    return "the tracking store" if path is None else shown(str(path), 200)
+    return "the tracking store" if path is None else safe_repr(str(path), 200)
 
 
 def _folder_name(run: Run) -> str:
@@ -304,7 +306,7 @@ def _unpack(path: Path, root: Path) -> None:
                 re.fullmatch(_FOLDER, folder) is not None and _is_of_a_run(name)
             )
             if not is_known or not member.isreg():
-                raise RecordError(f"holds {shown(member.name)}, which is no file of a run")
+                raise RecordError(f"holds {safe_repr(member.name)}, which is no file of a run")
             if number >= _MOST_FILES:
                 raise RecordError(f"holds over {_MOST_FILES:,} files")
             if member.name <= previous or header != _member(member.name, member.size).tobuf(_TAR):
@@ -338,7 +340,7 @@ def _read(folder: Path) -> Run:
     content = json_object(text, MAX_METADATA_BYTES)
     said = {name: part for name, part in content.items() if name != "digest"}
     if content.get("schema") != SCHEMA:
-        raise RecordError(f"has schema {shown(content.get('schema'))}; expected {SCHEMA}")
+        raise RecordError(f"has schema {safe_repr(content.get('schema'))}; expected {SCHEMA}")
     if text != _text(content).encode() or content.get("digest") != _digest(said):
         raise RecordError(f"was changed: {BUNDLE_JSON} is not what its digest says")
     about: _About = converted(content, _About, BUNDLE_JSON)
@@ -346,7 +348,7 @@ def _read(folder: Path) -> Run:
     there = {name for name in _files(folder) if name != BUNDLE_JSON}
     for name in sorted(files.keys() | there):
         if not _is_of_a_run(name):
-            raise RecordError(f"holds {shown(name)}, which is no file of a run")
+            raise RecordError(f"holds {safe_repr(name)}, which is no file of a run")
         is_linked = (folder / name).resolve() != folder.resolve() / name
         if name not in there or name not in files or is_linked:
             raise RecordError(f"was changed: {name} is not among both its files and its list")

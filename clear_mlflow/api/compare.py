@@ -47,7 +47,7 @@ from clear_mlflow.comparison.tables import (
 from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.learning.parameters.config import is_tuned
@@ -229,7 +229,7 @@ def read_comparison(
         most, what = (100, "percentage points") if is_accuracy else (sys.float_info.max, "a number")
         if not isinstance(margin, Real) or not 0 < margin <= most:
             raise ConfigError(
-                f"margin is {shown(margin)}; expected {what} above 0, for example 1 or 0.5"
+                f"margin is {safe_repr(margin)}; expected {what} above 0, for example 1 or 0.5"
             )
         margin = margin / 100 if is_accuracy else margin
     arrangement = arrange(

@@ -7,7 +7,7 @@ from pathlib import Path
 from clear_mlflow.api.bundle import ARCHIVE, write_bundles
 from clear_mlflow.api.load import Runs, chosen, open_store, those_there
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store.matrices import NO_ROWS, read_matrices
 
 
@@ -35,7 +35,7 @@ def export(
         TrackingError: there is no such run, or the store does not answer.
     """
     if Path(to).suffix in {".gz", ".tar", ".tgz", ".zip"}:
-        raise ConfigError(f"to is {shown(str(to), 200)}; name a folder, or a file in {ARCHIVE}")
+        raise ConfigError(f"to is {safe_repr(str(to), 200)}; name a folder, or a file in {ARCHIVE}")
     client = open_store()
     found, named = chosen(client, runs, filter=filter)
     there = those_there(found, "export")

@@ -12,7 +12,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, measured_split
 from clear_mlflow.core.record import row_file_name
-from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
 from clear_mlflow.importers import (
     Reading,
@@ -40,7 +40,7 @@ def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Rea
     tags = {**run.data.params, **run.data.tags}
     protocol = tags.get("protocol", "")
     facts = {
-        "dataset": shortened(tags.get("dataset", ""), 150) or UNKNOWN,
+        "dataset": truncate(tags.get("dataset", ""), 150) or UNKNOWN,
         "protocol": protocol if protocol in PROTOCOLS else "iid",
         "split": measured_split(tags.get("split", "")),
         "seed": tags.get("seed", ""),
@@ -61,7 +61,7 @@ def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
         found = []
         if len(folders) > MAX_ARTIFACT_FOLDERS:
             raise RecordError(
-                f"more than {MAX_ARTIFACT_FOLDERS} folders match {shown(pattern.text)}"
+                f"more than {MAX_ARTIFACT_FOLDERS} folders match {safe_repr(pattern.text)}"
             )
         for folder in folders:
             with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
@@ -79,10 +79,10 @@ def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
                 ):
                     continue
                 if is_last and file.file_size is not None and file.file_size > MAX_RESULTS_BYTES:
-                    raise RecordError(f"{shown(name)} has {file.file_size} bytes; no row has")
+                    raise RecordError(f"{safe_repr(name)} has {file.file_size} bytes; no row has")
                 if "#" in name or "?" in name:
                     # Such a name blocks a request to a server for minutes.
-                    raise RecordError(f"{shown(name)} matches; rename it, without # and ?")
+                    raise RecordError(f"{safe_repr(name)} matches; rename it, without # and ?")
                 found.append(f"{folder}/{name}" if folder else name)
         folders = found
     return folders
@@ -98,6 +98,8 @@ def _read(
     if None in sources:
         runs = read_runs(sources[None], reading=reading)
         if len(runs) != 1:
-            raise RecordError(f"{shown(rows[None])} holds {len(runs)} runs; expected this run's")
+            raise RecordError(
+                f"{safe_repr(rows[None])} holds {len(runs)} runs; expected this run's"
+            )
         return runs[0].matrix
     return matrix_of_rows({row: sources[row] for row in sources if row is not None}, reading)

@@ -19,7 +19,7 @@ from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix
 from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, row_file_name
-from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import (
@@ -136,8 +136,8 @@ class Importer:
         origin: JSON = {"format": kind, "digest": imported.digest}
         dataset = self._same_data.dataset if self._same_data is not None else None
         records = foreign_records(imported.matrix, facts, origin, dataset)
-        name = shortened(run_name, _LONGEST_NAME)
-        shown_file = shortened(file, _LONGEST_NAME)
+        name = truncate(run_name, _LONGEST_NAME)
+        shown_file = truncate(file, _LONGEST_NAME)
         tags = {
             MLFLOW_RUN_NAME: name,
             names.KIND_TAG: names.KIND_TRAIN,
@@ -189,7 +189,7 @@ class Importer:
         }
         if self._same_data is not None:
             found["dataset"] = self._same_data.dataset.name
-        return {key: shortened(value, _LONGEST_NAME) for key, value in found.items() if value}
+        return {key: truncate(value, _LONGEST_NAME) for key, value in found.items() if value}
 
 
 def foreign_records(
@@ -231,8 +231,8 @@ def _read_same_data(metadata: ImportMetadata) -> Record | None:
     name, digest = record.dataset.name, record.dataset.digest
     if digest == UNKNOWN or metadata.dataset not in (None, name):
         raise ConfigError(
-            f"same_data_as names a run on dataset {shown(name)} with the digest {shown(digest)}; "
-            "expected a run with a known digest, and leave dataset out"
+            f"same_data_as names a run on dataset {safe_repr(name)} with the digest "
+            f"{safe_repr(digest)}; expected a run with a known digest, and leave dataset out"
         )
     return record
 
@@ -261,8 +261,8 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
             num_files += len(folders) + len(visible)
             if num_files > MAX_IMPORTED_FILES:
                 raise DataError(
-                    f"{shown(root.name)} holds more than {MAX_IMPORTED_FILES} files; import its "
-                    "folders one by one"
+                    f"{safe_repr(root.name)} holds more than {MAX_IMPORTED_FILES} files; import "
+                    "its folders one by one"
                 )
             reasons = passed_over(visible)
             for path in (Path(folder, name) for name in visible):

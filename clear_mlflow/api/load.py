@@ -13,7 +13,7 @@ from mlflow.entities import Run as MlflowRun
 from clear_mlflow.api.bundle import ARCHIVE, bundles_in, drop_copies, read_bundles
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.core.text import ExperimentName, shown
+from clear_mlflow.core.text import ExperimentName, safe_repr
 from clear_mlflow.store.client import MlflowClient, is_missing, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select
@@ -34,7 +34,7 @@ def load(run: str | Path) -> Run:
     client = open_store()
     runs, are_runs = chosen(client, [run])
     if not are_runs:
-        raise ConfigError(f"{shown(str(run))} is an experiment; pass the id of one of its runs")
+        raise ConfigError(f"{safe_repr(str(run))} is an experiment; pass the id of one of its runs")
     first_run, *others = those_there(runs, "load")
     if others:
         first = Path(first_run.info.artifact_uri).name
@@ -108,7 +108,7 @@ def chosen(
             else:
                 ids.append(name.run_id)
         elif not isinstance(name, (str, Path)):
-            raise ConfigError(f"runs holds {shown(name)}; expected runs, their ids, or paths")
+            raise ConfigError(f"runs holds {safe_repr(name)}; expected runs, their ids, or paths")
         elif isinstance(name, str) and _RUN_ID.fullmatch(name):
             ids.append(name)
         # A folder may have the name of an experiment; a Path always names the folder.
@@ -117,7 +117,9 @@ def chosen(
         elif paths := bundles_in(Path(name)):
             bundled += chain.from_iterable(map(read_bundles, paths))
         elif isinstance(name, Path) or "/" in name or name.endswith(ARCHIVE):
-            raise ConfigError(f"{shown(str(name), 200)} is no bundle, nor a folder that holds any")
+            raise ConfigError(
+                f"{safe_repr(str(name), 200)} is no bundle, nor a folder that holds any"
+            )
         elif (run_id := expand_run_id(client, name)) == name == of:
             experiments.append(name)  # reported with the names of all experiments
         else:
@@ -125,7 +127,7 @@ def chosen(
     if not (ids or bundled or experiments):
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
     if filter is not None and (ids or bundled):
-        raise ConfigError(f"filter is {shown(filter)} beside runs by name; pass one of them")
+        raise ConfigError(f"filter is {safe_repr(filter)} beside runs by name; pass one of them")
     runs_by_name = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
     runs_of_experiments = [
         select(client, experiment=name, filter=filter, unscored_only=unscored_only)

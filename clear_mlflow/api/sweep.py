@@ -32,7 +32,7 @@ from clear_mlflow.api.compare import read_comparison, write_comparison
 from clear_mlflow.api.compared import ComparedRuns
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
-from clear_mlflow.core.text import one_line, shown
+from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Task
 from clear_mlflow.engines.local import LocalEngine
@@ -177,7 +177,7 @@ def read_checked_grid(grid: str | Path | Mapping[str, Any], engine: str) -> Grid
             if engine == "local":  # the machines of a cluster have files of their own
                 check_files(run.config)
         except ClearError as error:
-            raise ConfigError(f"a run of the sweep, {shown(run.name)}: {error}") from None
+            raise ConfigError(f"a run of the sweep, {safe_repr(run.name)}: {error}") from None
     return complete_runs(planned, complete_arguments)
 
 

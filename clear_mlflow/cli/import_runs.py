@@ -17,7 +17,7 @@ from clear_mlflow.cli.options import METRICS, json_option, names, option
 from clear_mlflow.cli.output import console, plain_table, print_json, print_places
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.core.text import one_line, shown
+from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.importers import FORMATS, Reading
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
@@ -230,7 +230,7 @@ def _show(found: list[ImportedFile], *, as_json: bool, stopped: bool) -> None:
             click.echo(f"\n{summary or 'no files'}{rest}")
     for one in found:
         if one.outcome == FAILED:
-            name = shown(Path(one.file).name, 120)
+            name = safe_repr(Path(one.file).name, 120)
             detail = " ".join(one.detail.split())
             text = detail.removeprefix(name) if detail.startswith(name) else f": {detail}"
             click.echo(f"error: {one_line(one.file + spell_options(text))}", err=True)

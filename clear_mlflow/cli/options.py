@@ -12,7 +12,7 @@ import click
 
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import ExperimentName, shown
+from clear_mlflow.core.text import ExperimentName, safe_repr
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import whole
@@ -37,7 +37,7 @@ class Maybe(click.ParamType[Any]):
         try:
             return self.parse(value)
         except ValueError as error:
-            raise ConfigError(f"{param.name} is {shown(value)}; {error}") from None
+            raise ConfigError(f"{param.name} is {safe_repr(value)}; {error}") from None
 
 
 def option(

@@ -19,7 +19,7 @@ from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import FAMILIES, METRICS, Metric, anytime, name_of, of_score
 from clear_mlflow.metrics.anytime import AnytimeMetric
 
@@ -118,7 +118,7 @@ def arrange(
     compared = tuple(metric.name for metric in definitions if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
         raise ConfigError(
-            f"rank_by is {shown(rank_by)}, which no run defines; "
+            f"rank_by is {safe_repr(rank_by)}, which no run defines; "
             f"there are {', '.join(compared) or 'none'}"
         )
     if _is_higher_better(definitions, rank_by) is None:

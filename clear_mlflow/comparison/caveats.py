@@ -9,7 +9,7 @@ from clear_mlflow.comparison.groups import COST, Group, cut, label_of
 from clear_mlflow.comparison.pairs import ALL_PAIRS, Pair
 from clear_mlflow.comparison.verdicts import Verdict
 from clear_mlflow.core.matrix import TEST, VALIDATION
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 
 
 def warnings_of(
@@ -84,7 +84,7 @@ def _tests_inside(arrangement: Arrangement) -> Iterator[str]:
     if len(intervals) > 1:
         yield (
             f"Runs were tested inside their buckets at several intervals (test_every: "
-            f"{', '.join(shown(text) for text in intervals[:5])}), on which minima and windows "
+            f"{', '.join(safe_repr(text) for text in intervals[:5])}), on which minima and windows "
             "depend: their continual_evaluation metrics are shown, and not tested against each "
             "other."
         )

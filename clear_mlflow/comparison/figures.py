@@ -12,7 +12,7 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import cost_plots, curve_parts, metric_plots
 from clear_mlflow.comparison.page.matrices_section import matrix_scales
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.metrics import course
 from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.picture import svg_picture
@@ -55,7 +55,7 @@ def _pages(comparison: Comparison) -> Iterator[Figure]:
     scales = matrix_scales(comparison)
     for group in comparison.groups[:_MOST_MAPS]:
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
-        title = f"{shortened(group.name, 60)}{runs}"
+        title = f"{truncate(group.name, 60)}{runs}"
         width = _PAPER if group.matrix.num_buckets > 9 else None
         yield heatmap_figure(group.matrix, title, scales[group.setting], width=width)
 
@@ -70,7 +70,7 @@ def course_figure(
     chosen = [m for m in comparison.definitions if m.name == name]
     if not chosen:
         raise ConfigError(
-            f"metric is {shown(name)}; expected one of "
+            f"metric is {safe_repr(name)}; expected one of "
             f"{', '.join(m.name for m in comparison.definitions)}"
         )
     wide = 5.0 if width is None else width

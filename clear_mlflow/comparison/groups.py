@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, measured_split
-from clear_mlflow.core.text import NOT_MEASURED, shortened, shown
+from clear_mlflow.core.text import NOT_MEASURED, safe_repr, truncate
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
 COST = "cost/training_flops"  # beside every ranking, where runs say it
@@ -64,7 +64,7 @@ class Group:
     def mixed_text(self) -> str:
         """The mixed parameters with their values, or an empty text."""
         listed = (f"{name} {' and '.join(values)}" for name, values in self.mixed_params.items())
-        return shortened(", ".join(listed), 200)
+        return truncate(", ".join(listed), 200)
 
     @property
     def is_alone(self) -> bool:
@@ -122,7 +122,7 @@ def group_runs(
     for name in by:
         if name not in known:
             raise ConfigError(
-                f"group_by names {shown(name)}, which no run has as a parameter or a tag; "
+                f"group_by names {safe_repr(name)}, which no run has as a parameter or a tag; "
                 f"there are {', '.join(sorted(known)[:20])}"
             )
     notes: list[str] = []
@@ -240,7 +240,7 @@ def seeds_text(group: Group) -> str:
 
 def cut(name: str) -> str:
     """A name from outside as a sentence may have it."""
-    return shortened(name, 60)
+    return truncate(name, 60)
 
 
 def within_one_percent(a: float, b: float) -> bool:

@@ -11,7 +11,7 @@ from math import comb
 from clear_mlflow.comparison.groups import Group, cut
 from clear_mlflow.comparison.subjects import Setting
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 
 # Groups of a setting that are all tested against each other: 15 sentences. Of more groups, each is
 # tested against the leader.
@@ -55,8 +55,10 @@ def plan_pairs(
             pairs += [(positions[0], p) for p in positions[1:]]
             possible += comb(len(positions) - 1, 2)
     if baseline is not None and not baselines:
-        names = ", ".join(shown(cut(group.name)) for group in groups[:20])
-        raise ConfigError(f"baseline is {shown(baseline)}, which no group is; there are {names}")
+        names = ", ".join(safe_repr(cut(group.name)) for group in groups[:20])
+        raise ConfigError(
+            f"baseline is {safe_repr(baseline)}, which no group is; there are {names}"
+        )
     return PairPlan(
         pairs=tuple(pairs),
         possible=possible,
@@ -71,9 +73,9 @@ def _baseline(
     named = [p for p in positions if groups[p].name == baseline]
     named = named or [p for p in positions if baseline in groups[p].labels.values()]
     if len(named) > 1:
-        names = ", ".join(shown(cut(groups[p].name)) for p in named[:20])
+        names = ", ".join(safe_repr(cut(groups[p].name)) for p in named[:20])
         raise ConfigError(
-            f"baseline is {shown(baseline)}, which {len(named)} groups on {cut(setting.dataset)} "
-            f"are; name one of {names}"
+            f"baseline is {safe_repr(baseline)}, which {len(named)} groups on "
+            f"{cut(setting.dataset)} are; name one of {names}"
         )
     return named[0] if named else None

@@ -14,7 +14,7 @@ from clear_mlflow.comparison.groups import seeds_text
 from clear_mlflow.comparison.verdicts import Verdict
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.score import number_of
-from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.report.exports import csv_text, inert
 from clear_mlflow.report.markdown import escaped
 
@@ -161,7 +161,7 @@ def leaderboard_csv(comparison: Comparison) -> str:
 def _plain_lines(frame: DataFrame) -> Iterator[list[str | float | None]]:
     """Cells as files have them: short texts, numbers of 12 digits, None where none is defined."""
     for line in frame.itertuples(index=False):
-        texts = (shortened(c, 200) if isinstance(c, str) else c for c in line)
+        texts = (truncate(c, 200) if isinstance(c, str) else c for c in line)
         yield [None if c != c else _digits(c) if isinstance(c, float) else c for c in texts]
 
 
@@ -260,7 +260,7 @@ def _columns(comparison: Comparison, metrics: str | Sequence[str] | None) -> lis
     for name in metrics:
         if name not in comparison.metrics:
             raise ConfigError(
-                f"metrics names {shown(name)}, which no run defines; there are "
+                f"metrics names {safe_repr(name)}, which no run defines; there are "
                 f"{', '.join(comparison.metrics)}"
             )
     return list(metrics)

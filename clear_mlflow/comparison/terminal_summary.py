@@ -14,7 +14,7 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import COST, mean_text, seeds_text
 from clear_mlflow.comparison.verdicts import tests_about
 from clear_mlflow.core.score import significant
-from clear_mlflow.core.text import NOT_MEASURED, shortened
+from clear_mlflow.core.text import NOT_MEASURED, truncate
 
 _MOST_ROWS = 50
 _MOST_ASKED = 4  # columns
@@ -88,5 +88,5 @@ def _leaderboard(
         if has_costs:
             cost = group.metrics.get(COST)
             values.append(NOT_MEASURED if cost is None else significant(cost.mean, 3))
-        table.add_row(Text(shortened(group.name, 60)), seeds_text(group), *values)
+        table.add_row(Text(truncate(group.name, 60)), seeds_text(group), *values)
     return table

@@ -19,7 +19,7 @@ from clear_mlflow.core.matrix import SPLITS, TEST, AccuracyRow, check_protocol
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import DatasetIdentity
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_CLASSES
 
 # In place of the digest of a dataset that this program has not read.
@@ -67,7 +67,9 @@ def describe_loop(
     """Check what :func:`clear_mlflow.track` was given."""
     keys = _keys(buckets)
     if not isinstance(lower_is_better, bool):
-        raise ConfigError(f"lower_is_better is {shown(lower_is_better)}; expected True or False")
+        raise ConfigError(
+            f"lower_is_better is {safe_repr(lower_is_better)}; expected True or False"
+        )
     measured = Score(score, higher_is_better=not lower_is_better)
     if not measured.is_accuracy and test_labels is not None:
         raise ConfigError(
@@ -76,7 +78,7 @@ def describe_loop(
         )
     check_protocol(protocol)
     if split not in SPLITS:
-        raise ConfigError(f"split is {shown(split)}; expected one of {', '.join(SPLITS)}")
+        raise ConfigError(f"split is {safe_repr(split)}; expected one of {', '.join(SPLITS)}")
     seed = None if seed is None else _whole("seed", seed)
     if test_ids is not None and test_labels is None:
         raise ConfigError("test_ids arrived without test_labels; pass the true labels, too")
@@ -120,8 +122,8 @@ def with_truth(
         return loop
     if loop.num_instances not in (None, images.num_instances):
         raise ConfigError(
-            f"num_instances is {shown(loop.num_instances)}, but test_labels has "
-            f"{shown(images.num_instances)} images; leave num_instances out"
+            f"num_instances is {safe_repr(loop.num_instances)}, but test_labels has "
+            f"{safe_repr(images.num_instances)} images; leave num_instances out"
         )
     digest = images.digest if loop.dataset.digest == UNKNOWN else loop.dataset.digest
     return replace(
@@ -184,8 +186,8 @@ def row_after(facts: LoopMetadata, after: object) -> int:
     row = -1 if isinstance(after, str) else _whole("after", after)
     if not 0 <= row <= last:
         raise ConfigError(
-            f"after is {shown(after)}; expected the buckets trained so far, 0 to {last}, or the "
-            f"name of the last one as a text: {', '.join(map(repr, facts.buckets[:5]))}"
+            f"after is {safe_repr(after)}; expected the buckets trained so far, 0 to {last}, or "
+            f"the name of the last one as a text: {', '.join(map(repr, facts.buckets[:5]))}"
         )
     return row
 
@@ -267,8 +269,8 @@ def _predictions(images: EvaluationSet, row: int, predictions: object) -> RowPre
     wanted = [(count, *shapes[0][1:]) for count in images.num_instances]
     if shapes != wanted:
         raise ConfigError(
-            f"predictions of row {row} have shapes {shown(shapes, 200)}, one for each bucket; "
-            f"expected {shown(wanted, 200)}, an answer for each of its test images"
+            f"predictions of row {row} have shapes {safe_repr(shapes, 200)}, one for each bucket; "
+            f"expected {safe_repr(wanted, 200)}, an answer for each of its test images"
         )
     answered = found = np.concatenate(parts)
     if found.ndim == 2 and found.dtype.kind not in "OUS":
@@ -331,7 +333,7 @@ def _keys(buckets: object) -> tuple[str, ...]:
     for key in keys:
         is_date = hasattr(key, "strftime") and key == key  # or a period of pandas
         if isinstance(key, bool) or not (isinstance(key, (str, int)) or is_date):
-            raise ConfigError(f"buckets holds {shown(key)}; expected names or whole numbers")
+            raise ConfigError(f"buckets holds {safe_repr(key)}; expected names or whole numbers")
     return tuple(map(str, keys))
 
 
@@ -357,7 +359,7 @@ def _per_bucket(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
         values = {str(key): value for key, value in values.items()}  # as the keys themselves
         if strangers := [key for key in values if key not in keys]:
             raise ConfigError(
-                f"{name} names bucket {shown(strangers[0])}; the buckets are {', '.join(keys)}"
+                f"{name} names bucket {safe_repr(strangers[0])}; the buckets are {', '.join(keys)}"
             )
         if missing := [key for key in keys if key not in values]:
             raise ConfigError(f"{name} lacks bucket {missing[0]!r}; expected a number for each")
@@ -365,7 +367,7 @@ def _per_bucket(name: str, keys: Sequence[str], values: Any) -> Sequence[Any]:
     if getattr(values, "ndim", 0):  # an array or a tensor
         values = list(values)
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"{name} is {shown(values)}; expected one entry per bucket")
+        raise ConfigError(f"{name} is {safe_repr(values)}; expected one entry per bucket")
     if len(values) != len(keys):
         raise ConfigError(
             f"{name} has {len(values)} entries for {len(keys)} buckets; expected one per bucket"
@@ -383,7 +385,7 @@ def _array(values: Any) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{shown(values)} arrived; expected an array of numbers") from error
+        raise ConfigError(f"{safe_repr(values)} arrived; expected an array of numbers") from error
 
 
 def _plain(value: Any) -> Any:
@@ -398,17 +400,17 @@ def _whole(name: str, value: object, expected: str = "a whole number") -> int:
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]  # what is none is refused
     hint = " (fractions go to log_accuracies)" if name == "correct" else ""
-    raise ConfigError(f"{name} is {shown(value)}; expected {expected}{hint}")
+    raise ConfigError(f"{name} is {safe_repr(value)}; expected {expected}{hint}")
 
 
 def _texts(what: str, given: Mapping[str, object] | None) -> dict[str, str]:
     if not isinstance(given, (Mapping, type(None))):
-        raise ConfigError(f"{what} is {shown(given)}; expected a dictionary, as {{'lr': 0.1}}")
+        raise ConfigError(f"{what} is {safe_repr(given)}; expected a dictionary, as {{'lr': 0.1}}")
     found = {}
     for name, value in (given or {}).items():
         if not isinstance(name, str) or name.startswith(_RESERVED):
             raise ConfigError(
-                f"{what} holds {shown(name)}; expected names that do not begin with "
+                f"{what} holds {safe_repr(name)}; expected names that do not begin with "
                 f"{' or '.join(_RESERVED)}"
             )
         found[name] = str(value)

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.score import ACCURACY, MAX_SCORE, Score
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_BUCKETS,
     MAX_COUNT,
@@ -44,7 +44,9 @@ SPLITS = (TEST, VALIDATION)
 def check_protocol(protocol: str) -> None:
     """Refuse a protocol that there is not."""
     if protocol not in PROTOCOLS:
-        raise ConfigError(f"protocol is {shown(protocol)}; expected one of {', '.join(PROTOCOLS)}")
+        raise ConfigError(
+            f"protocol is {safe_repr(protocol)}; expected one of {', '.join(PROTOCOLS)}"
+        )
 
 
 def measured_split(split: str) -> str:
@@ -114,12 +116,14 @@ def row_cost(given: RowCost | Mapping[str, object] | None) -> RowCost | None:
     if given is None:
         return None
     if not isinstance(given, (RowCost, Mapping)):
-        raise RecordError(f"cost is {shown(given)}; expected a dictionary, as {{'seconds': 1.5}}")
+        raise RecordError(
+            f"cost is {safe_repr(given)}; expected a dictionary, as {{'seconds': 1.5}}"
+        )
     known = given.as_json() if isinstance(given, RowCost) else given
     fields = {name: _plain_number(value) for name, value in known.items()}
     if unknown := sorted(map(str, fields.keys() - set(RowCost.__struct_fields__))):
         raise ConfigError(
-            f"cost names {shown(unknown[0])}; expected some of "
+            f"cost names {safe_repr(unknown[0])}; expected some of "
             f"{', '.join(RowCost.__struct_fields__)}"
         )
     found: RowCost = converted(fields, RowCost, "cost")
@@ -174,7 +178,7 @@ class AccuracyRow:
         object.__setattr__(self, "buckets", buckets)
         if not 0 <= converted(self.row, int, "row") <= len(buckets):
             raise RecordError(
-                f"row is {shown(self.row)}; expected the buckets trained so far, 0 for the "
+                f"row is {safe_repr(self.row)}; expected the buckets trained so far, 0 for the "
                 f"initialisation, and there are only {len(buckets)} buckets"
             )
         if self.values is None:
@@ -201,7 +205,7 @@ class AccuracyRow:
             if not least <= count <= largest:
                 limit = "2**53" if name == "num_instances" else f"its num_instances, {largest}"
                 raise RecordError(
-                    f"{name} of bucket {key!r} is {shown(count)}; expected {least} to {limit}"
+                    f"{name} of bucket {key!r} is {safe_repr(count)}; expected {least} to {limit}"
                 )
         object.__setattr__(self, name, counts)
         return counts
@@ -211,7 +215,7 @@ class AccuracyRow:
         if not isinstance(self.values, (tuple, list)) or len(self.values) != len(self.buckets):
             kind = "fraction" if score.is_accuracy else "number"
             raise RecordError(
-                f"{score.name} is {shown(self.values)}; expected one {kind} for each of the "
+                f"{score.name} is {safe_repr(self.values)}; expected one {kind} for each of the "
                 f"{len(self.buckets)} buckets"
             )
         cells = tuple(
@@ -346,7 +350,8 @@ class AccuracyMatrix:
                 if one != other:
                     raise RecordError(
                         f"rows {first.row} and {row.row} contradict each other: {name} is "
-                        f"{shown(one, 200)} and {shown(other, 200)}; they are not of one run"
+                        f"{safe_repr(one, 200)} and {safe_repr(other, 200)}; they are not of one "
+                        "run"
                     )
         values = np.full((max(found), len(first.buckets)), np.nan)
         for number, row in found.items():
@@ -535,8 +540,8 @@ def row_positions(labels: Sequence[str], keys: Sequence[str]) -> list[int]:
         if not numbers and {*positions} <= {-1}:
             return [*range(len(labels))]
     raise RecordError(
-        f"has rows labelled {shown(list(labels))} and the buckets {shown(list(keys))}, which do "
-        "not show after which bucket each row was tested"
+        f"has rows labelled {safe_repr(list(labels))} and the buckets {safe_repr(list(keys))}, "
+        "which do not show after which bucket each row was tested"
     )
 
 
@@ -563,12 +568,12 @@ def _checked_buckets(keys: object) -> tuple[str, ...]:
         # What cannot be printed looks like another key in a table, and may steer a terminal.
         if not key.isprintable() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
             raise RecordError(
-                f"a bucket key is {shown(key)}; expected a text of 1 to {MAX_KEY_CHARACTERS} "
+                f"a bucket key is {safe_repr(key)}; expected a text of 1 to {MAX_KEY_CHARACTERS} "
                 "printable characters"
             )
     if len(set(found)) != len(found):
         twice = next(key for key in found if found.count(key) > 1)
-        raise RecordError(f"bucket key {shown(twice)} is given twice; expected distinct keys")
+        raise RecordError(f"bucket key {safe_repr(twice)} is given twice; expected distinct keys")
     return found
 
 
@@ -607,7 +612,7 @@ def _counts(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
         pass  # no plain list
     raise RecordError(
         f"num_instances of an accuracy matrix must be {width} integers of at least 1 and at most "
-        f"2**53, one per bucket; arrived as {shown(num_instances)}"
+        f"2**53, one per bucket; arrived as {safe_repr(num_instances)}"
     )
 
 

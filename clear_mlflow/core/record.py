@@ -21,7 +21,7 @@ import msgspec
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow, RowCost
 from clear_mlflow.core.score import ACCURACY, StoredScore
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     JSON,
     MAX_ROW_BYTES,
@@ -118,9 +118,9 @@ class RowRecord:
             ("split", self.split, SPLITS),
         ):
             if value not in known:
-                raise RecordError(f"{name} is {shown(value)}; expected {' or '.join(known)}")
+                raise RecordError(f"{name} is {safe_repr(value)}; expected {' or '.join(known)}")
         if self.seed is not None and not -(2**63) <= converted(self.seed, int, "seed") < 2**64:
-            raise RecordError(f"seed is {shown(self.seed)}; expected a 64-bit integer or null")
+            raise RecordError(f"seed is {safe_repr(self.seed)}; expected a 64-bit integer or null")
         _check_text("package_version", self.package_version)
         _check_time(self.written_at)
         if taken := sorted(set(_Fields.__struct_fields__) & set(self.extra)):
@@ -236,7 +236,7 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
     for name, record in records.items():
         if row_index(name) != record.row.row:
             raise RecordError(
-                f"{shown(name)} holds row {record.row.row}, whose file is "
+                f"{safe_repr(name)} holds row {record.row.row}, whose file is "
                 f"{row_file_name(record.row.row)}; a file was renamed or copied"
             )
     ordered = sorted(records.items(), key=lambda item: item[1].row.row)
@@ -246,7 +246,7 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
             if (other := _identity(record)[what]) != one:
                 raise RecordError(
                     f"{first_name} and {name} contradict each other: {what} is "
-                    f"{shown(one, 200)} and {shown(other, 200)}; they are not of one run, "
+                    f"{safe_repr(one, 200)} and {safe_repr(other, 200)}; they are not of one run, "
                     "remove the one that is foreign"
                 )
     rows = tuple(record.row.row for _, record in ordered)
@@ -293,7 +293,7 @@ def check_schema(document: dict[str, Any], name: str) -> None:
         raise RecordError("lacks the field 'schema', which says what the file is")
     schema: _Schema = converted(document["schema"], _Schema, "schema")
     if schema.name != name:
-        raise RecordError(f"schema.name is {shown(schema.name)}; expected {name!r}")
+        raise RecordError(f"schema.name is {safe_repr(schema.name)}; expected {name!r}")
     match = re.fullmatch(r"([0-9]{1,4})\.[0-9]{1,4}", schema.version)
     ours = int(SCHEMA_VERSION.partition(".")[0])
     if match and int(match[1]) > ours:
@@ -302,7 +302,9 @@ def check_schema(document: dict[str, Any], name: str) -> None:
             "upgrade it"
         )
     if not match or int(match[1]) != ours:
-        raise RecordError(f"schema.version is {shown(schema.version)}; expected {SCHEMA_VERSION!r}")
+        raise RecordError(
+            f"schema.version is {safe_repr(schema.version)}; expected {SCHEMA_VERSION!r}"
+        )
 
 
 def _from_document(document: dict[str, Any]) -> RowRecord:
@@ -311,8 +313,8 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
     row = replace(_row(fields), cost=fields.cost)
     if fields.trained_through != row.trained_through:
         raise RecordError(
-            f"trained_through is {shown(fields.trained_through)}; row {row.row} of these buckets "
-            f"is trained through {shown(row.trained_through)}"
+            f"trained_through is {safe_repr(fields.trained_through)}; row {row.row} of these "
+            f"buckets is trained through {safe_repr(row.trained_through)}"
         )
     return RowRecord(
         row=row,
@@ -351,8 +353,8 @@ def _check_text(what: str, value: str) -> None:
         or not 1 <= len(value) <= MAX_TEXT_CHARACTERS
     ):
         raise RecordError(
-            f"{what} is {shown(value)}; expected a text of 1 to {MAX_TEXT_CHARACTERS} printable "
-            "characters"
+            f"{what} is {safe_repr(value)}; expected a text of 1 to {MAX_TEXT_CHARACTERS} "
+            "printable characters"
         )
 
 
@@ -365,5 +367,5 @@ def _check_time(value: str) -> None:
         is_time = False
     if not is_time:
         raise RecordError(
-            f"written_at is {shown(value)}; expected a time in UTC as 2026-01-31T12:00:00.123Z"
+            f"written_at is {safe_repr(value)}; expected a time in UTC as 2026-01-31T12:00:00.123Z"
         )

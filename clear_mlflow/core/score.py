@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import NOT_MEASURED, percent, shown
+from clear_mlflow.core.text import NOT_MEASURED, percent, safe_repr
 
 # What a score may be at most: sums and squares of a whole matrix of such are finite.
 MAX_SCORE = 1e150
@@ -39,18 +39,18 @@ class Score:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise RecordError(
-                f"score is {shown(self.name)}; expected a name of up to 40 letters, digits, _ and "
-                "-, as rmse or macro_f1"
+                f"score is {safe_repr(self.name)}; expected a name of up to 40 letters, digits, _ "
+                "and -, as rmse or macro_f1"
             )
         if not isinstance(self.higher_is_better, bool):
             raise RecordError(
-                f"lower_is_better is {shown(self.higher_is_better)}; expected true or false"
+                f"lower_is_better is {safe_repr(self.higher_is_better)}; expected true or false"
             )
         if self.name.lower() == "accuracy" and (
             self.name != "accuracy" or not self.higher_is_better
         ):
             raise RecordError(
-                f"score is {shown(self.name)}, {self.better} is better; expected accuracy, of "
+                f"score is {safe_repr(self.name)}, {self.better} is better; expected accuracy, of "
                 "which higher is better, or another score's own name, as error_rate"
             )
 
@@ -101,7 +101,7 @@ class Score:
             if self.is_accuracy:
                 expected = "a fraction from 0 to 1 (not percent)"
             raise RecordError(
-                f"{what} is {shown(value)}; expected {expected}, or nothing where it was not "
+                f"{what} is {safe_repr(value)}; expected {expected}, or nothing where it was not "
                 "measured"
             )
         cell = float(value)  # type: ignore[arg-type]

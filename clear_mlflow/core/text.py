@@ -20,8 +20,8 @@ def percent(accuracy: float, decimals: int = 1) -> str:
     return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"
 
 
-def shown(value: object, limit: int = 60) -> str:
-    """A value from outside for a message: its repr, on one line, cut short."""
+def safe_repr(value: object, limit: int = 60) -> str:
+    """Return the repr of an untrusted value for a message, cut to *limit* characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits, which Python does not write out
@@ -59,8 +59,8 @@ def one_line(text: str, limit: int = 2000) -> str:
     return f"{line[: limit - end - 1]}…{line[-end:]}"
 
 
-def shortened(text: str, limit: int) -> str:
-    """A text from outside, printable, with an ellipsis for its end beyond ``limit`` characters."""
+def truncate(text: str, limit: int) -> str:
+    """Return an untrusted text, printable and cut to *limit* characters with an ellipsis."""
     text = printable(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

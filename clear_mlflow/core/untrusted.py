@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import msgspec
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 
 # What msgspec learns of a type at its first use is seen half-made by other threads: they crash.
 _CONVERTING = threading.Lock()
@@ -142,7 +142,7 @@ def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
             json.dumps(document, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
             raise RecordError(
-                f"holds {shown(error.object[error.start])}, which is no Unicode text"
+                f"holds {safe_repr(error.object[error.start])}, which is no Unicode text"
             ) from error
     return document
 
@@ -151,7 +151,7 @@ def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
     """As :func:`json_value`, of a JSON object."""
     document = json_value(content, largest)
     if not isinstance(document, dict):
-        raise RecordError(f"is {shown(document)}; expected a JSON object")
+        raise RecordError(f"is {safe_repr(document)}; expected a JSON object")
     return document
 
 
@@ -176,7 +176,7 @@ def converted(document: object, form: Any, what: str = "") -> Any:
 
 def document_name(source: str) -> str:
     """What a message calls a file of our format: a printable name as it is, any other quoted."""
-    return source if source.isprintable() and 0 < len(source) <= 200 else shown(source)
+    return source if source.isprintable() and 0 < len(source) <= 200 else safe_repr(source)
 
 
 def document_text(fields: Mapping[str, Any]) -> str:
@@ -217,7 +217,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise RecordError(f"has the field {shown(twice)} twice; expected each once")
+        raise RecordError(f"has the field {safe_repr(twice)} twice; expected each once")
     return found
 
 
@@ -232,5 +232,5 @@ def _nan(text: str) -> float:
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise RecordError(f"holds {shown(text)}, a number too large to read")
+        raise RecordError(f"holds {safe_repr(text)}, a number too large to read")
     return value

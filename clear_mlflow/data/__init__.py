@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.embedded import EMBEDDED, LICENCE, embedded_digest, embedded_root
 from clear_mlflow.data.fetching.download import clear_folder
@@ -54,8 +54,8 @@ def _embedded(
 ) -> BucketStream:
     if data_root != AUTO:  # what is damaged is to be deleted: never a user's own folder
         raise ConfigError(
-            f"dataset {dataset} is embedded and reads no folder, but {shown(data_root)} was given; "
-            "leave it out"
+            f"dataset {dataset} is embedded and reads no folder, but {safe_repr(data_root)} was "
+            "given; leave it out"
         )
     root = embedded_root(dataset, cache_dir)
     try:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from clear_mlflow.core.errors import DataError, RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_CLASS_LIST_BYTES,
     MAX_METADATA_BYTES,
@@ -119,7 +119,7 @@ def note_system_files(images: Iterable[Path]) -> tuple[str, ...]:
 def names_of(names: Sequence[str]) -> str:
     """Names for a message."""
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(shown(name) for name in names[:12]) + more or "nothing"
+    return ", ".join(safe_repr(name) for name in names[:12]) + more or "nothing"
 
 
 def images_in(
@@ -159,15 +159,15 @@ def in_stream_order(keys: Iterable[str], *, named_in: Path) -> list[str]:
     for key in listed:
         if not _BUCKET_KEY.fullmatch(key):
             raise DataError(
-                f"{path_text(named_in)} has a bucket {shown(key)}; expected whole numbers such as "
-                "'1' or '10', for their order is the stream's"
+                f"{path_text(named_in)} has a bucket {safe_repr(key)}; expected whole numbers such "
+                "as '1' or '10', for their order is the stream's"
             )
     listed.sort(key=int)
     for before, key in pairwise(listed):
         if int(before) == int(key):
             raise DataError(
-                f"{path_text(named_in)} has buckets {shown(before)} and {shown(key)}, which are "
-                "one number; expected each bucket once"
+                f"{path_text(named_in)} has buckets {safe_repr(before)} and {safe_repr(key)}, "
+                "which are one number; expected each bucket once"
             )
     return listed
 
@@ -187,7 +187,7 @@ def check_place(
     if int(bucket_folder) != int(key) if is_key else class_names is None:
         where = f"bucket {key}"
     elif class_folder != class_name and (class_names is None or class_folder in class_names):
-        where = f"class {shown(class_name)}"
+        where = f"class {safe_repr(class_name)}"
     else:
         return
     raise DataError(
@@ -215,8 +215,8 @@ def list_entry(
     stored, _, label = line.rpartition(" ")  # a path may hold spaces, a label does not
     if not _LABEL.fullmatch(label) or int(label) >= num_classes:
         raise DataError(
-            f"{path_text(named_in)} line {number} is {shown(line)}; expected a path, a space, and "
-            f"a label from 0 to {num_classes - 1}"
+            f"{path_text(named_in)} line {number} is {safe_repr(line)}; expected a path, a space, "
+            f"and a label from 0 to {num_classes - 1}"
         )
     return stored_path(stored, base=base, below=IMAGE_FOLDER, named_in=named_in), int(label)
 
@@ -227,13 +227,13 @@ def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
     for number, (before, name) in enumerate(pairwise(["", *lines]), start=1):
         if not is_class_name(name):
             raise DataError(
-                f"{path_text(path)} line {number} is {shown(name)}; expected a class name and "
+                f"{path_text(path)} line {number} is {safe_repr(name)}; expected a class name and "
                 "nothing else on each line"
             )
         if before >= name:
             raise DataError(
-                f"{path_text(path)} line {number}: {shown(name)} after {shown(before)}; expected "
-                "names sorted and without doubles, for the line number is the label"
+                f"{path_text(path)} line {number}: {safe_repr(name)} after {safe_repr(before)}; "
+                "expected names sorted and without doubles, for the line number is the label"
             )
     return tuple(lines)
 
@@ -252,7 +252,7 @@ def read_json_texts(path: Path, *, root: Path) -> list[str]:
 def expect_object(value: object, *, what: str) -> dict[str, Any]:
     """The value, if it is a JSON object that is not empty."""
     if not isinstance(value, dict):
-        raise DataError(f"{what} holds {shown(value)}; expected a JSON object")
+        raise DataError(f"{what} holds {safe_repr(value)}; expected a JSON object")
     if not value:
         raise DataError(f"{what} holds an empty object; unpack the dataset again")
     return value
@@ -268,7 +268,7 @@ def stored_path(stored: object, *, base: Path, below: str | None, named_in: Path
             return place / name
     starts = "" if below is None else f"starts with {below}/ and "
     raise DataError(
-        f"{path_text(named_in)} names the path {shown(stored)}; expected a relative path that "
+        f"{path_text(named_in)} names the path {safe_repr(stored)}; expected a relative path that "
         f"{starts}has no '..'"
     )
 

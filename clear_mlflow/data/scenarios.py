@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.checking.content import stream_digest
 from clear_mlflow.data.stream import DOMAIN, Bucket, BucketStream, ImageSet, Vectors
 
@@ -44,7 +44,7 @@ class ScenarioArguments:
         if self.classes_per_bucket < 1 or self.times not in (_OWN, _ALL):
             raise ConfigError(
                 f"scenario_args has classes_per_bucket={self.classes_per_bucket} and "
-                f"times={shown(self.times)}; expected at least 1, and own or all"
+                f"times={safe_repr(self.times)}; expected at least 1, and own or all"
             )
 
     def ordered(self, class_names: Sequence[str]) -> list[str]:
@@ -56,8 +56,8 @@ class ScenarioArguments:
             names = self.order.split(":")
         if sorted(names) != sorted(class_names):
             raise ConfigError(
-                f"scenario_args has order={shown(self.order)}; expected labels, seed:N, or all of "
-                f"{', '.join(class_names)[:200]}, each once, with colons between"
+                f"scenario_args has order={safe_repr(self.order)}; expected labels, seed:N, or all "
+                f"of {', '.join(class_names)[:200]}, each once, with colons between"
             )
         return names
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import VALIDATION, measured_split, validated_split
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.stream import Bucket, ImageSet
 
@@ -72,7 +72,7 @@ class Listing:
     def __post_init__(self) -> None:
         if self.standardise not in STANDARDISE:
             raise ConfigError(
-                f"dataset_args has standardise={shown(self.standardise)}; expected one of "
+                f"dataset_args has standardise={safe_repr(self.standardise)}; expected one of "
                 f"{', '.join(STANDARDISE)}"
             )
 
@@ -121,10 +121,10 @@ def choose(
 def check_protocol(protocol: str, split: str) -> None:
     """Refuse what :func:`choose` cannot do, before anything is read."""
     if protocol not in (IID, STREAMING):
-        raise ConfigError(f"protocol is {shown(protocol)}; expected {IID} or {STREAMING}")
+        raise ConfigError(f"protocol is {safe_repr(protocol)}; expected {IID} or {STREAMING}")
     if not _SPLIT.fullmatch(split):
         raise ConfigError(
-            f"split is {shown(split)}; expected {AUTO}, a whole number of up to 18 digits, "
+            f"split is {safe_repr(split)}; expected {AUTO}, a whole number of up to 18 digits, "
             f"{VALIDATION}, or {VALIDATION}:N for that of split N"
         )
     if split != AUTO and protocol == STREAMING:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.engines import Ended, Task
 
 LOCAL = "local"
@@ -68,8 +68,8 @@ class RayEngine:
                 )
             except Exception as error:  # what a cluster that is not there raises has no common base
                 raise ConfigError(
-                    f"cannot reach a Ray cluster at {shown(self.address, 200)}: "
-                    f"{shown(str(error) or type(error).__name__, 300)}; pass the address that "
+                    f"cannot reach a Ray cluster at {safe_repr(self.address, 200)}: "
+                    f"{safe_repr(str(error) or type(error).__name__, 300)}; pass the address that "
                     "'ray start --head' printed, with RAY_AUTH_MODE=token in the environment where "
                     "it asks for a token, or address=local"
                 ) from error
@@ -153,9 +153,9 @@ class RayEngine:
         except errors.TaskCancelledError:
             return Ended(run_id, 130, "stopped by SIGINT")
         except errors.RayTaskError as bug:
-            return Ended(run_id, 1, shown(str(bug.cause), 500))
+            return Ended(run_id, 1, safe_repr(str(bug.cause), 500))
         except errors.RayError as gone:
-            why = shown(str(gone).strip().split("\n")[0], 200)
+            why = safe_repr(str(gone).strip().split("\n")[0], 200)
             return Ended(run_id, 137, f"its Ray worker is gone: {why}", lost=True)
 
 

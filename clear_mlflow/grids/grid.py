@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decoded, read_bytes
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -67,7 +67,7 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
         # Nodes are looked at here, and nothing is ever built of what they say.
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"the sweep {path} is not YAML: {shown(str(error), 300)}") from None
+        raise ConfigError(f"the sweep {path} is not YAML: {safe_repr(str(error), 300)}") from None
     try:
         runs = [_planned(asked, number) for number, asked in enumerate(_asked(node), start=1)]
         _refuse_twins(runs)
@@ -144,9 +144,9 @@ def _asked(node: Any) -> Iterator[dict[str, str]]:
     content = None if node is None else _content(node, set())
     expected = "expected fixed, grid and runs, of which grid or runs is there"
     if not isinstance(content, dict):
-        raise ConfigError(f"is {shown(content, 100)}; {expected}")
+        raise ConfigError(f"is {safe_repr(content, 100)}; {expected}")
     if unknown := [name for name in content if name not in _SECTIONS]:
-        raise ConfigError(f"has a section {shown(unknown[0], 100)}; {expected}")
+        raise ConfigError(f"has a section {safe_repr(unknown[0], 100)}; {expected}")
     fixed = {
         name: _text(value, f"fixed: {name}")
         for name, value in _mapping(content.get("fixed") or {}, "fixed").items()
@@ -156,7 +156,7 @@ def _asked(node: Any) -> Iterator[dict[str, str]]:
         grids.append(_lists(content["grid"], "grid"))
     listed = content.get("runs") or []
     if not isinstance(listed, list):
-        raise ConfigError(f"runs is {shown(listed, 100)}; expected a list")
+        raise ConfigError(f"runs is {safe_repr(listed, 100)}; expected a list")
     grids += [_lists(entry, f"runs, entry {i}") for i, entry in enumerate(listed, start=1)]
     if not grids:
         raise ConfigError(f"asks for no runs; {expected}")
@@ -177,7 +177,7 @@ def _lists(entry: Any, where: str) -> dict[str, list[str]]:
     for name, values in _mapping(entry, where).items():
         several = values if isinstance(values, list) else [values]
         if not several:
-            raise ConfigError(f"{where}: {shown(name, 100)} has no values; expected a list")
+            raise ConfigError(f"{where}: {safe_repr(name, 100)} has no values; expected a list")
         lists[name] = [_text(value, f"{where}: {name}") for value in several]
     if not lists:
         raise ConfigError(f"{where} says nothing; expected parameters and their values")
@@ -186,15 +186,17 @@ def _lists(entry: Any, where: str) -> dict[str, list[str]]:
 
 def _mapping(content: Any, where: str) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise ConfigError(f"{where} is {shown(content, 100)}; expected parameters and their values")
+        raise ConfigError(
+            f"{where} is {safe_repr(content, 100)}; expected parameters and their values"
+        )
     return content
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{shown(where, 100)} is {shown(value, 100)}; expected one value")
+        raise ConfigError(f"{safe_repr(where, 100)} is {safe_repr(value, 100)}; expected one value")
     if not value:
-        raise ConfigError(f"{shown(where, 100)} has no value; write none, or leave it out")
+        raise ConfigError(f"{safe_repr(where, 100)} has no value; write none, or leave it out")
     return value
 
 
@@ -223,7 +225,7 @@ def _refuse_twins(runs: Sequence[PlannedRun]) -> None:
             asked = " ".join(f"{name}={text}" for name, text in run.asked.items())
             without_effect = f", although {', '.join(differing)} differs" if differing else ""
             raise ConfigError(
-                f"runs {twin} and {number} are the same{without_effect} ({shown(asked, 300)}); "
+                f"runs {twin} and {number} are the same{without_effect} ({safe_repr(asked, 300)}); "
                 "leave one of them out"
             )
 

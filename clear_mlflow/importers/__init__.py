@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_LOG_BYTES, read_bytes
 from clear_mlflow.importers._base import Format, Imported, Reading, Source, as_rows, finish
 from clear_mlflow.importers._row_files import RowPattern, matrix_of_rows
@@ -51,12 +51,12 @@ def load(path: Path) -> Source:
     """Read a file's bytes, once it is sure that they are not too many."""
     try:
         if not path.is_file():
-            raise DataError(f"{shown(path.name)} is no file; expected a file of results")
+            raise DataError(f"{safe_repr(path.name)} is no file; expected a file of results")
         return Source(path.name, read_bytes(path, MAX_LOG_BYTES))
     except OSError as error:
-        raise DataError(f"{shown(path.name)} cannot be read: {error.strerror}") from error
+        raise DataError(f"{safe_repr(path.name)} cannot be read: {error.strerror}") from error
     except RecordError as error:
-        raise DataError(f"{shown(path.name)} {error}; no results") from error
+        raise DataError(f"{safe_repr(path.name)} {error}; no results") from error
 
 
 def recognise(source: Source) -> Format | None:
@@ -69,9 +69,9 @@ def read_runs(
 ) -> tuple[Imported, ...]:
     """The runs that a file holds; ``kind`` is a name of :data:`FORMATS`, or ``auto``."""
     if kind != "auto" and kind not in FORMATS:
-        raise ConfigError(f"format is {shown(kind)}; expected auto or {', '.join(FORMATS)}")
+        raise ConfigError(f"format is {safe_repr(kind)}; expected auto or {', '.join(FORMATS)}")
     found = recognise(source) if kind == "auto" else FORMATS[kind]
-    name = shown(source.name, 120)
+    name = safe_repr(source.name, 120)
     if found is None:
         raise RecordError(
             f"{name} is of no format that is read; choose one of {', '.join(FORMATS)}, or see "

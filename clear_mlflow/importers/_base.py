@@ -22,7 +22,7 @@ from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, row_positions
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 
 NAN: Final = math.nan
@@ -179,8 +179,8 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
         and np.array_equal(np.array(matrix.num_instances), np.array(other.num_instances))
     ):
         raise ConfigError(
-            f"same_data_as names a run on the buckets {shown(other.buckets)} with "
-            f"{shown(other.num_instances)} test images, but other ones arrived"
+            f"same_data_as names a run on the buckets {safe_repr(other.buckets)} with "
+            f"{safe_repr(other.num_instances)} test images, but other ones arrived"
         )
     if matrix.num_rows == 0 and matrix.initial is None:
         raise RecordError(f"holds no {score.name} that was measured")
@@ -236,7 +236,7 @@ def whole(text: str, what: str, most: int = MAX_BUCKETS) -> int:
     """The digits of a text, zeros before them too, as an integer that may number a bucket."""
     digits = text.lstrip("0") or "0"
     if len(digits) > 6 or int(digits) > most:
-        raise RecordError(f"{what} is {shown(text)}; at most {MAX_BUCKETS} buckets are read")
+        raise RecordError(f"{what} is {safe_repr(text)}; at most {MAX_BUCKETS} buckets are read")
     return int(digits)
 
 
@@ -250,7 +250,7 @@ def _rectangle(initial: Sequence[float] | None, rows: Sequence[Sequence[float]])
         )
     if any(length not in (width, i + 1) for i, length in enumerate(lengths)):
         raise RecordError(
-            f"holds rows of {shown(lengths)} numbers; expected a number for each of {width} "
+            f"holds rows of {safe_repr(lengths)} numbers; expected a number for each of {width} "
             "buckets in every row, or one more in each row than in the row before"
         )
     cells = np.full((len(rows) + 1, width), NAN)

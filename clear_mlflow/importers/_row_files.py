@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_RESULTS_BYTES
 from clear_mlflow.importers import numpy_file, plain_text
 from clear_mlflow.importers._base import (
@@ -56,7 +56,7 @@ class RowPattern:
         elif any(part.count("*") > _MOST_STARS for part in self.parts):
             expected = f"at most {_MOST_STARS} stars in a name"
         if expected:
-            raise ConfigError(f"rows is {shown(self.text)}; expected {expected}")
+            raise ConfigError(f"rows is {safe_repr(self.text)}; expected {expected}")
 
     @property
     def parts(self) -> list[str]:
@@ -74,7 +74,7 @@ class RowPattern:
         if "{row" not in self.text:
             if len(matches) > 1:
                 raise RecordError(
-                    f"{len(matches)} artifacts match, {shown(min(matches))} and others; write "
+                    f"{len(matches)} artifacts match, {safe_repr(min(matches))} and others; write "
                     "{row} in place of the row's number, or {row0} if 0 is the test after the "
                     "first bucket"
                 )
@@ -84,7 +84,9 @@ class RowPattern:
         rows: dict[int | None, str] = {}
         for row, path in sorted(found):
             if row in rows:
-                raise RecordError(f"{shown(rows[row])} and {shown(path)} are both row {row}")
+                raise RecordError(
+                    f"{safe_repr(rows[row])} and {safe_repr(path)} are both row {row}"
+                )
             rows[row] = path
         return rows
 
@@ -96,7 +98,7 @@ def matrix_of_rows(files: Mapping[int, Source], reading: Reading) -> AccuracyMat
         try:
             rows[row] = _cells(source)
         except RecordError as error:
-            raise RecordError(f"{shown(source.name, 120)}: {error}") from error
+            raise RecordError(f"{safe_repr(source.name, 120)}: {error}") from error
     width = max(len(cells) for cells in rows.values())
     parsed = Parsed(
         rows=[rows.get(row, [NAN] * width) for row in range(1, max(rows) + 1)] or [[NAN] * width],

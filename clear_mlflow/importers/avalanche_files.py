@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RESULTS_BYTES
 from clear_mlflow.importers._base import NAN, Format, Parsed, Source, grid, numbers, whole
 from clear_mlflow.importers.plain_text import to_cell
@@ -43,12 +43,12 @@ def _parse_csv(source: Source) -> list[Parsed]:
             "holds accuracies of training epochs; import eval_results.csv, which lies beside it"
         )
     if first != _EVAL:
-        raise RecordError(f"begins with {shown(first)}; expected {_EVAL!r}")
+        raise RecordError(f"begins with {safe_repr(first)}; expected {_EVAL!r}")
     found: dict[tuple[int, int], float] = {}
     for line in lines:
         cells = [cell.strip() for cell in line.split(",", maxsplit=5)[:3]]
         if len(cells) < 3:
-            raise RecordError(f"holds the line {shown(line)}; expected five values")
+            raise RecordError(f"holds the line {safe_repr(line)}; expected five values")
         row = 0 if cells[1] == "None" else _experience(cells[1]) + 1
         column = _experience(cells[0])
         if cells[2] == "0":  # the logger's own default, which is not written as 0.0000
@@ -72,7 +72,7 @@ def _parse_csv(source: Source) -> list[Parsed]:
 
 def _experience(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise RecordError(f"holds the experience {shown(text)}; expected a number from 0")
+        raise RecordError(f"holds the experience {safe_repr(text)}; expected a number from 0")
     return whole(text, "an experience")
 
 
@@ -87,7 +87,9 @@ def _parse_json(source: Source) -> list[Parsed]:
     if isinstance(document, dict):
         document = _tests_of(document)
     if not isinstance(document, list) or not all(isinstance(test, dict) for test in document):
-        raise RecordError(f"is {shown(document)}; expected what strategy.eval returns, or a list")
+        raise RecordError(
+            f"is {safe_repr(document)}; expected what strategy.eval returns, or a list"
+        )
     if len(document) > MAX_BUCKETS + 1:
         raise RecordError(f"holds {len(document)} tests; at most {MAX_BUCKETS + 1} are read")
     streams: dict[str, list[dict[int, float]]] = {}
@@ -98,12 +100,12 @@ def _parse_json(source: Source) -> list[Parsed]:
             rows = streams.setdefault(match["stream"], [{} for _ in document])
             column = _experience(match["exp"])
             if column in rows[position]:
-                raise RecordError(f"has two accuracies of {shown(key)}, under two tasks")
+                raise RecordError(f"has two accuracies of {safe_repr(key)}, under two tasks")
             (rows[position][column],) = numbers([value], "an accuracy")
     if not streams:
         raise RecordError(f"holds no {_SIGN}... of a test; log accuracy_metrics(experience=True)")
     if "test" not in streams and len(streams) > 1:
-        raise RecordError(f"has the streams {shown(sorted(streams))}; expected one called test")
+        raise RecordError(f"has the streams {safe_repr(sorted(streams))}; expected one called test")
     found = streams.get("test") or next(iter(streams.values()))
     width = 1 + max(column for row in found for column in row)
     # As many rows as tests: whether the first is the untrained model's is not known here.
@@ -118,13 +120,15 @@ def _tests_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     series = {}
     for key, value in values.items():
         if not isinstance(value, list) or len(value) != 2:
-            raise RecordError(f"{shown(key)} is {shown(value)}; expected its steps and its values")
-        series[key] = numbers(value[1], f"the series {shown(key)}")
+            raise RecordError(
+                f"{safe_repr(key)} is {safe_repr(value)}; expected its steps and its values"
+            )
+        series[key] = numbers(value[1], f"the series {safe_repr(key)}")
     lengths = {len(value) for value in series.values()}
     if len(lengths) != 1:
         raise RecordError(
-            f"has series of {shown(sorted(lengths))} values; which of them belong to one test is "
-            "not known unless all experiences were tested each time"
+            f"has series of {safe_repr(sorted(lengths))} values; which of them belong to one test "
+            "is not known unless all experiences were tested each time"
         )
     return [{key: value[i] for key, value in series.items()} for i in range(lengths.pop())]
 

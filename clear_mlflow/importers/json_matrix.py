@@ -6,7 +6,7 @@ from typing import Any
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.score import ACCURACY, Score, StoredScore
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import converted
 from clear_mlflow.importers._base import Format, Parsed, Source, numbers, rows_of
 
@@ -20,15 +20,16 @@ def _parse(source: Source) -> list[Parsed]:
     if isinstance(document, list):
         return [Parsed(rows=rows_of(document, "the matrix"))]
     if not isinstance(document, dict):
-        raise RecordError(f"is {shown(document)}; expected a list of rows, or an object")
+        raise RecordError(f"is {safe_repr(document)}; expected a list of rows, or an object")
     name = next((name for name in _MATRIX_NAMES if name in document), None)
     if name is None:
         raise RecordError(
-            f"has the fields {shown(sorted(document))}; expected one of {', '.join(_MATRIX_NAMES)}"
+            f"has the fields {safe_repr(sorted(document))}; expected one of "
+            f"{', '.join(_MATRIX_NAMES)}"
         )
     initial, keys = document.get("initial"), document.get("buckets")
     if keys is not None and not isinstance(keys, list):
-        raise RecordError(f"buckets is {shown(keys)}; expected a list of keys")
+        raise RecordError(f"buckets is {safe_repr(keys)}; expected a list of keys")
     if keys is not None:
         keys = [str(key) if type(key) is int else key for key in keys]
     return [

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINE_CHARACTERS, MAX_RUNS
 from clear_mlflow.importers._base import NAN, Format, Parsed, Source, whole
 
@@ -63,7 +63,7 @@ def _run(line: str) -> tuple[list[list[float]], dict[str, str]]:
         cells = tests.get(test, {})
         if set(cells) != set(range(1, len(cells) + 1)):
             raise RecordError(
-                f"holds tasks {shown(sorted(cells))} at test {test}; expected 1, 2, ..."
+                f"holds tasks {safe_repr(sorted(cells))} at test {test}; expected 1, 2, ..."
             )
         rows.append([cells[column] for column in range(1, len(cells) + 1)])
     ahead: list[list[float]] = []
@@ -92,7 +92,7 @@ def _entries(line: str) -> dict[str, list[str]]:
     if len(line) > MAX_LINE_CHARACTERS:
         raise RecordError(f"has {len(line)} characters; at most {MAX_LINE_CHARACTERS} are read")
     if not (line.startswith("{") and line.endswith("}")):
-        raise RecordError(f"is {shown(line)}; expected the text of a Python dictionary")
+        raise RecordError(f"is {safe_repr(line)}; expected the text of a Python dictionary")
     found: dict[str, list[str]] = {}
     key: str | None = None
     value: list[str] = []
@@ -100,7 +100,9 @@ def _entries(line: str) -> dict[str, list[str]]:
     while position < len(line):
         match = _PART.match(line, position)
         if match is None:
-            raise RecordError(f"is no Python dictionary at {shown(line[position : position + 20])}")
+            raise RecordError(
+                f"is no Python dictionary at {safe_repr(line[position : position + 20])}"
+            )
         position, part = match.end(), match[0].strip()
         depth += bool(match["open"]) - bool(match["close"])
         if depth < 0 or (depth == 0 and position < len(line)):
@@ -124,7 +126,7 @@ def _accuracy(key: str, parts: list[str]) -> float:
     if parts in (["nan"], ["None"]):
         return NAN
     if len(parts) != 1 or not _NUMBER.fullmatch(parts[0]):
-        raise RecordError(f"holds {shown(' '.join(parts))} for {key}; expected a number")
+        raise RecordError(f"holds {safe_repr(' '.join(parts))} for {key}; expected a number")
     return float(parts[0])
 
 

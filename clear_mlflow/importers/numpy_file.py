@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_ARRAYS, MAX_BUCKETS, MAX_RESULTS_BYTES
 from clear_mlflow.importers._base import Format, Parsed, Source
 
@@ -48,8 +48,8 @@ def _parse(source: Source) -> list[Parsed]:
     flat = [name for name, array in arrays.items() if array.ndim == 2]
     if not named and len(flat) != 1:
         raise RecordError(
-            f"holds the arrays {shown(sorted(arrays))}; expected one matrix, or one that is named "
-            f"{', '.join(_MATRIX_NAMES)}"
+            f"holds the arrays {safe_repr(sorted(arrays))}; expected one matrix, or one that is "
+            f"named {', '.join(_MATRIX_NAMES)}"
         )
     initial, counts, keys = map(arrays.get, ("initial", "num_instances", "buckets"))
     return [
@@ -74,7 +74,7 @@ def _members(content: bytes) -> dict[str, NDArray[np.generic]]:
             return {m.filename.removesuffix(".npy"): _read(archive.read(m)) for m in members}
     # RuntimeError: an encrypted member, or, as NotImplementedError, one packed in another way.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
-        raise RecordError(f"is no .npz file: {shown(str(error), 100)}") from error
+        raise RecordError(f"is no .npz file: {safe_repr(str(error), 100)}") from error
 
 
 def _read(content: bytes) -> NDArray[np.generic]:
@@ -101,7 +101,7 @@ def _read(content: bytes) -> NDArray[np.generic]:
         raise
     # What numpy raises for damaged headers has no common base: syntax, tokens, keys, overflow.
     except Exception as error:
-        raise RecordError(f"is no array of numpy's: {shown(str(error), 100)}") from error
+        raise RecordError(f"is no array of numpy's: {safe_repr(str(error), 100)}") from error
     return array
 
 

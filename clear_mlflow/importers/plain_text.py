@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import label_numbers
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RESULTS_BYTES
 from clear_mlflow.importers._base import NAN, Format, Parsed, Reading, Source
 
@@ -35,7 +35,7 @@ def cells_of(line: str) -> list[str]:
             try:
                 cells = next(csv.reader([line], delimiter=separator, strict=True))
             except (csv.Error, StopIteration) as error:
-                raise RecordError(f"holds a line that is no CSV: {shown(line)}") from error
+                raise RecordError(f"holds a line that is no CSV: {safe_repr(line)}") from error
             return [cell.strip() for cell in cells]
     return line.split(maxsplit=_MOST_CELLS)
 
@@ -70,7 +70,7 @@ def to_cell(text: str) -> float:
     if text.lower() in _NOT_MEASURED:
         return NAN
     if not _NUMBER.fullmatch(text):
-        raise RecordError(f"holds {shown(text)}; expected a number, or nothing")
+        raise RecordError(f"holds {safe_repr(text)}; expected a number, or nothing")
     return float(text)
 
 
@@ -126,8 +126,8 @@ def _parse(source: Source) -> list[Parsed]:
     numbers = [] if is_stated else label_numbers(names or ())
     if numbers != sorted(numbers):
         raise RecordError(
-            f"names its columns {shown(names)}, out of order; pass columns=... in the order of the "
-            "stream"
+            f"names its columns {safe_repr(names)}, out of order; pass columns=... in the order of "
+            "the stream"
         )
     return [
         Parsed(
@@ -165,7 +165,8 @@ def _bucket_columns(names: Sequence[str] | None, width: int, reading: Reading) -
     all_names = [str(j + 1) for j in range(width)] if names is None else [*names]
     if missing := [name for name in reading.columns if name not in all_names]:
         raise ConfigError(
-            f"columns names {shown(missing[0])}, but the columns are {shown(','.join(all_names))}"
+            f"columns names {safe_repr(missing[0])}, but the columns are "
+            f"{safe_repr(','.join(all_names))}"
         )
     if reading.columns or all_names == reading.stated_buckets:
         return [all_names.index(name) for name in reading.columns or all_names]
@@ -173,8 +174,8 @@ def _bucket_columns(names: Sequence[str] | None, width: int, reading: Reading) -
     without_number = [name for name in buckets if not re.search("[0-9]", name)]
     if 0 < len(without_number) < len(buckets):
         raise RecordError(
-            f"has the column {shown(without_number[0])} next to numbered ones; pass columns=... "
-            "with the names of the columns that are buckets"
+            f"has the column {safe_repr(without_number[0])} next to numbered ones; pass "
+            "columns=... with the names of the columns that are buckets"
         )
     return [j for j, name in enumerate(all_names) if name in buckets]
 
@@ -189,11 +190,11 @@ def _is_header(table: Sequence[Sequence[str]], stated: Sequence[str]) -> bool:
         return not _NUMBER.fullmatch(first)
     if any(texts):
         raise RecordError(
-            f"begins with {shown(','.join(table[0]))}, which is no line of numbers, and none of "
-            "names: expected one or the other"
+            f"begins with {safe_repr(','.join(table[0]))}, which is no line of numbers, and none "
+            "of names: expected one or the other"
         )
     if first and first.lower() in _CORNERS and not _counts(rest) and all(map(str.isdecimal, rest)):
-        raise RecordError(f"begins with {shown(','.join(table[0]))}: {_to_name(rest)}")
+        raise RecordError(f"begins with {safe_repr(','.join(table[0]))}: {_to_name(rest)}")
     if _is_corner(first):
         return all(map(str.isdecimal, rest)) and _counts(sorted(rest, key=int))
     # 0, 1, 2 or 1, 2, 3 above a square.
@@ -202,7 +203,7 @@ def _is_header(table: Sequence[Sequence[str]], stated: Sequence[str]) -> bool:
 
 def _to_name(cells: Sequence[str]) -> str:
     """How to say that numbers in the first line are no cells: years, for example."""
-    return f"if the first line names the buckets, say buckets={shown(','.join(cells))}"
+    return f"if the first line names the buckets, say buckets={safe_repr(','.join(cells))}"
 
 
 def _counts(cells: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_RESULTS_BYTES
 from clear_mlflow.importers._base import Format, Parsed, Source, numbers, rows_of
 from clear_mlflow.importers.plain_text import table_of, to_cell
@@ -39,14 +39,16 @@ def _parse_csv(source: Source) -> list[Parsed]:
     columns = [j for j, name in enumerate(metrics) if name == _METRIC]
     if not columns:
         raise RecordError(
-            f"has the metrics {shown(sorted(set(metrics[1:])))}; expected {_METRIC!r}"
+            f"has the metrics {safe_repr(sorted(set(metrics[1:])))}; expected {_METRIC!r}"
         )
     if [tasks[j] for j in columns] != [f"Task {i + 1}" for i in range(len(columns))]:
         raise RecordError("has columns of accuracy that are not Task 1 to Task T in order")
     rows = []
     for position, line in enumerate(table[2:]):
         if len(line) != len(metrics) or line[0] != str(position + 1):
-            raise RecordError(f"has the line {shown(line)}; expected that of update {position + 1}")
+            raise RecordError(
+                f"has the line {safe_repr(line)}; expected that of update {position + 1}"
+            )
         rows.append([to_cell(line[j]) for j in columns])
     return [Parsed(rows=rows)]
 
@@ -73,10 +75,10 @@ def _recognises_json(source: Source) -> bool:
 def _parse_json(source: Source) -> list[Parsed]:
     document = source.json
     if not isinstance(document, dict):
-        raise RecordError(f"is {shown(document)}; expected Renate's results dictionary")
+        raise RecordError(f"is {safe_repr(document)}; expected Renate's results dictionary")
     first = document.get(f"{_METRIC}_init")
     if first is not None and (not isinstance(first, list) or len(first) != 1):
-        raise RecordError(f"{_METRIC}_init is {shown(first)}; expected one list in a list")
+        raise RecordError(f"{_METRIC}_init is {safe_repr(first)}; expected one list in a list")
     return [
         Parsed(
             rows=rows_of(document.get(_METRIC), _METRIC),

@@ -25,7 +25,7 @@ from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.credentials import has_credentials, masked
 from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.errors import DataError, RecordError, TrackingError
-from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import converted, json_value, read_bytes
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store
@@ -66,7 +66,9 @@ class Entry:
         """Read the tags, name to value, or raise TrackingError if the file is damaged."""
         tags: dict[str, str] = _read(self.file, dict[str, str])
         if unknown := tags.keys() - _TAGS:
-            raise TrackingError(f"{self.file} is damaged: it sets the tag {shown(min(unknown))}")
+            raise TrackingError(
+                f"{self.file} is damaged: it sets the tag {safe_repr(min(unknown))}"
+            )
         return tags
 
     def metrics(self) -> list[Metric]:
@@ -164,7 +166,7 @@ class Journal:
             return None
         found: End = _read(file, End)
         # It becomes a tag that people read.
-        return replace(found, error=found.error and shortened(found.error, 4000))
+        return replace(found, error=found.error and truncate(found.error, 4000))
 
     def close(self, *, remove: bool = False) -> None:
         """Let other processes at it; or remove it, when all of it was sent."""
@@ -221,7 +223,7 @@ def read_origin(folder: Path) -> Origin:
     written: Any = _read(file, dict[str, Any]).get("format")
     if written != _FORMAT:
         raise TrackingError(
-            f"{file} is of format {shown(written, 40)}; this program knows {_FORMAT}: update it"
+            f"{file} is of format {safe_repr(written, 40)}; this program knows {_FORMAT}: update it"
         )
     found: Origin = _read(file, Origin)
     return found

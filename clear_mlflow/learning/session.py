@@ -20,7 +20,7 @@ from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.features.stored import StoredFeatures
@@ -216,7 +216,7 @@ class StreamTraining:
         lacks = [(name, key) for key, names in absent.get("train", {}).items() for name in names]
         more = f", and so {len(lacks) - 1} more" if len(lacks) > 1 else ""
         told = (
-            f"class {shown(name)} is not in the training set of bucket {shown(key)}{more}"
+            f"class {safe_repr(name)} is not in the training set of bucket {safe_repr(key)}{more}"
             for name, key in lacks[:1]
         )
         return StreamMetadata(

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from clear_mlflow.core.errors import ConfigError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics._base import ACCURACY_ALONE, ANY, CHANGE, LEVEL, Metric
 from clear_mlflow.metrics._common import Course, evaluated, gather, modules_of, over_course
 
@@ -78,7 +78,7 @@ def of_score(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
     for metric in (metric.of(score) for metric in metrics):
         if metric.name in found and not score.is_accuracy:
             raise ConfigError(
-                f"score is {shown(score.name)}, which would make two metrics {metric.name!r}; "
+                f"score is {safe_repr(score.name)}, which would make two metrics {metric.name!r}; "
                 "give the score another name"
             )
         found[metric.name] = metric
@@ -113,8 +113,8 @@ def family_names(text: str) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in named if name not in FAMILIES]:
         raise ConfigError(
-            f"metrics is {shown(text)}, but {shown(unknown[0])} is no family of metrics; expected "
-            f"some of {', '.join(FAMILIES)}, separated by commas"
+            f"metrics is {safe_repr(text)}, but {safe_repr(unknown[0])} is no family of metrics; "
+            f"expected some of {', '.join(FAMILIES)}, separated by commas"
         )
     return named
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.importing import imported
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import (
     ALL_METRICS,
     Metric,
@@ -89,7 +89,9 @@ def _as_metrics(reference: str, thing: Any) -> tuple[Metric | PredictionMetric, 
         name = f"{package}/{function.rpartition('.')[2]}"
         lower = getattr(thing, "lower_is_better", None)
         if lower not in (None, True, False):
-            raise ConfigError(f"{reference}.lower_is_better is {shown(lower)}; set True or False")
+            raise ConfigError(
+                f"{reference}.lower_is_better is {safe_repr(lower)}; set True or False"
+            )
         higher = None if lower is None else not lower
         listed = [_kind(reference, thing)(name=name, function=thing, higher_is_better=higher)]
     for metric in listed:
@@ -104,7 +106,9 @@ def _imported(reference: str) -> Any:
     module, _, attribute = reference.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     if not attribute or not all(part.isidentifier() for part in parts):
-        raise ConfigError(f"metric {shown(reference)} is none; expected package.module:function")
+        raise ConfigError(
+            f"metric {safe_repr(reference)} is none; expected package.module:function"
+        )
     try:
         return imported(reference)
     # Importing runs a user's code: any error of it becomes one line.
@@ -118,7 +122,7 @@ def _imported(reference: str) -> Any:
 def _kind(source: str, thing: object) -> type[Metric] | type[PredictionMetric]:
     """Which metric a function is, by its one argument's name."""
     if not callable(thing) or isinstance(thing, type):
-        raise ConfigError(f"metric {source} is {shown(thing)}; {_EXPECTED}")
+        raise ConfigError(f"metric {source} is {safe_repr(thing)}; {_EXPECTED}")
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError) as error:
@@ -163,7 +167,7 @@ class _Guarded:
         except Exception as error:
             raise FailedMetricError(f"{self.source} raised {_first_line(error)}") from error
         if not isinstance(found, numbers.Real) and getattr(found, "shape", None) != ():
-            raise FailedMetricError(f"{self.source} gave {shown(found)}; expected a number")
+            raise FailedMetricError(f"{self.source} gave {safe_repr(found)}; expected a number")
         if not math.isfinite(number):
             raise FailedMetricError(f"{self.source} gave {number}; expected a finite number")
         return number

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import shortened
+from clear_mlflow.core.text import truncate
 from clear_mlflow.metrics import name_of
 from clear_mlflow.metrics._results import MetricResult, results
 
@@ -104,7 +104,7 @@ def _matrix(matrix: AccuracyMatrix) -> list[str]:
 
 def _plain(key: str) -> str:
     """A key where character references mean nothing; nothing in it ends the block."""
-    return re.sub(r"[!-,/:-@\[-^`{-~]", "_", shortened(key, _LONGEST_KEY))
+    return re.sub(r"[!-,/:-@\[-^`{-~]", "_", truncate(key, _LONGEST_KEY))
 
 
 def _metrics(lines: Iterable[MetricResult]) -> list[str]:
@@ -121,7 +121,7 @@ def escaped(text: str, limit: int) -> str:
     >>> escaped("er_ace, lr=0.1: <b>, www.x.y", 60)
     'er_ace, lr=0.1: &#60;b&#62;, www&#46;x.y'
     """
-    plain = shortened(text, limit)
+    plain = truncate(text, limit)
     return _READ.sub(lambda match: "".join(f"&#{ord(char)};" for char in match[0]), plain)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
-from clear_mlflow.core.text import ending, shortened, shown
+from clear_mlflow.core.text import ending, safe_repr, truncate
 from clear_mlflow.report.cell_scale import CellScale, scale_over
 from clear_mlflow.report.colours import SCALE, is_dark
 
@@ -103,7 +103,7 @@ def heatmap_figure(
     middle = min((top + body + side) / 2, body + side + _BOTTOM - 0.85)
     _write(sheet, 0.17, middle, "trained through bucket", 9.5, **through)
     if title is not None:
-        text = shortened(title, int((width - 0.3) / 0.11))
+        text = truncate(title, int((width - 0.3) / 0.11))
         _write(sheet, 0.15, 0.27, text, 11, ha="left", fontweight="bold")
     return figure
 
@@ -161,7 +161,7 @@ def check_width(width: float, smallest: float) -> None:
     """ConfigError for a width that the figure cannot have."""
     if not smallest <= width < math.inf:
         raise ConfigError(
-            f"width is {shown(width)}; expected at least {smallest} inches, for example 3.3"
+            f"width is {safe_repr(width)}; expected at least {smallest} inches, for example 3.3"
         )
 
 
@@ -266,9 +266,9 @@ def fitted(texts: Sequence[str], size: float, room: float, most: int) -> list[st
     found: list[str] = []
     for limit in range(most, 4, -1):
         ways = (
-            [shortened(text, limit) for text in texts],
+            [truncate(text, limit) for text in texts],
             [ending(text, limit) for text in texts],
-            [shortened(text, limit) for text in middles],
+            [truncate(text, limit) for text in middles],
         )
         found = [plain_text(text) for text in max(ways, key=lambda way: len({*way}))]
         if max(text_width(text, size) for text in found) <= room:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import ending, printable, shortened
+from clear_mlflow.core.text import ending, printable, truncate
 from clear_mlflow.metrics._results import MetricResult
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
@@ -50,7 +50,7 @@ def matrix_table(matrix: AccuracyMatrix) -> Table:
 
     # The box's own column divider is the one space between columns.
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    what = "% tested on →" if score.is_accuracy else f"{shortened(score.name, _LABEL - 5)} on →"
+    what = "% tested on →" if score.is_accuracy else f"{truncate(score.name, _LABEL - 5)} on →"
     table.add_column(what, no_wrap=True)
     for position, j in enumerate(columns):
         if elided and position == len(columns) // 2:

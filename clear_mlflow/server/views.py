@@ -12,7 +12,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
-from clear_mlflow.core.text import one_line, shown
+from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.report.page import rendered
 from clear_mlflow.server.experiments import experiments
 from clear_mlflow.server.kept_pages import BusyError, KeptPages
@@ -123,8 +123,8 @@ def _in_workspace(view: _View) -> str | dict[str, object]:
     if workspace():
         if not has_workspaces():
             raise ConfigError(
-                f"workspace is {shown(workspace(), 100)}, but this server has no workspaces; leave "
-                "it out of the address"
+                f"workspace is {safe_repr(workspace(), 100)}, but this server has no workspaces; "
+                "leave it out of the address"
             )
         with mlflow_errors("look for the workspace"):
             enter_workspace(workspace())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 
 
 class Interval(NamedTuple):
@@ -24,5 +24,5 @@ def check_level(level: float) -> None:
     """Raise ConfigError where a level of confidence is not strictly between 0 and 1."""
     if not 0 < level < 1:
         raise ConfigError(
-            f"level is {shown(level)}; expected a fraction between 0 and 1, for example 0.95"
+            f"level is {safe_repr(level)}; expected a fraction between 0 and 1, for example 0.95"
         )

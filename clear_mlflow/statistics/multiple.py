@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 
 
 def holm(p_values: Sequence[float], *, family: int | None = None) -> list[float]:
@@ -47,7 +47,7 @@ def holm_factors(p_values: Sequence[float], *, family: int | None = None) -> lis
     """
     found = np.array(p_values, dtype=np.float64)
     if found.ndim != 1 or not bool(((found >= 0) & (found <= 1)).all()):
-        raise RecordError(f"p-values are {shown(p_values)}; expected numbers from 0 to 1")
+        raise RecordError(f"p-values are {safe_repr(p_values)}; expected numbers from 0 to 1")
     size = len(found) if family is None else family
     if size < len(found):
         raise RecordError(f"{len(found)} p-values of a family of {size} arrived; expected no more")

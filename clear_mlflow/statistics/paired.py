@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.metrics._common import evaluated
 from clear_mlflow.metrics.from_predictions import Predictions
@@ -60,7 +60,9 @@ class ImageBootstrap:
     ) -> None:
         check_level(level)
         if resamples < 1:
-            raise ConfigError(f"resamples is {shown(resamples)}; expected a number of at least 1")
+            raise ConfigError(
+                f"resamples is {safe_repr(resamples)}; expected a number of at least 1"
+            )
         self._metrics = tuple(metrics)
         self._level = level
         self._resamples = resamples

@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from scipy.stats import nct
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.statistics.seeds import TTest
 
 POWER = 0.8  # the chance of a finding that is worth training for
@@ -45,8 +45,8 @@ def power(test: TTest, seeds: int, *, alpha: float = 0.05, margin: float | None 
     """
     if seeds < 2 or not 0 < alpha < 1:
         raise ConfigError(
-            f"{shown(seeds)} seeds and alpha {shown(alpha)} arrived; expected at least 2 seeds and "
-            "an alpha between 0 and 1"
+            f"{safe_repr(seeds)} seeds and alpha {safe_repr(alpha)} arrived; expected at least 2 "
+            "seeds and an alpha between 0 and 1"
         )
     # As if both sides had as many: the squared error falls with the harmonic mean of the two.
     before = 2 / (1 / test.n_a + 1 / test.n_b)

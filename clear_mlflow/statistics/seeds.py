@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, stdtr, stdtrit
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.statistics.intervals import Interval, check_level
 
 # Values that differ by rounding alone are the same: there is no spread to test against.
@@ -75,7 +75,7 @@ class TTest:
         0.0026
         """
         if not margin > 0 or not math.isfinite(margin):
-            raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")
+            raise ConfigError(f"margin is {safe_repr(margin)}; expected a number above 0")
         above = stdtr(self.freedom, -(self.difference + margin) / self.error)
         below = stdtr(self.freedom, (self.difference - margin) / self.error)
         return float(max(above, below))
@@ -222,7 +222,7 @@ def _finite(what: str, values: Sequence[float]) -> NDArray[np.float64]:
         found = np.empty(0)
     if found.ndim != 1 or len(found) == 0 or not bool(np.isfinite(found).all()):
         raise RecordError(
-            f"{what} are {shown(values)}; expected a finite number per seed, at least one: leave "
-            "out runs in which the metric is not defined"
+            f"{what} are {safe_repr(values)}; expected a finite number per seed, at least one: "
+            "leave out runs in which the metric is not defined"
         )
     return found

@@ -16,7 +16,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.durable import write_durably
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
 
@@ -84,7 +84,7 @@ def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str
 def download(client: MlflowClient, run: Run, artifact: str, folder: str) -> Path:
     """Fetch an artifact of a run into a folder of this machine, and give its file."""
     place, _, name = artifact.rpartition("/")
-    with mlflow_errors(f"read {shown(artifact, 200)} of run {run.info.run_id}"):
+    with mlflow_errors(f"read {safe_repr(artifact, 200)} of run {run.info.run_id}"):
         return ArtifactFolder(client, run, place).file(name, folder)
 
 

@@ -31,7 +31,7 @@ from mlflow.store.db.db_types import DATABASE_ENGINES
 
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.store.conflicts import name_sqlite_driver, one_opens_at_a_time, sqlite_file
 
@@ -159,7 +159,8 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
         json_object(MLFLOW_RUN_CONTEXT.get() or "{}", MAX_TAG_BYTES)
     except RecordError as error:
         raise TrackingError(
-            f"MLFLOW_RUN_CONTEXT is {shown(MLFLOW_RUN_CONTEXT.get(), 100)}; expected tags of runs "
+            f"MLFLOW_RUN_CONTEXT is {safe_repr(MLFLOW_RUN_CONTEXT.get(), 100)}; expected tags of "
+            "runs "
             'as a JSON object, for example {"team": "vision"}, or nothing'
         ) from error
     if experiment is not None:

@@ -24,7 +24,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.text import printable, shortened, shown, warn
+from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -79,8 +79,8 @@ def scheduled() -> tuple[str, int] | None:
         return None
     if re.fullmatch("[0-9]{1,9}", number) is None:
         raise ConfigError(
-            f"CLEAR_MLFLOW_TRY is {shown(number)}; expected how often the job was started before, "
-            "a whole number, or leave it out"
+            f"CLEAR_MLFLOW_TRY is {safe_repr(number)}; expected how often the job was started "
+            "before, a whole number, or leave it out"
         )
     return job, int(number)
 
@@ -275,7 +275,7 @@ class _Heartbeat:
     @property
     def who(self) -> str:
         """The process, as people find it."""
-        name = shortened(printable(self.host.partition("/")[0]), 80)
+        name = truncate(printable(self.host.partition("/")[0]), 80)
         return f"process {self.pid} on {name} since {self.said_at:%Y-%m-%d %H:%M:%S %Z}"
 
     @property

@@ -11,7 +11,7 @@ from mlflow.entities import Run
 from clear_mlflow.core.durable import create_durably
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_index
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object, read_bytes
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
 from clear_mlflow.store.client import mlflow_errors
@@ -124,8 +124,9 @@ def lost_rows_error(run: Run, what: str) -> RecordError:
     """The refusal of a run whose artifacts lack something, as ``row_003.json``."""
     return RecordError(
         f"run {run.info.run_id} was stored with rows that its artifacts lack now ({what} in "
-        f"{shown(str(run.info.artifact_uri), 200)}): is a disk not mounted, or another artifact "
-        "store in its place? nothing was written; when it is back, run the same command again"
+        f"{safe_repr(str(run.info.artifact_uri), 200)}): is a disk not mounted, or another "
+        "artifact store in its place? nothing was written; when it is back, run the same command "
+        "again"
     )
 
 

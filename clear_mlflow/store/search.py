@@ -18,7 +18,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store import names
 from clear_mlflow.store.client import DEFAULT_EXPERIMENT_ID, mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
@@ -66,7 +66,9 @@ def expand_run_id(client: MlflowClient, text: str) -> str:
         return text
     matches = [*search(client, experiment_ids(client), f"attributes.run_id LIKE '{text}%'")]
     if len(matches) > 1:
-        listed = ", ".join(shown(f"{run.info.run_id} {run.info.run_name}") for run in matches[:10])
+        listed = ", ".join(
+            safe_repr(f"{run.info.run_id} {run.info.run_name}") for run in matches[:10]
+        )
         raise TrackingError(f"{len(matches)} runs start with {text}; use more digits of {listed}")
     return str(matches[0].info.run_id) if matches else text
 
@@ -172,8 +174,8 @@ def experiment_ids(client: MlflowClient, wanted: str | None = None) -> list[str]
         return found
     known = ", ".join(repr(e.name) for e in listed[:20])
     raise TrackingError(
-        f"no experiment has the name or id {shown(wanted)} in {masked(client.tracking_uri)}; there "
-        f"are {known}"
+        f"no experiment has the name or id {safe_repr(wanted)} in {masked(client.tracking_uri)}; "
+        f"there are {known}"
     )
 
 

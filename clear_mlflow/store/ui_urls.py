@@ -18,7 +18,7 @@ from mlflow.exceptions import MlflowException
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.metrics import name_of
 from clear_mlflow.store import names
@@ -200,7 +200,7 @@ def page_of_target(client: MlflowClient, target: str | None) -> str:
     """The address, below the server's, of a run or experiment; None: of the newest run's."""
     if target is None:
         return _leaderboard(client, _newest(client))
-    with mlflow_errors(f"look for {shown(target)}"):
+    with mlflow_errors(f"look for {safe_repr(target)}"):
         run_id = target if has_experiment(client, target) else expand_run_id(client, target)
         try:
             return _page_of_run(client, client.get_run(run_id))

@@ -29,7 +29,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
-from clear_mlflow.core.text import shown, warn
+from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.journal.journal import (
     JOURNAL_JSON,
     End,
@@ -353,7 +353,7 @@ def _close_one(
         if missing := sorted(expected.difference(scores.record.rows if scores.record else ())):
             raise RecordError(
                 f"run {run_id} stored rows that are missing now in "
-                f"{shown(str(stored.info.artifact_uri), 200)}: {', '.join(map(str, missing))}; "
+                f"{safe_repr(str(stored.info.artifact_uri), 200)}: {', '.join(map(str, missing))}; "
                 f"put their files back, then run 'clear-mlflow evaluate --run-id {run_id}'"
             )
     except LostRunError as lost:

@@ -37,7 +37,7 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.record import Record, assemble, row_file_name
-from clear_mlflow.core.text import printable, shortened, shown, warn
+from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.journal import TAGS_JSON
 from clear_mlflow.journal.resend import send_left_journals
@@ -270,7 +270,7 @@ class LoopRun:
         cost: Cost,
         measured: Callable[[], tuple[AccuracyRow, RowPredictions | None]],
     ) -> None:
-        with self._writing(f"the row after {shown(after)}", "rows") as writer:
+        with self._writing(f"the row after {safe_repr(after)}", "rows") as writer:
             row, predictions = measured()
             row = replace(row, cost=row_cost(cost))
             stored_row = self._rows.get(row.row)
@@ -279,8 +279,8 @@ class LoopRun:
             if stored_row is not None:
                 raise RecordError(
                     f"row {row.row} is stored already with other numbers "
-                    f"({shown(_numbers(stored_row))}, and now {shown(_numbers(row))}); a row is "
-                    "what was measured once: start a new run"
+                    f"({safe_repr(_numbers(stored_row))}, and now {safe_repr(_numbers(row))}); a "
+                    "row is what was measured once: start a new run"
                 )
             files: dict[str, bytes] = {}
             predictions_type = self._predictions
@@ -324,7 +324,7 @@ class LoopRun:
             RecordError: the numbers do not fit the loop, or the test is stored with others.
             TrackingError: the block has ended.
         """
-        with self._writing(f"a test inside bucket {shown(bucket)}", "tests") as writer:
+        with self._writing(f"a test inside bucket {safe_repr(bucket)}", "tests") as writer:
             row = measured_test(
                 self._facts,
                 bucket,
@@ -411,7 +411,7 @@ class LoopRun:
         parts = [self._facts.facts.get("strategy", "own loop"), self._facts.dataset.name]
         if self._facts.seed is not None:
             parts.append(f"seed {self._facts.seed}")
-        return self._run_name or shortened(printable(" ".join(parts)), _LONGEST_NAME)
+        return self._run_name or truncate(printable(" ".join(parts)), _LONGEST_NAME)
 
     @contextmanager
     def _writing(self, what: str, how: str) -> Iterator[RunWriter]:
@@ -529,9 +529,9 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
         for what, (there, here) in both.items():
             if there != here:
                 raise TrackingError(
-                    f"run {run.info.run_id} holds {name} with {what} {shown(there)}, but this loop "
-                    f"has {shown(here)}; {'pass it to track, or ' if here is None else ''}start a "
-                    "new run"
+                    f"run {run.info.run_id} holds {name} with {what} {safe_repr(there)}, but this "
+                    f"loop has {safe_repr(here)}; "
+                    f"{'pass it to track, or ' if here is None else ''}start a new run"
                 )
         found[row.row] = row
     return found

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import RecordError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class AnytimeMatrix:
     def _lacking(self, position: int) -> str | None:
         """What a bucket lacks; None: nothing."""
         tests = self.tests.get(position, ())
-        key = shown(self.matrix.buckets[position])
+        key = safe_repr(self.matrix.buckets[position])
         if not tests:
             return f"needs tests inside of each bucket (test_every); bucket {key} has none"
         missing = set(range(1, tests[0].num_tests + 1)) - {test.test for test in tests}
@@ -101,14 +101,14 @@ class AnytimeMatrix:
     def _check(self, name: str, test: AnytimeRow, first: AnytimeRow) -> None:
         if test.buckets != self.matrix.buckets:
             raise RecordError(
-                f"{name} is of buckets {shown(test.buckets)}, but the rows say "
-                f"{shown(self.matrix.buckets)}"
+                f"{name} is of buckets {safe_repr(test.buckets)}, but the rows say "
+                f"{safe_repr(self.matrix.buckets)}"
             )
         counts = self.matrix.num_instances
         if counts is not None and tuple(counts.tolist()) != test.num_instances:
             raise RecordError(
-                f"{name} is of {shown(test.num_instances)} images per bucket, but the rows say "
-                f"{shown(counts.tolist())}"
+                f"{name} is of {safe_repr(test.num_instances)} images per bucket, but the rows say "
+                f"{safe_repr(counts.tolist())}"
             )
         if (test.num_tests, test.num_steps) != (first.num_tests, first.num_steps):
             raise RecordError(

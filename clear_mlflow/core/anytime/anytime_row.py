@@ -13,7 +13,7 @@ import msgspec
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import SCHEMA_VERSION, check_schema
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_COUNT,
     MAX_ROW_BYTES,
@@ -63,7 +63,9 @@ class AnytimeRow:
         for name in _NUMBERS:
             value = getattr(self, name)
             if not 1 <= converted(value, int, name) <= MAX_COUNT:
-                raise RecordError(f"{name} is {shown(value)}; expected a whole number from 1 on")
+                raise RecordError(
+                    f"{name} is {safe_repr(value)}; expected a whole number from 1 on"
+                )
         if self.test > self.num_tests:
             raise RecordError(f"test is {self.test}, of {self.num_tests} inside the bucket")
         if self.step >= self.num_steps:
@@ -102,8 +104,8 @@ class AnytimeRow:
             row = cls(**{name: getattr(fields, name) for name in (*_NUMBERS, *_PER_BUCKET)})
             if fields.training_on != row.buckets[row.bucket - 1]:
                 raise RecordError(
-                    f"training_on is {shown(fields.training_on)}; bucket {row.bucket} of these is "
-                    f"{shown(row.buckets[row.bucket - 1])}"
+                    f"training_on is {safe_repr(fields.training_on)}; bucket {row.bucket} of these "
+                    f"is {safe_repr(row.buckets[row.bucket - 1])}"
                 )
             if anytime_file_name(row.bucket, row.test) != source:
                 raise RecordError(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions.tensor_file import read_tensors, tensors_to_bytes
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 
 PREDICTIONS_FOLDER = "predictions"
 EVALUATION_SET_FILE = "evaluation_set.safetensors"
@@ -137,7 +137,7 @@ class EvaluationSet:
             if found.digest != metadata.get("digest"):
                 raise RecordError(
                     f"its digest is {found.digest}, but it says "
-                    f"{shown(metadata.get('digest'), 80)}; the file was changed"
+                    f"{safe_repr(metadata.get('digest'), 80)}; the file was changed"
                 )
         return found
 
@@ -225,7 +225,7 @@ class RowPredictions:
             arrays, metadata = read_tensors(path, {"labels"}, {"probabilities"})
             row = metadata.get("row", "")
             if not re.fullmatch(r"[0-9]{1,9}", row) or predictions_file_name(int(row)) != path.name:
-                raise RecordError(f"holds the predictions of row {shown(row)}")
+                raise RecordError(f"holds the predictions of row {safe_repr(row)}")
             return cls(
                 row=int(row),
                 labels=arrays["labels"],

@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 
 _FORMAT = "clear_mlflow/predictions"
 _VERSION = "1.0"
@@ -41,14 +41,16 @@ def read_tensors(
         arrays = load(content)
     # Types and shapes that numpy does not have; the reader's own error is of no other base.
     except (SafetensorError, LookupError, ValueError, TypeError) as error:
-        raise RecordError(f"is no safetensors file of numbers: {shown(str(error), 100)}") from error
+        raise RecordError(
+            f"is no safetensors file of numbers: {safe_repr(str(error), 100)}"
+        ) from error
     header = content[8 : 8 + int.from_bytes(content[:8], "little")]
     metadata = untrusted.json_object(header, untrusted.MAX_METADATA_BYTES).get(_METADATA) or {}
     if metadata.get("format") != _FORMAT or not expected <= arrays.keys() <= expected | optional:
         raise RecordError(f"is no file of {_FORMAT}")
     if metadata.get("version", "").partition(".")[0] != _VERSION.partition(".")[0]:
         raise RecordError(
-            f"is of version {shown(metadata.get('version'))} of the format; this clear_mlflow "
+            f"is of version {safe_repr(metadata.get('version'))} of the format; this clear_mlflow "
             f"reads {_VERSION.partition('.')[0]}.x: upgrade it"
         )
     return arrays, metadata

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, described, new_array
 from clear_mlflow.data.decoding.decode import decoder_version
 from clear_mlflow.data.files import path_text, reason
@@ -94,8 +94,8 @@ def refuse_other_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
                 if about[field] != getattr(extraction, field):
                     raise ConfigError(
                         f"name {extraction.name} is taken by features with {field} "
-                        f"{shown(about[field])}, not {shown(getattr(extraction, field))}; pass "
-                        "another --name"
+                        f"{safe_repr(about[field])}, not {safe_repr(getattr(extraction, field))}; "
+                        "pass another --name"
                     )
 
 

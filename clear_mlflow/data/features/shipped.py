@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file_below
 from clear_mlflow.data.files import (
@@ -100,13 +100,13 @@ def _released(
     for label in sorted({int(images.labels[i]) for i in chosen}):
         class_name = class_names[label]
         if class_name not in of_classes:
-            raise DataError(f"{what} has no class {shown(class_name)}; unpack it again")
+            raise DataError(f"{what} has no class {safe_repr(class_name)}; unpack it again")
         file = stored_path(
             of_classes[class_name], base=base, below=_RELEASED_FOLDER, named_in=index
         )
         if (other := files.setdefault(file, class_name)) != class_name:
             raise DataError(
-                f"{what} gives classes {shown(other)} and {shown(class_name)} one file, "
+                f"{what} gives classes {safe_repr(other)} and {safe_repr(class_name)} one file, "
                 f"{path_text(file)}; expected a file of its own for each class"
             )
         by_id = load_torch_file_below(file, root=base.resolve())
@@ -122,10 +122,10 @@ def _released(
                 continue
             if image_id not in by_id:
                 raise DataError(
-                    f"{path_text(file)} has no features of image {shown(image_id)}, which the "
+                    f"{path_text(file)} has no features of image {safe_repr(image_id)}, which the "
                     "metadata names; unpack the dataset again"
                 )
-            what_row = f"{path_text(file)}, {shown(image_id)},"
+            what_row = f"{path_text(file)}, {safe_repr(image_id)},"
             rows[i] = _checked(by_id[image_id], dims=1, what=what_row)
     return rows
 

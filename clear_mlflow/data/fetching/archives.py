@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import path_text, reason
 
 _MAX_NAME_BYTES = 255  # what common file systems allow for one part of a path
@@ -69,12 +69,12 @@ def _wrong(entries: list[zipfile.ZipInfo]) -> str:
     for entry in entries:
         if not _is_plain_path(entry):
             return (
-                f"names the path {shown(entry.orig_filename)}; expected a relative path without "
-                "'..'"
+                f"names the path {safe_repr(entry.orig_filename)}; expected a relative path "
+                "without '..'"
             )
         kind = stat.S_IFMT(entry.external_attr >> 16)
         if kind not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
-            name = shown(entry.filename)
+            name = safe_repr(entry.filename)
             return f"holds {name}, which is a link or a device; expected plain files"
     return ""
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     CLASS_LIST,
     IMAGE_FOLDER,
@@ -63,15 +63,15 @@ def listing(root: Path, report: Report = stop) -> Listing:
         if odd or not found:
             error = DataError(
                 f"{path_text(folder / keys[0])} and {path_text(folder / key)} differ: "
-                f"{shown(odd[0]) if odd else 'no folder'} is in one of them only; expected one "
+                f"{safe_repr(odd[0]) if odd else 'no folder'} is in one of them only; expected one "
                 "folder for each class, the same in every bucket"
             )
             report("empty-class", folder / key, error)
     for name in class_names:
         if not is_class_name(name):
             raise DataError(
-                f"{path_text(folder / keys[0] / name)} is called {shown(name)}; expected the name "
-                "of a class"
+                f"{path_text(folder / keys[0] / name)} is called {safe_repr(name)}; expected the "
+                "name of a class"
             )
     images = {
         key: image_set(

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     ALL_IMAGES,
     CLASS_LIST,
@@ -68,8 +68,8 @@ def listing(root: Path, report: Report = stop) -> Listing:
         images[key] = _read_list(file, key, class_names, root=real_root, report=report)
         for label in sorted(set(range(len(class_names))) - set(images[key].labels.tolist())):
             error = DataError(
-                f"{path_text(file)} has no images of class {shown(class_names[label])}; expected "
-                "images of every class in every bucket"
+                f"{path_text(file)} has no images of class {safe_repr(class_names[label])}; "
+                "expected images of every class in every bucket"
             )
             report("empty-class", real_root / IMAGE_FOLDER / key / class_names[label], error)
     return Listing(
@@ -127,8 +127,8 @@ def _read_bucket_split(
             if path not in index or images.labels[index[path]] != label:
                 raise DataError(
                     f"{path_text(folder / name)} lists {path_text(path)} as class "
-                    f"{shown(class_names[label])}, which {path_text(listed)} does not; unpack the "
-                    "dataset again"
+                    f"{safe_repr(class_names[label])}, which {path_text(listed)} does not; unpack "
+                    "the dataset again"
                 )
         parts.append({index[path] for path in found.paths})
     train, test = parts

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     CLASS_LIST,
     IMAGE_FOLDER,
@@ -85,14 +85,14 @@ def _read_test(
         if odd:
             raise DataError(
                 f"{path_text(train / CLASS_LIST)} and {path_text(test / CLASS_LIST)} differ: "
-                f"{shown(odd[0])} is in one of them only; expected the same classes in both"
+                f"{safe_repr(odd[0])} is in one of them only; expected the same classes in both"
             )
     metadata = read_json_object(test / METADATA, root=root)
     in_stream_order(metadata, named_in=test / METADATA)
     for key in keys:
         if key not in metadata:
             error = DataError(
-                f"{path_text(test / METADATA)} has no bucket {shown(key)}, but "
+                f"{path_text(test / METADATA)} has no bucket {safe_repr(key)}, but "
                 f"{path_text(train / METADATA)} has; expected a test set for every bucket"
             )
             report("metadata", test / METADATA, error)
@@ -117,9 +117,9 @@ def _read_images(
             class_files = expect_object(metadata[key], what=what)
             if unknown := sorted(set(class_files) - set(class_names)):
                 error = DataError(
-                    f"{path_text(base / METADATA)} has class {shown(unknown[0])} in bucket {key}, "
-                    f"but {path_text(base / CLASS_LIST)} does not name it; expected the same "
-                    "classes in both"
+                    f"{path_text(base / METADATA)} has class {safe_repr(unknown[0])} in bucket "
+                    f"{key}, but {path_text(base / CLASS_LIST)} does not name it; expected the "
+                    "same classes in both"
                 )
                 report("class-list", base / CLASS_LIST, error)
             found[key] = placed_images(
@@ -148,7 +148,7 @@ def _named(
     for label, class_name in enumerate(class_names):
         if class_name not in class_files:
             error = DataError(
-                f"{path_text(base / CLASS_LIST)} names class {shown(class_name)}, but "
+                f"{path_text(base / CLASS_LIST)} names class {safe_repr(class_name)}, but "
                 f"{path_text(base / METADATA)} has no images of it in bucket {key}; expected "
                 "images of every class in every bucket"
             )
@@ -161,9 +161,9 @@ def _named(
             )
             if file in seen:
                 raise DataError(
-                    f"{path_text(base / METADATA)} gives classes {shown(seen[file])} and "
-                    f"{shown(class_name)} of bucket {key} one file, {path_text(file)}; expected a "
-                    "file of its own for each class"
+                    f"{path_text(base / METADATA)} gives classes {safe_repr(seen[file])} and "
+                    f"{safe_repr(class_name)} of bucket {key} one file, {path_text(file)}; "
+                    "expected a file of its own for each class"
                 )
             seen[file] = class_name
             entries = read_json_object(file, root=root)
@@ -174,7 +174,7 @@ def _named(
             with reported(report, "metadata", file):
                 if not isinstance(entry, dict) or "IMG_PATH" not in entry:
                     raise DataError(
-                        f"{path_text(file)} has image {shown(image_id)} as {shown(entry)}; "
+                        f"{path_text(file)} has image {safe_repr(image_id)} as {safe_repr(entry)}; "
                         "expected a JSON object with IMG_PATH: unpack the dataset again"
                     )
                 path = stored_path(entry["IMG_PATH"], base=base, below=IMAGE_FOLDER, named_in=file)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.data.files import names_of
 from clear_mlflow.data.sources._entries import (
@@ -67,7 +67,7 @@ class ColumnArguments(OrderedArguments):
         number = _EQUAL.fullmatch(self.buckets)
         if number is None or not 1 <= int(number[1]) <= MAX_BUCKETS:
             raise ConfigError(
-                f"dataset_args has buckets={shown(self.buckets)}; expected none, year, half, "
+                f"dataset_args has buckets={safe_repr(self.buckets)}; expected none, year, half, "
                 f"quarter, month, or equal:N with N from 1 to {MAX_BUCKETS}"
             )
 
@@ -88,7 +88,7 @@ def wanted_columns(
     for name, role, of_what, advice in needed:
         if name not in known:
             raise DataError(
-                f"{named_in} has no column {shown(name)}{of_what}; its columns are "
+                f"{named_in} has no column {safe_repr(name)}{of_what}; its columns are "
                 f"{names_of(known)}: pass dataset_args={role}=COLUMN{advice}"
             )
     roles = {name: role for name, role, *_ in needed}
@@ -185,7 +185,7 @@ def _refuse(
     rows = np.flatnonzero(wrong[column.codes])
     if len(rows):
         row = int(rows[0])
-        raise DataError(f"{place(row)} has {message.replace('{}', shown(column[row]), 1)}")
+        raise DataError(f"{place(row)} has {message.replace('{}', safe_repr(column[row]), 1)}")
 
 
 def _is_measurement(text: str) -> bool:
@@ -200,8 +200,8 @@ def _tests(split: Categorical | None, num_rows: int, place: _Place, name: str) -
     if split is None:
         return np.zeros(num_rows, dtype=bool)
     message = (
-        f"{{}} as {shown(name)}; expected {TRAIN} or {TEST} (validation images are held out of the "
-        "training images: split=validation)"
+        f"{{}} as {safe_repr(name)}; expected {TRAIN} or {TEST} (validation images are held out of "
+        "the training images: split=validation)"
     )
     _refuse(split, lambda text: text not in (TRAIN, TEST), place, message)
     tests: NDArray[np.bool_] = np.array([text == TEST for text in split.categories], dtype=bool)
@@ -227,7 +227,7 @@ def _by_period(
     if vague.any():
         row = int(np.flatnonzero(vague)[0])
         raise DataError(
-            f"{place(row)} has time {shown(times[row])}, which says no {wanted}; expected "
+            f"{place(row)} has time {safe_repr(times[row])}, which says no {wanted}; expected "
             f"times that are exact enough for {wanted}"
         )
     keys, of_times = np.unique([period(time, level) for time in parsed], return_inverse=True)
@@ -262,7 +262,7 @@ def _refuse_twice(paths: Sequence[Path], place: _Place) -> None:
     for row, path in enumerate(paths):
         if str(path) in seen:
             raise DataError(
-                f"{place(row)} lists {shown(path.name)} again; expected each image once, under one "
-                "class"
+                f"{place(row)} lists {safe_repr(path.name)} again; expected each image once, under "
+                "one class"
             )
         seen.add(str(path))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_BUCKETS,
     MAX_CLASSES,
@@ -57,8 +57,8 @@ class StreamArguments:
             text = getattr(self, argument)
             if not is_class_name(text) or len(text) > MAX_TEXT_CHARACTERS or "," in text:
                 raise ConfigError(
-                    f"dataset_args has {argument}={shown(text)}; expected a printable text of up "
-                    f"to {MAX_TEXT_CHARACTERS} characters without commas (a stream is called as "
+                    f"dataset_args has {argument}={safe_repr(text)}; expected a printable text of "
+                    f"up to {MAX_TEXT_CHARACTERS} characters without commas (a stream is called as "
                     "its folder where it has no name of its own)"
                 )
 
@@ -139,7 +139,7 @@ def listing_of(
             folders.add(os.path.dirname(path))  # noqa: PTH120 (of each image)
     odd = sorted(parts.keys() - {TRAIN, TEST})
     if odd:
-        raise DataError(f"{named_in} has a split {shown(odd[0])}; expected {TRAIN} or {TEST}")
+        raise DataError(f"{named_in} has a split {safe_repr(odd[0])}; expected {TRAIN} or {TEST}")
     if not parts[TRAIN]:
         raise DataError(f"{named_in} has nothing to train on; expected some in every bucket")
     trained, tested = parts[TRAIN], parts[TEST]
@@ -173,12 +173,12 @@ def listing_of(
         for key in images:
             if key not in tested:
                 raise DataError(
-                    f"{named_in} has no test set of bucket {shown(key)}; expected one of every "
+                    f"{named_in} has no test set of bucket {safe_repr(key)}; expected one of every "
                     "bucket, or pass split=0 to hold out 30 % of its training set"
                 )
         return image_sets_of({key: tested[key] for key in images})
 
-    alone = [shown(key) for key in keys if key not in trained]
+    alone = [safe_repr(key) for key in keys if key not in trained]
     left = f"left out, for want of a training set: the test set of bucket {', '.join(alone[:8])}"
     return Listing(
         layout=layout,
@@ -208,14 +208,14 @@ def _class_names(
     for bucket, of_bucket in tested.items():
         if only := sorted({name for name, _ in of_bucket} - names):
             raise DataError(
-                f"{named_in} has class {shown(only[0])} in the test set of bucket "
-                f"{shown(bucket)}, and in no training set; expected both"
+                f"{named_in} has class {safe_repr(only[0])} in the test set of bucket "
+                f"{safe_repr(bucket)}, and in no training set; expected both"
             )
     for name in sorted(names):
         if not is_class_name(name) or len(name) > MAX_TEXT_CHARACTERS:
             raise DataError(
-                f"{named_in} has a class {shown(name)}; expected a printable name without blanks "
-                f"at its ends, of up to {MAX_TEXT_CHARACTERS} characters"
+                f"{named_in} has a class {safe_repr(name)}; expected a printable name without "
+                f"blanks at its ends, of up to {MAX_TEXT_CHARACTERS} characters"
             )
     if not 2 <= len(names) <= MAX_CLASSES:
         raise DataError(f"{named_in} has {len(names)} classes; expected 2 to {MAX_CLASSES}")
@@ -230,8 +230,8 @@ def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -
     for key in sorted(found):
         if not key.isprintable() or key != key.strip() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
             raise DataError(
-                f"{named_in} has a bucket {shown(key)}; expected a printable name without blanks "
-                f"at its ends, 1 to {MAX_KEY_CHARACTERS} characters"
+                f"{named_in} has a bucket {safe_repr(key)}; expected a printable name without "
+                f"blanks at its ends, 1 to {MAX_KEY_CHARACTERS} characters"
             )
     if len(found) > MAX_BUCKETS:
         raise DataError(f"{named_in} has {len(found)} buckets; expected at most {MAX_BUCKETS}")
@@ -239,7 +239,7 @@ def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -
         if odd := sorted(found.symmetric_difference(order)):
             where = "only in the data" if odd[0] in found else "not in the data"
             raise DataError(
-                f"{named_in} and order={':'.join(order)} differ: bucket {shown(odd[0])} is "
+                f"{named_in} and order={':'.join(order)} differ: bucket {safe_repr(odd[0])} is "
                 f"{where}; expected all buckets, each once"
             )
         if len(set(order)) < len(order):
@@ -251,7 +251,7 @@ def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -
     for key in sorted(found):
         if (time := parse_time(key)) is None:
             raise DataError(
-                f"{named_in} has a bucket {shown(key)}; expected whole numbers or dates (2004, "
+                f"{named_in} has a bucket {safe_repr(key)}; expected whole numbers or dates (2004, "
                 "2004-Q2, 2004-05, 2004-05-17), whose order is the stream's, or say it: "
                 "dataset_args=order=FIRST:SECOND:..."
             )
@@ -260,7 +260,7 @@ def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -
     for key, place in places.items():
         if (twin := seen.setdefault(place, key)) != key:
             raise DataError(
-                f"{named_in} has buckets {shown(twin)} and {shown(key)}, which begin on one day; "
-                "expected each bucket once"
+                f"{named_in} has buckets {safe_repr(twin)} and {safe_repr(key)}, which begin on "
+                "one day; expected each bucket once"
             )
     return sorted(found, key=lambda key: places[key])

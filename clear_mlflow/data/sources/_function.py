@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.importing import imported
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import path_text, reason, resolve_root
 from clear_mlflow.data.sources._entries import StreamArguments
 from clear_mlflow.data.splits import Listing
@@ -50,7 +50,7 @@ class FunctionSource:
             ) from error
         if not isinstance(found, Listing):
             raise DataError(
-                f"dataset {self._reference} gave {shown(found)}; expected a Listing, as "
+                f"dataset {self._reference} gave {safe_repr(found)}; expected a Listing, as "
                 "clear_mlflow.data.listing_of makes one"
             )
         return dataclasses.replace(found, source=f"{self._reference}, {path_text(found.root)}")

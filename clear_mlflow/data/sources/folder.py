@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     IMAGE_ENDINGS,
     images_in,
@@ -39,8 +39,8 @@ def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> List
             what = "is missing" if odd[0] in (TRAIN, TEST) else "lies beside them"
             raise DataError(
                 f"{path_text(real_root)} has a folder {sorted(named & {TRAIN, TEST})[0]}, and "
-                f"{shown(odd[0])} {what}; expected the folders train and test and no others, or "
-                "the buckets themselves"
+                f"{safe_repr(odd[0])} {what}; expected the folders train and test and no others, "
+                "or the buckets themselves"
             )
         entries = [e for part in (TRAIN, TEST) for e in _entries(real_root / part, part, real_root)]
     else:

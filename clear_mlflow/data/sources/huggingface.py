@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
     is_class_name,
@@ -77,7 +77,9 @@ class Arguments(ColumnArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _HUB_NAME.fullmatch(self.hub):
-            raise ConfigError(f"dataset_args has hub={shown(self.hub)}; expected a name: user/name")
+            raise ConfigError(
+                f"dataset_args has hub={safe_repr(self.hub)}; expected a name: user/name"
+            )
 
 
 def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> Listing:
@@ -166,7 +168,7 @@ def _one_dataset(found: Any, arguments: Arguments, named_in: str) -> tuple[Any, 
             f"{named_in} has the splits {names_of(list(found))}; expected train, or train and test"
         )
     left = sorted(set(found) - {TRAIN, TEST})
-    told = [f"left out: split {shown(name)}, {found[name].num_rows} images" for name in left]
+    told = [f"left out: split {safe_repr(name)}, {found[name].num_rows} images" for name in left]
     if TEST not in found:
         return found[TRAIN], told
     parts = []
@@ -185,7 +187,7 @@ def _refuse_outside(root: Path) -> None:
         named = read_json_object(root / _SPLITS, root=root).get("splits")
         if not isinstance(named, list) or not all(_is_plain(name) for name in named):
             raise DataError(
-                f"{path_text(root / _SPLITS)} has splits {shown(named)}; expected names"
+                f"{path_text(root / _SPLITS)} has splits {safe_repr(named)}; expected names"
             )
         folders = [root / name for name in named]
     for folder in folders:
@@ -199,8 +201,8 @@ def _refuse_outside(root: Path) -> None:
             name = file.get("filename") if isinstance(file, dict) else None
             if not _is_plain(name):
                 raise DataError(
-                    f"{path_text(folder / _STATE)} names the file {shown(name)}; expected a name "
-                    "in its own folder"
+                    f"{path_text(folder / _STATE)} names the file {safe_repr(name)}; expected a "
+                    "name in its own folder"
                 )
             regular_file(folder / str(name), root=root)
 
@@ -220,8 +222,9 @@ def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Catego
     wanted = wanted_columns(arguments, list(features), named_in, **{role: content})
     if role == "image" and not isinstance(features[content], datasets.Image):
         raise DataError(
-            f"{named_in} has {shown(features[content])} as column {shown(content)}; expected "
-            f"images, its columns are {names_of(list(features))}: pass dataset_args=image=COLUMN"
+            f"{named_in} has {safe_repr(features[content])} as column {safe_repr(content)}; "
+            f"expected images, its columns are {names_of(list(features))}: pass "
+            "dataset_args=image=COLUMN"
         )
     del wanted[content]
     table = rows.select_columns(list(wanted)).with_format("arrow")[:]

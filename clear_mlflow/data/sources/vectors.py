@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, MAX_VECTORS_BYTES
 from clear_mlflow.data.files import expect_unpacked, names_of, path_text
 from clear_mlflow.data.sources._columns import (
@@ -70,7 +70,7 @@ class Arguments(ColumnArguments):
         except ValueError:
             filled = False
         if not filled:
-            raise ConfigError(f"dataset_args has fill={shown(self.fill)}; expected a number")
+            raise ConfigError(f"dataset_args has fill={safe_repr(self.fill)}; expected a number")
         if not 1 <= self.width <= MAX_FEATURES_WIDTH:
             raise ConfigError(
                 f"dataset_args has width={self.width}; expected 1 to {MAX_FEATURES_WIDTH}"
@@ -141,7 +141,7 @@ def _of_csv(file: Path, arguments: Arguments) -> _Read:
                 vectors[:, i] = column.astype(np.float64)  # as exact as Python reads numbers
         except ValueError as error:
             raise DataError(
-                f"{path_text(file)} has a text in column {shown(name)} ({error}); expected "
+                f"{path_text(file)} has a text in column {safe_repr(name)} ({error}); expected "
                 "numbers: pass dataset_args=columns=A:B with the columns that hold them"
             ) from None
     integer = re.compile("[+-]?[0-9]{1,19}")
@@ -167,8 +167,8 @@ def _of_parquet(file: Path, arguments: Arguments) -> _Read:
             kind = schema.field(name).type
             if types.is_temporal(kind) or types.is_binary(kind):  # numpy makes numbers of these
                 raise DataError(
-                    f"{path_text(file)} has {kind} in column {shown(name)}; expected numbers: pass "
-                    "dataset_args=columns=A:B with the columns that hold them"
+                    f"{path_text(file)} has {kind} in column {safe_repr(name)}; expected numbers: "
+                    "pass dataset_args=columns=A:B with the columns that hold them"
                 )
         parts, is_list = [], len(names) == 1 and types.is_nested(schema.field(names[0]).type)
         for i in range(opened.metadata.num_row_groups):
@@ -199,8 +199,8 @@ def _of_arrays(file: Path, arguments: Arguments) -> _Read:
 
     if arguments.text != NONE:
         raise ConfigError(
-            f"dataset_args has text={shown(arguments.text)}, and {path_text(file)} holds arrays; "
-            "expected a CSV or Parquet file with that column, or no text"
+            f"dataset_args has text={safe_repr(arguments.text)}, and {path_text(file)} holds "
+            "arrays; expected a CSV or Parquet file with that column, or no text"
         )
     arrays: Mapping[str, Any]
     if file.suffix.lower() == ".npz":

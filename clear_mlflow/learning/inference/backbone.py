@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import one_line, shown
+from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, sha256_of, size_text
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file
@@ -68,13 +68,13 @@ def read_weights(path: Path, name: str) -> dict[str, Tensor]:
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise DataError(
-                f"{path_text(path)} is no state dict of {name}: {shown(key)} is "
+                f"{path_text(path)} is no state dict of {name}: {safe_repr(key)} is "
                 f"{type(value).__name__}; expected names and tensors"
             )
         if not is_plain(value) or not holds_all(value):
             raise DataError(
-                f"{path_text(path)} cannot be loaded: {shown(key)} is no plain tensor that holds "
-                "all its numbers"
+                f"{path_text(path)} cannot be loaded: {safe_repr(key)} is no plain tensor that "
+                "holds all its numbers"
             )
     return dict(found)
 
@@ -97,8 +97,8 @@ def fill(
         odd = value.is_complex() or value.dtype is torch.bool  # which a model would take
         if odd or not torch.isfinite(value).all():
             raise DataError(
-                f"{path_text(path)} cannot be loaded: {shown(key)} is no plain tensor of finite "
-                "numbers; save the state_dict() of a model that was trained"
+                f"{path_text(path)} cannot be loaded: {safe_repr(key)} is no plain tensor of "
+                "finite numbers; save the state_dict() of a model that was trained"
             )
     try:
         model.load_state_dict({**(may_lack or {}), **state})

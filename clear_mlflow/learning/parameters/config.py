@@ -15,7 +15,7 @@ from typing import Any, Literal
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
-from clear_mlflow.core.text import nearest, shown
+from clear_mlflow.core.text import nearest, safe_repr
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.scenarios import SCENARIOS
 from clear_mlflow.data.sources import (
@@ -401,7 +401,7 @@ class TrainConfig:
         """Check and complete the parameters that a user asked for, name to text."""
         if unknown := sorted(asked.keys() - PARAMETERS.keys()):
             raise ConfigError(
-                f"unknown parameter {shown(unknown[0])}; {known_parameters(unknown[0])}"
+                f"unknown parameter {safe_repr(unknown[0])}; {known_parameters(unknown[0])}"
             )
         texts = {**parameter_defaults(), **asked}
         dataset = parse_parameter("dataset", texts["dataset"])
@@ -583,4 +583,4 @@ def parse_parameter(name: str, text: str) -> Any:
             raise ValueError(f"expected one of {', '.join(choices)}")
         return PARAMETERS[name]["parse"](text)
     except ValueError as error:
-        raise ConfigError(f"{name} is {shown(text, 200)}; {error}") from None
+        raise ConfigError(f"{name} is {safe_repr(text, 200)}; {error}") from None

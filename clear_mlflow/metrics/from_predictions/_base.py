@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import RecordError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, check_protocol
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics._common import MetricOf
 
 
@@ -48,13 +48,13 @@ class Predictions:
         images, counts = self.images, np.array(self.images.num_instances)
         if images.buckets != matrix.buckets:
             raise RecordError(
-                f"predictions are of buckets {shown(images.buckets)}, but the rows say "
-                f"{shown(matrix.buckets)}"
+                f"predictions are of buckets {safe_repr(images.buckets)}, but the rows say "
+                f"{safe_repr(matrix.buckets)}"
             )
         if matrix.num_instances is not None and not np.array_equal(counts, matrix.num_instances):
             raise RecordError(
-                f"predictions are of {shown(counts.tolist())} images per bucket, but the rows say "
-                f"{shown(matrix.num_instances.tolist())}"
+                f"predictions are of {safe_repr(counts.tolist())} images per bucket, but the rows "
+                f"say {safe_repr(matrix.num_instances.tolist())}"
             )
         for row, answer in self.answers.items():
             stored = matrix.initial if row == 0 else None
