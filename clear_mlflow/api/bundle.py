@@ -33,7 +33,7 @@ from clear_mlflow.core.text import nearest, safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_METADATA_BYTES,
     MAX_PREDICTIONS_BYTES,
-    converted,
+    convert,
     json_object,
     read_bytes,
     sha256_of,
@@ -343,7 +343,7 @@ def _read(folder: Path) -> Run:
         raise RecordError(f"has schema {safe_repr(content.get('schema'))}; expected {SCHEMA}")
     if text != _text(content).encode() or content.get("digest") != _digest(said):
         raise RecordError(f"was changed: {BUNDLE_JSON} is not what its digest says")
-    about: _About = converted(content, _About, BUNDLE_JSON)
+    about: _About = convert(content, _About, BUNDLE_JSON)
     files = about.files
     there = {name for name in _files(folder) if name != BUNDLE_JSON}
     for name in sorted(files.keys() | there):

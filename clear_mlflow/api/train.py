@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
     TrainConfig,
@@ -148,7 +148,7 @@ def _text_of(name: str, value: object) -> str:
 
 def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
     """A store that can keep the run, and a training that is ready to begin."""
-    if (size := place_of_environment().size) > 1:
+    if (size := read_dist_env().size) > 1:
         raise ConfigError(
             f"this is one of {size} processes, each of which would train alone and open a run; "
             "start 'torchrun ... -m clear_mlflow train', or call this in one process"

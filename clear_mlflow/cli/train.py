@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from clear_mlflow.cli.help import Command, auto_text
 from clear_mlflow.cli.options import option, yes_or_no
 from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
-from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
+from clear_mlflow.core.distributed import DistributedEnv, read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
@@ -110,7 +110,7 @@ def train(
             "run, or leave it out"
         )
     apply_run_options(experiment, run_name, tag, resume=resume)
-    place = place_of_environment()
+    place = read_dist_env()
     # Of several processes the others would give the first one up before the silence is over.
     stay = if_held == "wait" and place.size == 1
     with StoppingSignals(tell=place.keeps_record) as signals:

@@ -20,12 +20,12 @@ _OF_FILES = ("sqlite", "file")
 _SHORTEST = 4  # characters of a secret that is looked for in a text: fewer would be in any word
 
 
-def masked(text: str, *addresses: str) -> str:
+def mask_credentials(text: str, *addresses: str) -> str:
     """A text without the credentials of any address in it, and of ``addresses`` anywhere in it.
 
     A driver may quote a password decoded, or a part of it.
 
-    >>> masked("no answer from postgresql://me:secret@host/db?sslpassword=secret")
+    >>> mask_credentials("no answer from postgresql://me:secret@host/db?sslpassword=secret")
     'no answer from postgresql://***@host/db?sslpassword=***'
     """
     for secret in sorted({s for a in addresses for s in _secrets(a)}, key=len, reverse=True):
@@ -40,8 +40,8 @@ def masked(text: str, *addresses: str) -> str:
 
 
 def has_credentials(address: str) -> bool:
-    """Whether :func:`masked` leaves anything out of an address."""
-    return masked(address) != address
+    """Whether :func:`mask_credentials` leaves anything out of an address."""
+    return mask_credentials(address) != address
 
 
 def _is_of_a_file(scheme: str, rest: str) -> bool:

@@ -73,7 +73,7 @@ def threads_for_each(processes: int) -> int:
     return max(1, min(psutil.cpu_count(logical=False) or usable, usable) // processes)
 
 
-def place_of_environment(environment: Mapping[str, str] = os.environ) -> DistributedEnv:
+def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv:
     """Read the variables that torchrun sets for each process that it starts."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return ALONE_HERE

@@ -4,7 +4,7 @@ Every message says what arrived, what was expected, and what to do. Anything tha
 ``ClearError`` is a bug of ours and shows its traceback.
 """
 
-from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.credentials import mask_credentials
 
 
 class ClearError(Exception):
@@ -14,7 +14,7 @@ class ClearError(Exception):
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(masked(message))
+        super().__init__(mask_credentials(message))
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows of it: the line that a terminal would, and no traceback."""

@@ -28,7 +28,7 @@ from clear_mlflow.core.untrusted import (
     MAX_COUNT,
     MAX_KEY_CHARACTERS,
     MAX_TEXT_CHARACTERS,
-    converted,
+    convert,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def row_cost(given: RowCost | Mapping[str, object] | None) -> RowCost | None:
             f"cost names {safe_repr(unknown[0])}; expected some of "
             f"{', '.join(RowCost.__struct_fields__)}"
         )
-    found: RowCost = converted(fields, RowCost, "cost")
+    found: RowCost = convert(fields, RowCost, "cost")
     return found
 
 
@@ -176,7 +176,7 @@ class AccuracyRow:
     def __post_init__(self) -> None:
         buckets = _checked_buckets(self.buckets)
         object.__setattr__(self, "buckets", buckets)
-        if not 0 <= converted(self.row, int, "row") <= len(buckets):
+        if not 0 <= convert(self.row, int, "row") <= len(buckets):
             raise RecordError(
                 f"row is {safe_repr(self.row)}; expected the buckets trained so far, 0 for the "
                 f"initialisation, and there are only {len(buckets)} buckets"
@@ -195,7 +195,7 @@ class AccuracyRow:
 
     def _counts(self, name: str, most: Sequence[int], least: int = 0) -> tuple[int, ...]:
         """A field of counts, kept as a tuple; each is ``least`` to ``most`` of its bucket."""
-        counts: tuple[int, ...] = converted(getattr(self, name), tuple[int, ...], name)
+        counts: tuple[int, ...] = convert(getattr(self, name), tuple[int, ...], name)
         if len(counts) != len(self.buckets):
             raise RecordError(
                 f"{name} has {len(counts)} entries for {len(self.buckets)} buckets; expected one "
@@ -561,7 +561,7 @@ def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.fl
 
 
 def _checked_buckets(keys: object) -> tuple[str, ...]:
-    found: tuple[str, ...] = converted(keys, tuple[str, ...], "buckets")
+    found: tuple[str, ...] = convert(keys, tuple[str, ...], "buckets")
     if not 1 <= len(found) <= MAX_BUCKETS:
         raise RecordError(f"buckets holds {len(found)} keys; expected 1 to {MAX_BUCKETS}")
     for key in found:

@@ -26,7 +26,7 @@ from clear_mlflow.core.untrusted import (
     JSON,
     MAX_ROW_BYTES,
     MAX_TEXT_CHARACTERS,
-    converted,
+    convert,
     document_name,
     document_text,
     json_object,
@@ -119,7 +119,7 @@ class RowRecord:
         ):
             if value not in known:
                 raise RecordError(f"{name} is {safe_repr(value)}; expected {' or '.join(known)}")
-        if self.seed is not None and not -(2**63) <= converted(self.seed, int, "seed") < 2**64:
+        if self.seed is not None and not -(2**63) <= convert(self.seed, int, "seed") < 2**64:
             raise RecordError(f"seed is {safe_repr(self.seed)}; expected a 64-bit integer or null")
         _check_text("package_version", self.package_version)
         _check_time(self.written_at)
@@ -291,7 +291,7 @@ def check_schema(document: dict[str, Any], name: str) -> None:
     """Refuse a file of another format, or of a newer major version, before all else of it."""
     if "schema" not in document:
         raise RecordError("lacks the field 'schema', which says what the file is")
-    schema: _Schema = converted(document["schema"], _Schema, "schema")
+    schema: _Schema = convert(document["schema"], _Schema, "schema")
     if schema.name != name:
         raise RecordError(f"schema.name is {safe_repr(schema.name)}; expected {name!r}")
     match = re.fullmatch(r"([0-9]{1,4})\.[0-9]{1,4}", schema.version)
@@ -309,7 +309,7 @@ def check_schema(document: dict[str, Any], name: str) -> None:
 
 def _from_document(document: dict[str, Any]) -> RowRecord:
     check_schema(document, SCHEMA_NAME)
-    fields: _Fields = converted(document, _Fields)
+    fields: _Fields = convert(document, _Fields)
     row = replace(_row(fields), cost=fields.cost)
     if fields.trained_through != row.trained_through:
         raise RecordError(

@@ -157,11 +157,11 @@ def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
 
 def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
     """As :func:`json_object`, of texts alone, as a configuration is."""
-    found: dict[str, str] = converted(json_object(content, largest), dict[str, str])
+    found: dict[str, str] = convert(json_object(content, largest), dict[str, str])
     return found
 
 
-def converted(document: object, form: Any, what: str = "") -> Any:
+def convert(document: object, form: Any, what: str = "") -> Any:
     """A document as a type that msgspec knows, unknown fields ignored; messages call it *what*."""
     try:
         with _CONVERTING:

@@ -19,7 +19,7 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_CLASS_LIST_BYTES,
     MAX_METADATA_BYTES,
-    converted,
+    convert,
     decoded,
     json_value,
 )
@@ -302,7 +302,7 @@ def resolve_folder(folder: Path, *, root: Path) -> None:
 def _read_json(path: Path, form: Any = Any, *, root: Path) -> Any:
     content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
     try:
-        return converted(json_value(content, MAX_METADATA_BYTES), form)
+        return convert(json_value(content, MAX_METADATA_BYTES), form)
     except RecordError as error:
         raise DataError(f"{path_text(path)} {error}; unpack the dataset again") from None
 

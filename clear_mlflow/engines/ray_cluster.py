@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.engines import Ended, Task
@@ -174,7 +174,7 @@ def refuse_far_file(tracking_uri: str, nodes: Iterable[Mapping[str, Any]], here:
     hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
     if far := sorted(set(hosts.values()) - {hosts.get(here)}):
         raise ConfigError(
-            f"the tracking store {masked(tracking_uri)} is a file of this machine, and the Ray "
-            f"cluster has workers on {', '.join(far[:5])}, too; start a tracking server and set "
-            "MLFLOW_TRACKING_URI to its address"
+            f"the tracking store {mask_credentials(tracking_uri)} is a file of this machine, and "
+            f"the Ray cluster has workers on {', '.join(far[:5])}, too; start a tracking server "
+            "and set MLFLOW_TRACKING_URI to its address"
         )

@@ -206,13 +206,13 @@ def as_rows(matrix: AccuracyMatrix) -> tuple[AccuracyRow, ...]:
 
 def numbers(values: object, what: str) -> list[float]:
     """A list of a JSON document as floats, at most ``MAX_BUCKETS``; null is NaN."""
-    found = untrusted.converted(values, _Numbers, what)
+    found = untrusted.convert(values, _Numbers, what)
     return [NAN if value is None else value for value in found]
 
 
 def rows_of(values: object, what: str) -> list[list[float]]:
     """A list of lists of a JSON document as rows of floats."""
-    rows = untrusted.converted(
+    rows = untrusted.convert(
         values, Annotated[list, msgspec.Meta(max_length=MAX_BUCKETS + 1)], what
     )
     return [numbers(row, f"a row of {what}") for row in rows]

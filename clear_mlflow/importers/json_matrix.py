@@ -7,7 +7,7 @@ from typing import Any
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.score import ACCURACY, Score, StoredScore
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import converted
+from clear_mlflow.core.untrusted import convert
 from clear_mlflow.importers._base import Format, Parsed, Source, numbers, rows_of
 
 MATRIX_SCHEMA = "clear_mlflow/accuracy_matrix"  # of report.exports, which is not imported here
@@ -36,9 +36,7 @@ def _parse(source: Source) -> list[Parsed]:
         Parsed(
             rows=rows_of(document[name], "the matrix"),
             initial=None if initial is None else numbers(initial, "initial"),
-            num_instances=converted(
-                document.get("num_instances"), list[int] | None, "num_instances"
-            ),
+            num_instances=convert(document.get("num_instances"), list[int] | None, "num_instances"),
             buckets=keys,
             facts={fact: str(document[fact]) for fact in _FACTS if _is_fact(document.get(fact))},
             score=_score(document),
@@ -56,7 +54,7 @@ def _score(document: dict[str, Any]) -> Score:
     score = document.get("score")
     if not _is_our_own(document) or score is None:
         return ACCURACY
-    found: StoredScore = converted(score, StoredScore, "score")
+    found: StoredScore = convert(score, StoredScore, "score")
     return found.score
 
 

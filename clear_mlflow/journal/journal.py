@@ -22,11 +22,11 @@ import msgspec
 from mlflow.entities import Metric
 
 from clear_mlflow.core.cache_dir import default_cache_dir
-from clear_mlflow.core.credentials import has_credentials, masked
+from clear_mlflow.core.credentials import has_credentials, mask_credentials
 from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.core.untrusted import converted, json_value, read_bytes
+from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store
 from clear_mlflow.store.heartbeat import process_token
@@ -123,7 +123,7 @@ class Journal:
                     f"{folder}; send them first: clear-mlflow sync {folder}"
                 )
             uri = absolute_store(tracking_uri)
-            origin = Origin(run_id, masked(uri), has_credentials(uri), process_token())
+            origin = Origin(run_id, mask_credentials(uri), has_credentials(uri), process_token())
             journal._describe(JOURNAL_JSON, {"format": _FORMAT, **asdict(origin)})
             (folder / END_JSON).unlink(missing_ok=True)
         except BaseException:
@@ -245,6 +245,6 @@ def _read(file: Path, form: Any) -> Any:
     try:
         if not stat.S_ISREG(file.lstat().st_mode):  # a pipe would be waited for, for ever
             raise RecordError("it is no plain file")
-        return converted(json_value(read_bytes(file, _MOST_BYTES), _MOST_BYTES, nan=True), form)
+        return convert(json_value(read_bytes(file, _MOST_BYTES), _MOST_BYTES, nan=True), form)
     except (OSError, RecordError) as error:
         raise TrackingError(f"{file} is damaged: {error}") from error

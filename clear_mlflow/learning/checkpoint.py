@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow, RowCost
-from clear_mlflow.core.untrusted import converted
+from clear_mlflow.core.untrusted import convert
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.strategies._base import Strategy
 
@@ -116,7 +116,7 @@ def read_state(content: bytes) -> SavedTraining:
             buckets=tuple(described.pop("buckets")),
             correct=tuple(described.pop("correct")),
             num_instances=tuple(described.pop("num_instances")),
-            cost=converted(described.pop("cost"), RowCost | None),
+            cost=convert(described.pop("cost"), RowCost | None),
         )
         predictions = None if kept is None else kept.numpy().tobytes()
         return SavedTraining(row, predictions, Snapshot(tensors, described))

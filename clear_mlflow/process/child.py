@@ -17,7 +17,7 @@ from functools import partial
 from io import RawIOBase
 from typing import Any
 
-from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
@@ -75,7 +75,7 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # Triton's bindings complain of what is there at the very end
-    place = place_of_environment()
+    place = read_dist_env()
     config = check(config, place)
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
     with progress:

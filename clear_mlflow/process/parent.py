@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import PeerLostError
 from clear_mlflow.learning.measured import (
     MeasuredRow,
@@ -152,7 +152,7 @@ class TrainingProcess:
         """How the child ended without a word."""
         code = self._process.wait()
         on_gpus = self._config is not None and self._config.device == "cuda"
-        if code == -signal.SIGABRT and on_gpus and place_of_environment().size > 1:
+        if code == -signal.SIGABRT and on_gpus and read_dist_env().size > 1:
             # From a thread of its own, which nothing in the child can answer.
             return PeerLostError(
                 "another process of this training has ended or says nothing: NCCL gave up waiting "

@@ -14,7 +14,7 @@ from mlflow.environment_variables import _MLFLOW_SGI_NAME, MLFLOW_ENABLE_WORKSPA
 from mlflow.exceptions import MlflowException
 from mlflow.utils.plugins import get_entry_points
 
-from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.credentials import mask_credentials
 
 SEEN_IN = "3.17"
 
@@ -129,7 +129,11 @@ def artifacts_address(artifact_uri: str) -> str:
 def without_addresses(text: str) -> str:
     """A message without where the server keeps runs and artifacts: no concern of who reads it."""
     destination = os.environ.get(ARTIFACTS_DESTINATION_ENV_VAR, "")
-    for address in (masked(backend_uri()), destination, destination.removeprefix("file://")):
+    for address in (
+        mask_credentials(backend_uri()),
+        destination,
+        destination.removeprefix("file://"),
+    ):
         text = text.replace(address, "of the server") if address else text
     return text
 

@@ -29,7 +29,7 @@ from mlflow.environment_variables import (
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
 
-from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
@@ -77,13 +77,14 @@ def mlflow_errors(action: str) -> Iterator[None]:
         raise
     except Exception as error:  # what MLflow's stores and their plugins raise has no common base
         text = " ".join(str(error).split()) or type(error).__name__
-        reason = masked(text, mlflow.get_tracking_uri())[:500]
+        reason = mask_credentials(text, mlflow.get_tracking_uri())[:500]
         if "database is locked" in reason:
             reason += "; does a process write to it that was stopped (ps -o pid,stat,args)?"
         if not isinstance(error, MlflowException):
             reason = f"{type(error).__name__}: {reason}"
         raise TrackingError(
-            f"cannot {action} in the tracking store {masked(mlflow.get_tracking_uri())}: {reason}"
+            f"cannot {action} in the tracking store {mask_credentials(mlflow.get_tracking_uri())}: "
+            f"{reason}"
         ) from error
 
 
@@ -136,7 +137,7 @@ class _MissingStore:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise TrackingError(
-            f"the tracking store {masked(self.tracking_uri)} does not exist; set "
+            f"the tracking store {mask_credentials(self.tracking_uri)} does not exist; set "
             "MLFLOW_TRACKING_URI to the store of your runs, or change to the folder of its file"
         )
 
@@ -181,8 +182,8 @@ def _artifact_uri_of(client: MlflowClient, run_id: str) -> str:
     except MlflowException as error:
         raise TrackingError(
             f"run {run_id} (MLFLOW_RUN_ID) is not in the tracking store "
-            f"{masked(client.tracking_uri)} as seen from {Path.cwd()}: "
-            f"{masked(str(error), client.tracking_uri)}; a "
+            f"{mask_credentials(client.tracking_uri)} as seen from {Path.cwd()}: "
+            f"{mask_credentials(str(error), client.tracking_uri)}; a "
             "relative sqlite path names another file in each folder, so set MLFLOW_TRACKING_URI "
             "to an absolute one (sqlite:////absolute/path/mlflow.db)"
         ) from error
@@ -214,16 +215,16 @@ def check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> No
     """Raise where artifacts are kept behind a server, and the tracking URI names none."""
     if is_server(artifact_root) and _SERVED not in artifact_root:
         raise TrackingError(
-            f"{whose} keeps its artifacts at {masked(artifact_root)}, which is no artifact store "
-            f"of MLflow; expected a folder, a bucket, or a tracking server's (...{_SERVED}): use "
-            "an experiment with another artifact location"
+            f"{whose} keeps its artifacts at {mask_credentials(artifact_root)}, which is no "
+            "artifact store of MLflow; expected a folder, a bucket, or a tracking server's "
+            f"(...{_SERVED}): use an experiment with another artifact location"
         )
     # A server that was started on the same database writes its proxied root into the Default
     # experiment; without the server, uploads there fail (mlflow #7819).
     if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):
         raise TrackingError(
             f"{whose} keeps its artifacts behind a tracking server ({artifact_root}), but the "
-            f"tracking URI is {masked(tracking_uri)}; set MLFLOW_TRACKING_URI to the server's "
-            "address (http://127.0.0.1:5000 for a plain mlflow ui), or use an experiment of its "
-            "own (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
+            f"tracking URI is {mask_credentials(tracking_uri)}; set MLFLOW_TRACKING_URI to the "
+            "server's address (http://127.0.0.1:5000 for a plain mlflow ui), or use an experiment "
+            "of its own (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
         )

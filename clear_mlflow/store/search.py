@@ -16,7 +16,7 @@ from mlflow.environment_variables import (
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
-from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store import names
@@ -154,10 +154,12 @@ def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
         run = client.get_run(run_id)
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            problem = masked(str(error), client.tracking_uri)
+            problem = mask_credentials(str(error), client.tracking_uri)
             raise TrackingError(f"cannot read run {run_id}: {problem}") from error
         return MissingRun(
-            run_id, run_id, f"no such run in the tracking store {masked(client.tracking_uri)}"
+            run_id,
+            run_id,
+            f"no such run in the tracking store {mask_credentials(client.tracking_uri)}",
         )
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         name = run.info.run_name or run_id
@@ -174,8 +176,8 @@ def experiment_ids(client: MlflowClient, wanted: str | None = None) -> list[str]
         return found
     known = ", ".join(repr(e.name) for e in listed[:20])
     raise TrackingError(
-        f"no experiment has the name or id {safe_repr(wanted)} in {masked(client.tracking_uri)}; "
-        f"there are {known}"
+        f"no experiment has the name or id {safe_repr(wanted)} in "
+        f"{mask_credentials(client.tracking_uri)}; there are {known}"
     )
 
 

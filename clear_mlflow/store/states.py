@@ -22,7 +22,7 @@ from clear_mlflow.core.untrusted import (
     MAX_MANIFEST_BYTES,
     MAX_STATE_BYTES,
     MAX_STATES,
-    converted,
+    convert,
     json_object,
     sha256_of,
 )
@@ -56,7 +56,7 @@ class Manifest:
             document = json_object(text, MAX_MANIFEST_BYTES)
             if document.get("format") != FORMAT:
                 raise RecordError(f"expected format {FORMAT}")
-            found: Manifest = converted(document, cls)
+            found: Manifest = convert(document, cls)
             return found
         except RecordError as error:
             raise StateError(f"{source} is no manifest of a training state: {error}") from error

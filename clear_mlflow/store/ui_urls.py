@@ -15,7 +15,7 @@ from mlflow.entities import Experiment, Run
 from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.exceptions import MlflowException
 
-from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr
@@ -57,7 +57,9 @@ def run_links(client: MlflowClient, run: Run, *, alone: bool = True) -> list[str
     experiment_id, run_id = run.info.experiment_id, run.info.run_id if alone else None
     uri = client.tracking_uri
     if not is_server(uri):
-        told = MLFLOW_TRACKING_URI.get() == uri or masked(uri) != uri  # credentials are not shown
+        told = (
+            MLFLOW_TRACKING_URI.get() == uri or mask_credentials(uri) != uri
+        )  # credentials are not shown
         where = "" if told else f"MLFLOW_TRACKING_URI={shlex.quote(uri)} "
         return [f"open     {where}clear-mlflow open {run_id or experiment_id}"]
     experiment = f"{server_address(uri)}/#/experiments/{experiment_id}"
@@ -99,7 +101,7 @@ def server_address(uri: str) -> str:
     """A server's address, as a browser takes it: without what this program logs in with."""
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]
-    return masked(f"{parts.scheme}://{host}{parts.path}").rstrip("/")
+    return mask_credentials(f"{parts.scheme}://{host}{parts.path}").rstrip("/")
 
 
 def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:

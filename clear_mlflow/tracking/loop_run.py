@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
-from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
     LoopMetadata,
@@ -112,7 +112,7 @@ class LoopRun:
     def __enter__(self) -> LoopRun:
         if self._writer is not None:
             raise TrackingError("this run was entered before; call clear_mlflow.track again")
-        place = place_of_environment()
+        place = read_dist_env()
         if not place.keeps_record:
             raise ConfigError(
                 f"this is process {place.rank} of {place.size}; track in the process of rank 0 "

@@ -12,7 +12,7 @@ from mlflow.entities import LifecycleStage, Run
 from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.journal.journal import (
     JOURNAL_JSON,
@@ -155,7 +155,12 @@ def _connect(origin: Origin, folder: Path, to_named_store: bool) -> MlflowClient
     uri = MLFLOW_TRACKING_URI.get()
     # A journal in another place may be anyone's: credentials would be sent where it says.
     is_own = folder.absolute() in journal_places(folder.name)
-    if to_named_store and is_own and uri and masked(absolute_store(uri)) != origin.tracking_uri:
+    if (
+        to_named_store
+        and is_own
+        and uri
+        and mask_credentials(absolute_store(uri)) != origin.tracking_uri
+    ):
         uri = None
     if not uri:
         if origin.password or not is_own:

@@ -19,7 +19,7 @@ from short_stream import SLOWLY, options
 from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
 
 from clear_mlflow.cli import main
-from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv, place_of_environment
+from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv, read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
@@ -307,16 +307,16 @@ def test_place_is_what_torchrun_says():
         "MASTER_ADDR": "a",
         "MASTER_PORT": "1",
     }
-    assert place_of_environment(said) == DistributedEnv(rank=3, size=4, local_rank=1, local_size=2)
-    assert place_of_environment({}) is ALONE_HERE
-    assert place_of_environment({"WORLD_SIZE": "8"}) is ALONE_HERE
-    assert place_of_environment({**said, "RANK": "0", "WORLD_SIZE": "1"}).size == 1
+    assert read_dist_env(said) == DistributedEnv(rank=3, size=4, local_rank=1, local_size=2)
+    assert read_dist_env({}) is ALONE_HERE
+    assert read_dist_env({"WORLD_SIZE": "8"}) is ALONE_HERE
+    assert read_dist_env({**said, "RANK": "0", "WORLD_SIZE": "1"}).size == 1
     for changes in ({"RANK": "4"}, {"RANK": "x"}, {"LOCAL_RANK": "2"}):
         with pytest.raises(ConfigError, match="RANK"):
-            place_of_environment({**said, **changes})
+            read_dist_env({**said, **changes})
     del said["MASTER_PORT"]
     with pytest.raises(ConfigError, match="MASTER_PORT missing"):
-        place_of_environment(said)
+        read_dist_env(said)
 
 
 def test_python_call_refuses_to_be_one_of_several():

@@ -112,7 +112,7 @@ MEGABYTES = r"""
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (100, 100))
 from clear_mlflow.core.anytime.anytime_row import anytime_place
-from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import row_index
 from clear_mlflow.core.text import one_line
@@ -120,7 +120,7 @@ from clear_mlflow.core.untrusted import json_value
 from clear_mlflow.importers import FORMATS, Source, read_runs
 from clear_mlflow.journal.journal import _ENTRY
 
-reads = [masked, one_line, row_index, anytime_place, _ENTRY.fullmatch]
+reads = [mask_credentials, one_line, row_index, anytime_place, _ENTRY.fullmatch]
 reads.append(lambda text: json_value(text, 2**22))
 for kind in FORMATS:
     reads.append(lambda text, kind=kind: read_runs(Source("a", text.encode()), kind=kind))

@@ -18,7 +18,7 @@ from feature_streams import made_up
 from learning_streams import config as of_images
 from learning_streams import random_stream
 
-from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parallel.group import ALONE, process_group
 from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
@@ -58,7 +58,7 @@ def results(cases, folder, group=ALONE):
 def main():
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
-    place = place_of_environment()
+    place = read_dist_env()
     with process_group(place, "cpu") as group:
         found = results(cases, folder / f"images{place.rank}", group)
     np.savez(folder / f"{place.rank}.npz", **found)

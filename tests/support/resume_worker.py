@@ -11,7 +11,7 @@ from pathlib import Path
 from learning_streams import config, random_stream
 from safetensors.numpy import load_file
 
-from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.parallel.group import process_group
 from clear_mlflow.learning.progress import TrainingProgress
@@ -35,7 +35,7 @@ def weights_in(state):
 
 
 def main():
-    folder, place = Path(sys.argv[1]), place_of_environment()
+    folder, place = Path(sys.argv[1]), read_dist_env()
     stream, _ = random_stream(
         folder / f"images{place.rank}", train=(11, 8, 9), test=(5, 3, 7), side=8
     )

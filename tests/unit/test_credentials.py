@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clear_mlflow.core import record
-from clear_mlflow.core.credentials import has_credentials, masked
+from clear_mlflow.core.credentials import has_credentials, mask_credentials
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.data.sources import _times, huggingface
 from clear_mlflow.importers import avalanche_files, mammoth, plain_text, renate
@@ -42,17 +42,17 @@ def test_an_address_is_shown_without_what_lets_anyone_in(form, around):
     """Alone, within a message and in every error of ours; what is masked once stays as it is."""
     address = form.format(SECRET)
     message = around.format(address, address)
-    shown = masked(message)
+    shown = mask_credentials(message)
     assert SECRET not in shown
     assert SECRET not in str(TrackingError(message))
-    assert masked(shown) == shown
+    assert mask_credentials(shown) == shown
     assert has_credentials(address)
 
 
 def test_a_message_long_before_the_end_of_an_address_is_masked():
     """What is cut off is cut after it was masked."""
     text = "x" * 480 + "postgresql://me:" + SECRET + "-" * 600 + "@host/db"
-    assert SECRET not in masked(text)
+    assert SECRET not in mask_credentials(text)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_message_long_before_the_end_of_an_address_is_masked():
 )
 def test_a_driver_may_quote_a_part_of_an_address(address, message):
     """Decoded, or taken for another part of it: the address in use is known."""
-    assert SECRET not in masked(message, address)
+    assert SECRET not in mask_credentials(message, address)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_a_driver_may_quote_a_part_of_an_address(address, message):
 )
 def test_what_carries_no_credentials_stays(address):
     """An @ in a path is a character like any other."""
-    assert masked(address, address) == address
+    assert mask_credentials(address, address) == address
     assert not has_credentials(address)
 
 
 @given(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=4, max_size=20))
 def test_any_password_is_masked(password):
     """Of printable characters, escaped or not."""
-    shown = masked(f"postgresql://me:<{password}>@host/db")
+    shown = mask_credentials(f"postgresql://me:<{password}>@host/db")
     assert shown == "postgresql://***@host/db"
 
 
@@ -105,7 +105,9 @@ READERS = {
 FRAGMENTS = [*" a1-+._/@'", "a:", "://", "?a=", "e1", "T1:", "\\ud8"]
 
 
-@pytest.mark.parametrize("read", [masked, *READERS.values()], ids=["masked", *READERS])
+@pytest.mark.parametrize(
+    "read", [mask_credentials, *READERS.values()], ids=["mask_credentials", *READERS]
+)
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=3).map("".join))
 def test_no_text_takes_the_square_of_its_length(read, fragment):

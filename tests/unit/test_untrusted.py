@@ -92,7 +92,7 @@ _TYPES_IN_THREADS = """
 import sys
 from threading import Barrier, Thread
 import msgspec
-from clear_mlflow.core.untrusted import converted
+from clear_mlflow.core.untrusted import convert
 
 sys.setswitchinterval(1e-6)
 for _ in range(50):
@@ -102,7 +102,7 @@ for _ in range(50):
 
     def read():
         together.wait()
-        converted({"one": {"field_1": 3}, "more": [{}]}, outer)
+        convert({"one": {"field_1": 3}, "more": [{}]}, outer)
 
     threads = [Thread(target=read) for _ in range(8)]
     for thread in threads:

@@ -17,7 +17,7 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_COUNT,
     MAX_ROW_BYTES,
-    converted,
+    convert,
     document_name,
     document_text,
     json_object,
@@ -62,7 +62,7 @@ class AnytimeRow:
     def __post_init__(self) -> None:
         for name in _NUMBERS:
             value = getattr(self, name)
-            if not 1 <= converted(value, int, name) <= MAX_COUNT:
+            if not 1 <= convert(value, int, name) <= MAX_COUNT:
                 raise RecordError(
                     f"{name} is {safe_repr(value)}; expected a whole number from 1 on"
                 )
@@ -100,7 +100,7 @@ class AnytimeRow:
         try:
             document = json_object(text, MAX_ROW_BYTES)
             check_schema(document, SCHEMA_NAME)
-            fields: _Fields = converted(document, _Fields)
+            fields: _Fields = convert(document, _Fields)
             row = cls(**{name: getattr(fields, name) for name in (*_NUMBERS, *_PER_BUCKET)})
             if fields.training_on != row.buckets[row.bucket - 1]:
                 raise RecordError(

@@ -256,5 +256,5 @@ def _named(path: Path) -> Iterator[None]:
 
 def _texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
     texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
-    found: tuple[str, ...] = untrusted.converted(texts, tuple[str, ...], name)
+    found: tuple[str, ...] = untrusted.convert(texts, tuple[str, ...], name)
     return found

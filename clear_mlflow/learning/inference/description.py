@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_FEATURES_WIDTH, converted, json_object
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_FEATURES_WIDTH, convert, json_object
 
 _KEY = "clear_mlflow"  # of a safetensors file's metadata
 OF_A_STRATEGY = {_KEY: "null"}  # metadata of a network that its class alone can build
@@ -54,7 +54,7 @@ def read_description(path: Path) -> ModelDescription | None:
             text = (file.metadata() or {})[_KEY]
         if text == OF_A_STRATEGY[_KEY]:
             return None
-        about: ModelDescription = converted(json_object(text, MAX_CONFIG_BYTES), ModelDescription)
+        about: ModelDescription = convert(json_object(text, MAX_CONFIG_BYTES), ModelDescription)
         if len(about.class_names) != about.num_classes or about.num_classes < 1:
             raise RecordError(f"{len(about.class_names)} names for {about.num_classes} classes")
         if any(not {*c} or {*c} - {*about.class_names} for c in about.classes_by_bucket.values()):
