@@ -23,7 +23,7 @@ from clear_mlflow.cli.options import (
 )
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.importers import Reading, RowPattern
+from clear_mlflow.importers import ReadOptions
 from clear_mlflow.learning.parameters.recipes import AUTO
 
 _FOREIGN = "Rows under names of their own"
@@ -55,7 +55,6 @@ _FOREIGN = "Rows under names of their own"
     "Where runs of another program hold their rows, for example 'results/acc_after_{row}.json': "
     "these are first written as rows; see docs/import.md.",
     under=_FOREIGN,
-    parse=RowPattern,
 )
 @option(
     "--rows-scale",
@@ -89,7 +88,7 @@ def evaluate(
     only: str,
     metrics: tuple[str, ...] | None,
     metric: tuple[str, ...] | None,
-    rows: RowPattern | None,
+    rows: str | None,
     rows_scale: str,
     rows_future: str,
     rows_score: str,
@@ -109,10 +108,10 @@ def evaluate(
             "rows are named in a dry run; rows have to be written before they can be scored"
         )
     score = Score(rows_score, higher_is_better=not rows_lower_is_better)
-    reading = Reading(scale=rows_scale, future=rows_future, score=score)
+    options = ReadOptions(scale=rows_scale, future=rows_future, score=score)
 
     from clear_mlflow.api.evaluate import evaluate_each
-    from clear_mlflow.api.foreign_rows import adopt_rows
+    from clear_mlflow.api.foreign_rows import RowPattern, adopt_rows
     from clear_mlflow.api.load import open_store
     from clear_mlflow.cli.output import print_json, print_places
     from clear_mlflow.cli.scoring_output import Summary, shown_while
@@ -124,7 +123,7 @@ def evaluate(
         metrics=(*(metrics or ()), *(metric or ())),
         jobs=jobs,
         dry_run=dry_run,
-        prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,
+        prepare=partial(adopt_rows, pattern=RowPattern(rows), options=options) if rows else None,
     )
     total = len(selected) if isinstance(selected, tuple) else None
     summary, entries = Summary(), []
