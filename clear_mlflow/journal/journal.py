@@ -28,7 +28,7 @@ from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store
+from clear_mlflow.store.client import resolve_store_uri
 from clear_mlflow.store.heartbeat import process_token
 
 JOURNAL_JSON = "journal.json"
@@ -122,7 +122,7 @@ class Journal:
                     f"{waiting} files that an earlier process measured for run {run_id} wait in "
                     f"{folder}; send them first: clear-mlflow sync {folder}"
                 )
-            uri = absolute_store(tracking_uri)
+            uri = resolve_store_uri(tracking_uri)
             origin = Origin(run_id, mask_credentials(uri), has_credentials(uri), process_token())
             journal._describe(JOURNAL_JSON, {"format": _FORMAT, **asdict(origin)})
             (folder / END_JSON).unlink(missing_ok=True)

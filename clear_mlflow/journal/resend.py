@@ -21,7 +21,7 @@ from clear_mlflow.store.heartbeat import Hold, LostRunError, give_back, take_hol
 from clear_mlflow.store.rows import (
     RowConflictError,
     is_same_row,
-    is_torn,
+    is_torn_row,
     parse_rows,
     read_row_files,
 )
@@ -138,7 +138,7 @@ def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[
     try:
         is_same = is_same_row(row[name], there[name], name)
     except RecordError as error:  # a power cut, or a store that does not flush
-        if not is_torn(there[name]):
+        if not is_torn_row(there[name]):
             raise
         warn(f"run {run_id}: {error}; the row that waited takes its place")
         return row

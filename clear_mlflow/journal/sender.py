@@ -28,7 +28,7 @@ from clear_mlflow.journal.journal import TAGS_JSON, Entry, Journal, journal_plac
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import Hold, LostRunError
-from clear_mlflow.store.rows import RowConflictError, put_row
+from clear_mlflow.store.rows import RowConflictError, store_row
 
 # A healthy store takes a row in a tenth of a second.
 ACKNOWLEDGEMENT_SECONDS = 5.0
@@ -269,7 +269,7 @@ def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
             log_tags(client, entry.run_id, entry.tags())
         elif entry.artifact.startswith(f"{ROWS_FOLDER}/"):
             name = entry.artifact.removeprefix(f"{ROWS_FOLDER}/")
-            put_row(client, run, name, entry.file.read_bytes())
+            store_row(client, run, name, entry.file.read_bytes())
         else:
             log_durably(client, entry.run_id, entry.file.read_bytes(), entry.artifact)
 

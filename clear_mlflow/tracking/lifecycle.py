@@ -43,9 +43,8 @@ from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated
-from clear_mlflow.store.conflicts import retry_on_conflict
+from clear_mlflow.store.client import log_tags, mlflow_errors, retry_on_conflict
+from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated_name
 from clear_mlflow.store.heartbeat import (
     LostRunError,
     StillHeldError,
@@ -57,7 +56,7 @@ from clear_mlflow.store.heartbeat import (
     sign_of_life,
     trains_now,
 )
-from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.logged_models import log_models
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
@@ -139,7 +138,7 @@ def open_run(
             refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
             check(run)
             # MLflow's "upbeat-foal-91" says nothing about the run; a person's own name stays.
-            new_name = name if rename or is_generated(run.info.run_name) else None
+            new_name = name if rename or is_generated_name(run.info.run_name) else None
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
@@ -377,7 +376,7 @@ def _close_one(
                 diverged=result.diverged is not None,
                 check=refuse_if_lost,
             )
-            result = replace(result, links=tuple(run_links(client, run)))
+            result = replace(result, links=tuple(format_run_links(client, run)))
     except LostRunError as lost:
         return _lost(run_id, ended, lost)
     except ClearError as refusal:

@@ -51,7 +51,7 @@ from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
+from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.lifecycle import close, end, join, open_run, result_of
 from clear_mlflow.tracking.run_writer import RunWriter, now
@@ -118,7 +118,7 @@ class LoopRun:
                 f"this is process {place.rank} of {place.size}; track in the process of rank 0 "
                 "alone, or each of them would open a run"
             )
-        bound_retries()
+        limit_retries()
         client = preflight(opens_run=self._shared_run_id is None)
         active = mlflow.active_run()
         shared_run_id = self._shared_run_id or (active and active.info.run_id)
@@ -540,9 +540,9 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
 def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
     """Make sure that the images that a run's predictions are of are these."""
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
-    with folder.scratch() as scratch:
+    with folder.open_scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
-            file = folder.file(EVALUATION_SET_FILE, scratch)
+            file = folder.fetch_file(EVALUATION_SET_FILE, scratch)
         stored = EvaluationSet.load(file)
     if stored.digest != images.digest:
         raise TrackingError(

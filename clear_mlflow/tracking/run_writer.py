@@ -29,8 +29,7 @@ from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
 from clear_mlflow.scoring.plan import to_metrics
 from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.conflicts import retry_on_conflict
+from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
 from clear_mlflow.store.heartbeat import LostRunError, beat
 
 _HEARTBEAT_SECONDS = 30.0
@@ -109,7 +108,7 @@ class RunWriter:
         identity, split = of_rows["dataset"], of_rows["split"]
         dataset = Dataset(
             name=identity.name,
-            digest=names.dataset_digest(identity.digest),
+            digest=names.shorten_digest(identity.digest),
             source_type="local",
             source=json.dumps({"uri": source}),
             profile=json.dumps(profile),
@@ -143,7 +142,7 @@ class RunWriter:
             self.rows[row.row] = row  # from here on all of it is on the disk
             matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
             time = milliseconds(record.written_at)
-            begin = names.bucket_series(row.score.name)
+            begin = names.format_bucket_prefix(row.score.name)
             values = values_at(
                 matrix, row.row, with_costs(of_families(self.families), matrix), begin
             )
@@ -234,7 +233,7 @@ class RunWriter:
         """A row's points as MLflow's page lists them: those of buckets behind all others."""
         sent: list[Metric] = []
         for metric in metrics:
-            of_bucket = names.is_of_bucket(metric.key)
+            of_bucket = names.is_bucket_series(metric.key)
             (self._held_back if of_bucket else sent).append(metric)
         if row >= _ROWS_OF_ALL_METRICS:
             sent += self._held_back

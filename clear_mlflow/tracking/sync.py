@@ -29,9 +29,9 @@ from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store, mlflow_errors, preflight, switch_store
+from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.heartbeat import is_abandoned, is_trainer
-from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking import lifecycle
 
 _MEMBERS_WAIT = "its members are not all stored yet"
@@ -112,7 +112,7 @@ def _sync_one(folder: Path, to_named_store: bool) -> Synced:
         return Synced(folder, run_id, sent, str(error), done=False, is_live=is_live)
     links: tuple[str, ...] = ()
     with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):  # it is stored and closed
-        links = tuple(run_links(client, run))
+        links = tuple(format_run_links(client, run))
     return Synced(folder, run_id, sent, detail, done, links)
 
 
@@ -159,7 +159,7 @@ def _connect(origin: Origin, folder: Path, to_named_store: bool) -> MlflowClient
         to_named_store
         and is_own
         and uri
-        and mask_credentials(absolute_store(uri)) != origin.tracking_uri
+        and mask_credentials(resolve_store_uri(uri)) != origin.tracking_uri
     ):
         uri = None
     if not uri:

@@ -32,7 +32,7 @@ from clear_mlflow.store.heartbeat import (
     await_silence,
     heartbeat,
 )
-from clear_mlflow.store.rows import RowConflictError, put_row
+from clear_mlflow.store.rows import RowConflictError, store_row
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.lifecycle import refuse_second
 from clear_mlflow.tracking.resume import claim
@@ -123,15 +123,15 @@ def test_a_stored_row_is_never_overwritten(store, experiment_id):
     run = store.create_run(experiment_id)
     name = "row_002.json"
     first = row_texts()[name].encode()
-    put_row(store, run, name, first)
-    put_row(store, run, name, first.replace(b"2026-01-31", b"2027-01-31"))
+    store_row(store, run, name, first)
+    store_row(store, run, name, first.replace(b"2026-01-31", b"2027-01-31"))
     assert (rows_folder(run) / name).read_bytes() == first
     for other in (
         row_texts([[0] * 4 for _ in FOUR_BUCKETS])[name],
         row_texts(digest="sha256:" + "cd" * 32)[name],  # as many right, of other images
     ):
         with pytest.raises(RowConflictError, match=r"row_002.json of run .* stays as it is"):
-            put_row(store, run, name, other.encode())
+            store_row(store, run, name, other.encode())
     assert [path.read_bytes() for path in rows_folder(run).iterdir()] == [first]
 
 
@@ -430,10 +430,10 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, own_
     newer = json.dumps({**row, "schema": {**row["schema"], "version": "2.0"}})
     file.write_text(newer)
     with pytest.raises(RowConflictError, match=r"version 2\.0 .* upgrade it"):
-        put_row(store, run, name, content)
+        store_row(store, run, name, content)
     leave_journal(store, run, own_cache).close()
     assert "upgrade it" in sync().output
     assert file.read_text() == newer
     file.write_bytes(content[:100])
-    put_row(store, run, name, content)
+    store_row(store, run, name, content)
     assert file.read_bytes() == content
