@@ -42,7 +42,7 @@ from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.lifecycle import create_run, end
-from clear_mlflow.tracking.run_writer import now
+from clear_mlflow.tracking.run_recorder import utc_now
 
 FAILED = "failed"
 _LONGEST_NAME = 150
@@ -199,7 +199,7 @@ def foreign_records(
     dataset: DatasetIdentity | None = None,
 ) -> list[RowRecord]:
     """The rows of a matrix that another program measured; *origin* says where it is from."""
-    written_at = now()
+    written_at = utc_now()
     return [
         RowRecord(
             row=row,

@@ -45,7 +45,7 @@ from clear_mlflow.grids.grid import (
     fingerprint,
     read_grid,
 )
-from clear_mlflow.journal.sender import is_final
+from clear_mlflow.journal.uploader import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE

@@ -22,8 +22,8 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_i
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.journal import HeldError, left_journals
-from clear_mlflow.journal.resend import list_artifacts, send_left_journals
+from clear_mlflow.journal.run_folder import FolderHeldError, find_run_folders
+from clear_mlflow.journal.uploader import list_artifacts, upload_left_folders
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
@@ -114,7 +114,7 @@ def holds_rows(client: MlflowClient, run_id: str) -> bool:
     """Whether a run holds rows of an earlier training; TrackingError: one trains into it now."""
     run = client.get_run(run_id)
     refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
-    return bool(left_journals(run_id)) or bool(list_row_sizes(client, run))
+    return bool(find_run_folders(run_id)) or bool(list_row_sizes(client, run))
 
 
 def read_resume_point(
@@ -127,8 +127,8 @@ def read_resume_point(
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
     try:
-        send_left_journals(client, run)
-    except HeldError as error:  # its process had not reported yet when the run was read
+        upload_left_folders(client, run)
+    except FolderHeldError as error:  # its process had not reported yet when the run was read
         raise _taken(run_id) from error
     states = list_state_rows(client, run)
     state, problems = read_newest_state(client, run, folder)

@@ -21,7 +21,7 @@ from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal.journal import End, Journal, default_root
+from clear_mlflow.journal.run_folder import Outcome, RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names
@@ -94,7 +94,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     told = json.loads(kept.read_text())
     lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
     # What an outage keeps beside the row: its points, at the time when this process measured it.
-    left = Journal.take(default_root() / run.info.run_id, run.info.run_id)
+    left = RunFolder.reopen(default_root() / run.info.run_id, run.info.run_id)
     left.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     left.close()
     store.set_terminated(run.info.run_id, "FINISHED")
@@ -352,10 +352,10 @@ def own_cache(tmp_path, monkeypatch):
 def leave_journal(client, run, folder, end=None):
     """Write a journal with the third row of a run that has two."""
     run_id = run.info.run_id
-    journal = Journal.create(folder / run_id, run_id, client.tracking_uri)
+    journal = RunFolder.create(folder / run_id, run_id, client.tracking_uri)
     journal.append(f"{ROWS_FOLDER}/row_002.json", row_texts()["row_002.json"].encode())
     if end is not None:
-        journal.write_end(end)
+        journal.append_outcome(end)
     return journal
 
 
@@ -368,7 +368,7 @@ def test_sync_takes_no_run_from_a_live_training_with_another_journal(
 ):
     """The journal is of an earlier process; that of the live one is in another cache folder."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:2])
-    journal = leave_journal(store, run, own_cache, End("KILLED"))
+    journal = leave_journal(store, run, own_cache, Outcome("KILLED"))
     journal.close()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as live:
         started = {"pid": live.pid, "started": liveness._started(live.pid)}
@@ -392,7 +392,7 @@ def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache)
     """It sends what others left; what waits for the live one is sent by that."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
     held = leave_journal(store, live, own_cache)
-    leave_journal(store, killed, own_cache, End("KILLED")).close()
+    leave_journal(store, killed, own_cache, Outcome("KILLED")).close()
     done = sync()
     held.close()
     assert done.exit_code == 0, done.output
@@ -411,7 +411,7 @@ def test_sync_sends_each_journal_to_its_own_store(
     for client in (other, store):
         experiment = client.create_experiment("own", artifact_location=(tmp_path / "own").as_uri())
         run = stored_run(client, experiment, FOUR_BUCKETS[:2])
-        leave_journal(client, run, own_cache, End("FINISHED")).close()
+        leave_journal(client, run, own_cache, Outcome("FINISHED")).close()
         runs.append(run)
     refused = sync(own_cache / runs[0].info.run_id)
     assert (refused.exit_code, "cannot read run" in refused.output) == (2, True)
