@@ -62,12 +62,15 @@ from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.report.terminal_tables import as_text
 from clear_mlflow.scoring.beside import Beside, read_anytime_scores, read_predictions
 from clear_mlflow.store import names
-from clear_mlflow.store.client import is_missing, mlflow_errors, preflight
-from clear_mlflow.store.compat import is_generated
+from clear_mlflow.store.client import is_missing_store, map_in_threads, mlflow_errors, preflight
+from clear_mlflow.store.compat import is_generated_name
 from clear_mlflow.store.matrices import NO_ROWS, read_matrices
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import MissingRun, experiment_for, mark_run_of_project
-from clear_mlflow.store.ui_urls import artifact_link, comparison_links, run_addresses
+from clear_mlflow.store.search import MissingRun, get_or_create_experiment, tag_project_run
+from clear_mlflow.store.ui_urls import (
+    format_artifact_link,
+    format_comparison_links,
+    make_run_url_builder,
+)
 from clear_mlflow.tracking.lifecycle import create_run, end
 
 if TYPE_CHECKING:
@@ -205,7 +208,7 @@ def compare_chosen_runs(
             )
         all_metrics[metric.name] = replace(metric, higher_is_better=not lower_is_better)
     client = open_store()
-    project_run_id = mark_run_of_project(client, names.KIND_COMPARE) if log else None
+    project_run_id = tag_project_run(client, names.KIND_COMPARE) if log else None
     selected, are_named = chosen(client, runs, filter=filter)
     selected_runs = list(selected)
     compared = read_comparison(
@@ -221,7 +224,7 @@ def compare_chosen_runs(
     )
     if not log:
         return compared
-    if is_missing(client.tracking_uri):
+    if is_missing_store(client.tracking_uri):
         client = preflight()  # only bundles were compared, and the store does not exist yet
     compared_ids = {subject.run_id for subject in compared.comparison.subjects}
     experiment_ids = (
@@ -242,7 +245,7 @@ def compare_chosen_runs(
     run = write_comparison(
         client,
         compared,
-        experiment_id=next(experiment_ids, None) or experiment_for(client),
+        experiment_id=next(experiment_ids, None) or get_or_create_experiment(client),
         run_id=project_run_id,
         params={
             "group_by": ",".join(compared.comparison.group_by) or NONE,
@@ -250,7 +253,7 @@ def compare_chosen_runs(
             **{name: value for name, value in options.items() if value},
         },
     )
-    links = tuple(comparison_links(client, run))
+    links = tuple(format_comparison_links(client, run))
     return replace(compared, run_id=str(run.info.run_id), links=links)
 
 
@@ -348,7 +351,7 @@ def read_comparison(
     predictions_by_run = {}
     tested_over_images = arrangement.wants_predictions() if over_images else []
     read = partial(_read_correctness, client, bundles)
-    for subject, predictions, problem in mapped(read, tested_over_images, _READ_JOBS):
+    for subject, predictions, problem in map_in_threads(read, tested_over_images, _READ_JOBS):
         if predictions is not None:
             predictions_by_run[subject.run_id] = predictions
         elif problem is not None:
@@ -507,16 +510,16 @@ def write_comparison(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="clear_mlflow_"))
         # Before a run is opened, so that an error here leaves no empty run.
-        _write_files(compared, Path(folder), name, run_addresses(client.tracking_uri))
+        _write_files(compared, Path(folder), name, make_run_url_builder(client.tracking_uri))
         stack.enter_context(mlflow_errors("store the comparison"))
         if opened_run_id is None:
             tags = {names.KIND_TAG: names.KIND_COMPARE}
             opened_run_id = create_run(client, experiment_id, name, tags)
-        status = "FAILED"
+        status: Literal["FINISHED", "FAILED"] = "FAILED"
         try:
             run = client.get_run(opened_run_id)
-            tags = _build_tags(comparison, artifact_link(run, names.COMPARISON_PAGE))
-            if run_id is not None and is_generated(run.info.run_name):
+            tags = _build_tags(comparison, format_artifact_link(run, names.COMPARISON_PAGE))
+            if run_id is not None and is_generated_name(run.info.run_name):
                 tags[MLFLOW_RUN_NAME] = name
             client.log_batch(
                 opened_run_id,

@@ -35,14 +35,13 @@ from clear_mlflow.scoring.computed import Scores, Scoring
 from clear_mlflow.scoring.plan import write_scores
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import download, is_local
-from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
-from clear_mlflow.store.conflicts import one_writer
+from clear_mlflow.store.artifacts import download_artifact, is_local
+from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
 from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
 from clear_mlflow.store.matrices import NO_ROWS
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.rows import parse_rows, put_row, read_row_files
-from clear_mlflow.store.search import MissingRun, mark_run_of_project
+from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
+from clear_mlflow.store.search import MissingRun, tag_project_run
+from clear_mlflow.store.sqlite import lock_store_writes
 from clear_mlflow.tracking.lifecycle import close_abandoned
 from clear_mlflow.tracking.logged_models import log_models
 
@@ -120,7 +119,7 @@ def rescore_chosen_runs(
         prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), reading=reading)
     client = open_store()
     selected_runs, are_named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
-    project_run_id = mark_run_of_project(client, names.KIND_EVALUATE)
+    project_run_id = tag_project_run(client, names.KIND_EVALUATE)
     outcomes: list[dict[str, object]] = []
     for result in rescore_runs(
         client,
@@ -172,7 +171,9 @@ def rescore_runs(
         score = partial(
             _score_run, client, scoring=scoring, dry_run=dry_run, explicit=explicit, prepare=prepare
         )
-        yield from mapped(score, chain([first], remaining), jobs or _choose_jobs(client, first))
+        yield from map_in_threads(
+            score, chain([first], remaining), jobs or _choose_jobs(client, first)
+        )
 
 
 def _score_run(
@@ -209,11 +210,11 @@ def _score_run(
         scores = read_scores(client, run, scoring)
         if not dry_run:
             if not scores.plan.is_empty:
-                with one_writer(client.tracking_uri):
+                with lock_store_writes(client.tracking_uri):
                     write_scores(client, scores)
             log_models(client, run, scores)
             if abandoned:
-                with one_writer(client.tracking_uri):
+                with lock_store_writes(client.tracking_uri):
                     close_abandoned(client, run)
     except ClearError as error:
         detail = str(error)
@@ -318,7 +319,7 @@ def copy_foreign_rows(
     for record in foreign_records(matrix, metadata, {"format": "rows", "pattern": pattern.text}):
         name = row_file_name(record.row.row)
         if name not in stored_rows:
-            put_row(client, run, name, record.to_json().encode())
+            store_row(client, run, name, record.to_json().encode())
 
 
 def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
@@ -364,7 +365,7 @@ def _read_matrix(
     sources: dict[int | None, Source] = {}
     for row, path in paths.items():
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            sources[row] = load(download(client, run, path, folder))
+            sources[row] = load(download_artifact(client, run, path, folder))
     if None in sources:
         runs = read_runs(sources[None], reading=reading)
         if len(runs) != 1:
