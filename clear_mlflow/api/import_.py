@@ -31,16 +31,17 @@ from clear_mlflow.importers import (
     load_file,
     read_runs,
 )
+from clear_mlflow.journal.run_folder import Status
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import score as score_run
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
-from clear_mlflow.store.rows import put_row
-from clear_mlflow.store.search import experiment_for, search
+from clear_mlflow.store.rows import store_row
+from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.lifecycle import create_run, end
-from clear_mlflow.tracking.run_writer import now
+from clear_mlflow.tracking.run_recorder import utc_now
 
 FAILED, IMPORTED, SKIPPED, STORED = "failed", "imported", "passed over", "there already"
 _MAX_NAME_LENGTH = 150
@@ -95,7 +96,7 @@ def import_runs(
     """
     set_up_mlflow()
     client = preflight(experiment=experiment)
-    experiment_id = experiment_for(client, experiment)
+    experiment_id = get_or_create_experiment(client, experiment)
     reference = None if same_data_as is None else _read_reference(same_data_as, dataset)
     options = ReadOptions(
         scale=scale,
@@ -177,13 +178,13 @@ def _store_run(
     }
     with mlflow_errors(f"open a run for {file}"):
         run_id = create_run(client, experiment_id, run_name, tags)
-    status = "FAILED"
+    status: Status = "FAILED"
     try:
         with mlflow_errors(f"log the parameters of {file} into run {run_id}"):
             client.log_batch(run_id, params=[Param(key, value) for key, value in metadata.items()])
             stored = client.get_run(run_id)
         for record in records:
-            put_row(client, stored, row_file_name(record.row.row), record.to_json().encode())
+            store_row(client, stored, row_file_name(record.row.row), record.to_json().encode())
         scores = score_run(client, run_id)
         # This tag is last: it marks a complete run.
         with mlflow_errors(f"close run {run_id}"):
@@ -205,7 +206,7 @@ def build_records(
 
     origin: where the matrix comes from, stored in each record.
     """
-    written_at = now()
+    written_at = utc_now()
     counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
     first = [] if matrix.initial is None else [(0, matrix.initial)]
     return [
@@ -264,7 +265,7 @@ def _find_imported(client: MlflowClient, experiment_id: str) -> dict[str, tuple[
             str(run.info.run_id),
             run.info.run_name or str(run.info.run_id),
         )
-        for run in search(client, [experiment_id], f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''")
+        for run in search_runs(client, [experiment_id], f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''")
     }
 
 

@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
-    MAX_BUCKETS,
     MAX_LOG_BYTES,
-    MAX_RESULTS_BYTES,
     bounded,
     read_bytes,
 )
-from clear_mlflow.importers import numpy_file, plain_text
-from clear_mlflow.importers._base import (
-    NAN,
-    Format,
-    ParsedRun,
-    ReadOptions,
-    ResultFile,
-    parse_index,
-    to_floats,
-)
+from clear_mlflow.importers._base import Format, ReadOptions, ResultFile
 from clear_mlflow.importers._normalise import ImportedRun, normalise
+from clear_mlflow.importers._row_files import RowPattern, combine_rows, read_row
 
 __all__ = [
     "FORMATS",
@@ -39,16 +28,14 @@ __all__ = [
     "ImportedRun",
     "ReadOptions",
     "ResultFile",
+    "RowPattern",
     "combine_rows",
     "detect_format",
     "find_skipped_files",
     "load_file",
-    "parse_index",
     "read_row",
     "read_runs",
 ]
-
-_ROW_FIELDS = ("accuracy", "accuracies", "acc", "values")
 
 
 def _load_formats() -> dict[str, Format]:
@@ -114,41 +101,3 @@ def find_skipped_files(names: Sequence[str]) -> dict[str, str]:
     for file_format in FORMATS.values():
         reasons |= file_format.find_skipped(names)
     return reasons
-
-
-def read_row(file: ResultFile) -> list[float]:
-    """Return the numbers of a file with one row: a JSON list, a line or column of text, or .npy.
-
-    Raises RecordError if the file contains anything else.
-    """
-    bounded(file.content, MAX_RESULTS_BYTES)
-    if file.looks_like_json:
-        document = file.json
-        if isinstance(document, dict):
-            document = next((document[name] for name in _ROW_FIELDS if name in document), document)
-        return to_floats(document, "the row")
-    if numpy_file.is_npy(file.content):
-        rows = numpy_file.read_npy_rows(file.content)
-    else:
-        table = plain_text.read_table(file)
-        rows = [[plain_text.parse_cell(cell) for cell in line] for line in table]
-    if len(rows) != 1 and any(len(row) != 1 for row in rows):
-        raise RecordError(f"contains {len(rows)} lines; expected one row of numbers")
-    cells = [cell for row in rows for cell in row]
-    if not 1 <= len(cells) <= MAX_BUCKETS:
-        raise RecordError(f"contains {len(cells)} numbers; expected 1 to {MAX_BUCKETS}")
-    return cells
-
-
-def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> AccuracyMatrix:
-    """Return the matrix of rows, keyed by the number of buckets trained; 0 is the untrained model.
-
-    A missing row is not measured. Raises RecordError and ConfigError as :func:`read_runs` does.
-    """
-    width = max(map(len, rows.values()))
-    parsed = ParsedRun(
-        rows=[rows.get(row, [NAN] * width) for row in range(1, max(rows) + 1)] or [[NAN] * width],
-        initial=rows.get(0),
-        orientation="rows",
-    )
-    return normalise(ResultFile("rows", b"", options), FORMATS["text"], parsed).matrix

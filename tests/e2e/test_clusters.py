@@ -115,9 +115,9 @@ QUICKER = """
 from datetime import timedelta
 from clear_mlflow.cli import main
 from clear_mlflow.store import heartbeat
-from clear_mlflow.tracking import run_writer
+from clear_mlflow.tracking import run_recorder
 heartbeat.SILENCE, heartbeat.WATCH_SECONDS = timedelta(seconds=30), 3.0
-run_writer._HEARTBEAT_SECONDS = 1.0
+run_recorder._HEARTBEAT_SECONDS = 1.0
 main()
 """
 

@@ -7,13 +7,13 @@ from anytime_courses import inside_bucket
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
-from clear_mlflow.api.compare import read_comparison
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.compared import read_comparison
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.journal.journal import Journal, default_root
+from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import anytime
 from clear_mlflow.metrics._common import over_course
@@ -76,7 +76,7 @@ def values_of(run):
 
 
 def rescored(store, run, **options):
-    (verdict,) = Evaluation(named=True, **options).over(store, [store.get_run(run.info.run_id)])
+    (verdict,) = rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True, **options)
     return verdict
 
 
@@ -125,7 +125,7 @@ def test_scoring_again_writes_nothing(store, finished):
     scores = read_scores(store, store.get_run(finished.info.run_id))
     assert scores.plan.is_empty
     assert scores.anytime.tests is not None
-    (quick,) = Evaluation().over(store, [store.get_run(finished.info.run_id)])
+    (quick,) = rescore_runs(store, [store.get_run(finished.info.run_id)])
     assert quick.action == "unchanged"
     assert quick.scores.anytime.is_unread
     assert values_of(finished).items() <= dict(quick.scores.summary).items()
@@ -203,7 +203,7 @@ def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finishe
     """Its bucket was trained on again since, by another process, with other numbers perhaps."""
     other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
     (folder_of(finished) / FILES[3]).unlink()
-    journal = Journal.create(
+    journal = RunFolder.create(
         tmp_path / finished.info.run_id, finished.info.run_id, store.tracking_uri
     )
     for test in other:
@@ -250,8 +250,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
 
 
 def comparison_of(store, runs):
-    comparison, _, _ = read_comparison(store, runs, group_by=(), named=True)
-    return comparison
+    return read_comparison(store, runs, group_by=(), explicit=True).comparison
 
 
 def test_a_comparison_has_their_metrics(store, finished):

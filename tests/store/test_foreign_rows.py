@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_runs import row_texts
 
-from clear_mlflow.api.foreign_rows import RowPattern
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
 from clear_mlflow.core.record import assemble
-from clear_mlflow.importers import ReadOptions, ResultFile, combine_rows, read_row
+from clear_mlflow.importers import ReadOptions, ResultFile, RowPattern, combine_rows, read_row
 from clear_mlflow.store.rows import read_rows
 
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
@@ -197,4 +196,4 @@ def test_percent_and_zeros_are_said_here_too(store, foreign):
         np.mean([75, 62.5, 87.5, 50, 56.25, 93.75]) / 100
     )
     assert "clear/forward_transfer" not in metrics
-    assert "rows have to be written" in evaluate(*options, "--dry-run").output
+    assert "rows must be written" in evaluate(*options, "--dry-run").output

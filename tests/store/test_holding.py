@@ -17,11 +17,11 @@ from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal.journal import End, Journal, default_root
+from clear_mlflow.journal.run_folder import Outcome, RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names
@@ -32,7 +32,7 @@ from clear_mlflow.store.heartbeat import (
     await_silence,
     heartbeat,
 )
-from clear_mlflow.store.rows import RowConflictError, put_row
+from clear_mlflow.store.rows import RowConflictError, store_row
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.lifecycle import refuse_second
 from clear_mlflow.tracking.resume import claim
@@ -94,11 +94,11 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     told = json.loads(kept.read_text())
     lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
     # What an outage keeps beside the row: its points, at the time when this process measured it.
-    left = Journal.take(default_root() / run.info.run_id, run.info.run_id)
+    left = RunFolder.reopen(default_root() / run.info.run_id, run.info.run_id)
     left.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     left.close()
     store.set_terminated(run.info.run_id, "FINISHED")
-    for _ in Evaluation(named=True).over(store, [store.get_run(run.info.run_id)]):
+    for _ in rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True):
         pass
     before = histories(store, run.info.run_id), lost.read_bytes()
     (synced,) = sync_each(find_journals(default_root() / run.info.run_id))
@@ -123,15 +123,15 @@ def test_a_stored_row_is_never_overwritten(store, experiment_id):
     run = store.create_run(experiment_id)
     name = "row_002.json"
     first = row_texts()[name].encode()
-    put_row(store, run, name, first)
-    put_row(store, run, name, first.replace(b"2026-01-31", b"2027-01-31"))
+    store_row(store, run, name, first)
+    store_row(store, run, name, first.replace(b"2026-01-31", b"2027-01-31"))
     assert (rows_folder(run) / name).read_bytes() == first
     for other in (
         row_texts([[0] * 4 for _ in FOUR_BUCKETS])[name],
         row_texts(digest="sha256:" + "cd" * 32)[name],  # as many right, of other images
     ):
         with pytest.raises(RowConflictError, match=r"row_002.json of run .* stays as it is"):
-            put_row(store, run, name, other.encode())
+            store_row(store, run, name, other.encode())
     assert [path.read_bytes() for path in rows_folder(run).iterdir()] == [first]
 
 
@@ -157,7 +157,7 @@ def test_a_heartbeat_of_another_machine_is_watched_before_its_run_is_closed(
         sleep(seconds)
 
     monkeypatch.setattr(time, "sleep", sleep_while_it_beats)
-    (result,) = Evaluation(named=True).over(store, [store.get_run(run_id)])
+    (result,) = rescore_runs(store, [store.get_run(run_id)], explicit=True)
     assert f"looking for {10 if beats else 0} s whether it" in capfd.readouterr().err
     status = store.get_run(run_id).info.status
     assert (result.action, status) == (("skipped", "RUNNING") if beats else ("scored", "KILLED"))
@@ -352,10 +352,10 @@ def own_cache(tmp_path, monkeypatch):
 def leave_journal(client, run, folder, end=None):
     """Write a journal with the third row of a run that has two."""
     run_id = run.info.run_id
-    journal = Journal.create(folder / run_id, run_id, client.tracking_uri)
+    journal = RunFolder.create(folder / run_id, run_id, client.tracking_uri)
     journal.append(f"{ROWS_FOLDER}/row_002.json", row_texts()["row_002.json"].encode())
     if end is not None:
-        journal.write_end(end)
+        journal.append_outcome(end)
     return journal
 
 
@@ -368,7 +368,7 @@ def test_sync_takes_no_run_from_a_live_training_with_another_journal(
 ):
     """The journal is of an earlier process; that of the live one is in another cache folder."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:2])
-    journal = leave_journal(store, run, own_cache, End("KILLED"))
+    journal = leave_journal(store, run, own_cache, Outcome("KILLED"))
     journal.close()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as live:
         started = {"pid": live.pid, "started": liveness._started(live.pid)}
@@ -392,7 +392,7 @@ def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache)
     """It sends what others left; what waits for the live one is sent by that."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
     held = leave_journal(store, live, own_cache)
-    leave_journal(store, killed, own_cache, End("KILLED")).close()
+    leave_journal(store, killed, own_cache, Outcome("KILLED")).close()
     done = sync()
     held.close()
     assert done.exit_code == 0, done.output
@@ -411,7 +411,7 @@ def test_sync_sends_each_journal_to_its_own_store(
     for client in (other, store):
         experiment = client.create_experiment("own", artifact_location=(tmp_path / "own").as_uri())
         run = stored_run(client, experiment, FOUR_BUCKETS[:2])
-        leave_journal(client, run, own_cache, End("FINISHED")).close()
+        leave_journal(client, run, own_cache, Outcome("FINISHED")).close()
         runs.append(run)
     refused = sync(own_cache / runs[0].info.run_id)
     assert (refused.exit_code, "cannot read run" in refused.output) == (2, True)
@@ -430,10 +430,10 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, own_
     newer = json.dumps({**row, "schema": {**row["schema"], "version": "2.0"}})
     file.write_text(newer)
     with pytest.raises(RowConflictError, match=r"version 2\.0 .* upgrade it"):
-        put_row(store, run, name, content)
+        store_row(store, run, name, content)
     leave_journal(store, run, own_cache).close()
     assert "upgrade it" in sync().output
     assert file.read_text() == newer
     file.write_bytes(content[:100])
-    put_row(store, run, name, content)
+    store_row(store, run, name, content)
     assert file.read_bytes() == content

@@ -47,7 +47,7 @@ from clear_mlflow.scoring import plan
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import heartbeat
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.tracking import run_writer
+from clear_mlflow.tracking import run_recorder
 from clear_mlflow.tracking.lifecycle import close, result_of
 from clear_mlflow.tracking.resume import ResumePoint, read_resume_point, take_over
 from clear_mlflow.tracking.supervised import _close_complete
@@ -139,13 +139,13 @@ def become(machine: Path, uri: str) -> None:
     MachineClock.file = machine / "clock"
     patch = pytest.MonkeyPatch()
     patch.setattr(socket, "gethostname", lambda: machine.name)
-    for module in (heartbeat, run_writer):
+    for module in (heartbeat, run_recorder):
         patch.setattr(module, "datetime", MachineClock)
     patch.setattr(heartbeat, "SILENCE", timedelta(seconds=3))
     patch.setattr(heartbeat, "CLOCKS_DIFFER", timedelta(seconds=2))
     patch.setattr(heartbeat, "WATCH_SECONDS", 1.5)
     patch.setattr(heartbeat, "_LOOK_SECONDS", 0.3)
-    patch.setattr(run_writer, "_HEARTBEAT_SECONDS", 0.4)
+    patch.setattr(run_recorder, "_HEARTBEAT_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
     patch.setattr(plan, "heatmap_png", lambda matrix, title: PICTURE)
     no_route = MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
@@ -154,7 +154,7 @@ def become(machine: Path, uri: str) -> None:
         patch.setattr(SqlAlchemyStore, name, _while(machine / CUT_OFF, no_route, call))
     no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(machine))
     written = _while(machine / FULL, no_space, write_durably)
-    patch.setattr("clear_mlflow.journal.journal.write_durably", written)
+    patch.setattr("clear_mlflow.journal.run_folder.write_durably", written)
     os.environ |= {
         "CLEAR_MLFLOW_CACHE": str(machine),
         "MLFLOW_TRACKING_URI": uri,
