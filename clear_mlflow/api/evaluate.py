@@ -28,7 +28,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
 from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
 from clear_mlflow.store.conflicts import one_writer
-from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
+from clear_mlflow.store.lease import is_expired, is_held
 from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import MissingRun, mark_run_of_project
@@ -167,7 +167,7 @@ class Evaluation(Scoring):
         run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
         if is_bundle(run):
             return _failed(run_id, name, "is a bundle, which nothing is written into; load it")
-        if seems_abandoned(run):
+        if run.info.status == "RUNNING":
             # The listing may be hours old. A process sets the status before it ends: a run that is
             # RUNNING still, after its process was seen to be gone, stays so.
             try:
@@ -175,11 +175,11 @@ class Evaluation(Scoring):
                     run = client.get_run(run_id)
             except ClearError as error:
                 return _failed(run_id, name, str(error))
-        if trains_now(client, run):
+        if is_held(client, run):
             return ScoringResult(
                 run_id, name, "skipped", "is training now; it scores itself at its end"
             )
-        abandoned = is_abandoned(client, run)
+        abandoned = is_expired(client, run)
         ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
         try:
             scores = self._scored(client, run)

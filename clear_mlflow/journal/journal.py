@@ -29,7 +29,7 @@ from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store
-from clear_mlflow.store.heartbeat import process_token
+from clear_mlflow.store.lease import process_token
 
 JOURNAL_JSON = "journal.json"
 END_JSON = "end.json"
@@ -98,7 +98,7 @@ class Origin:
     run_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     tracking_uri: Annotated[str, msgspec.Meta(max_length=2000)]  # without credentials
     password: bool = False  # whether the URI had one, which is not written down
-    process: str = ""  # token of the process that wrote it, as in the run's heartbeat
+    process: str = ""  # token of the process that wrote it, as in the run's lease
 
 
 class Journal:

@@ -17,7 +17,7 @@ from clear_mlflow.journal.journal import Entry, Journal, left_journals, read_ori
 from clear_mlflow.journal.sender import is_final, store_entry, store_metrics
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import Hold, LostRunError, give_back, take_hold
+from clear_mlflow.store.lease import Lease, LeaseLostError
 from clear_mlflow.store.rows import (
     RowConflictError,
     is_same_row,
@@ -36,7 +36,8 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
     entries = journal.entries()
     waiting = {(entry.artifact or "").removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
     there = read_row_files(client, run, waiting=waiting)
-    hold = Hold(client)
+    lease = Lease(client, run_id)
+    is_acquired = False
     steps = cache(lambda: stored_steps(client, run))
     tests = cache(lambda: list_artifacts(client, run_id, ANYTIME_FOLDER))
     refused: TrackingError | None = None
@@ -48,21 +49,21 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
             # curve follows from nothing.
             curve = [point for point in entry.metrics() if point.key in names.CURVE]
             if points := lacking(curve, steps() if curve else {}):
-                store_metrics(client, run_id, points, hold)
+                store_metrics(client, run_id, points, lease)
         # A bucket that another process trained on again has that one's tests.
         elif not entry.artifact.startswith(f"{ANYTIME_FOLDER}/") or entry.artifact not in tests():
-            store_entry(client, entry, hold)
+            store_entry(client, entry, lease)
 
     try:
-        for number, entry in enumerate(entries):
+        for entry in entries:
             there |= _checked_row(entry, run_id, there)
-            if number == 0:
-                with mlflow_errors(f"take run {run_id}"):
-                    take_hold(client, run)
+            if not is_acquired:
+                lease.acquire()
+                is_acquired = True
             try:
                 store(entry)
             except TrackingError as error:
-                if not is_final(error) or isinstance(error, (LostRunError, RowConflictError)):
+                if not is_final(error) or isinstance(error, (LeaseLostError, RowConflictError)):
                     raise
                 refused = refused or error  # what the store will never take holds nothing else up
                 continue
@@ -70,10 +71,10 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
             yield entry
         if refused is not None:
             raise refused
-    except ClearError:
-        with suppress(ClearError), mlflow_errors(f"give run {run_id} back"):
-            give_back(client, run)
-        raise
+    finally:  # another process than this one may continue the run, for example in a sweep
+        if is_acquired:
+            with suppress(ClearError):
+                lease.release()
 
 
 def send_left_journals(client: MlflowClient, run: Run) -> None:
@@ -94,9 +95,6 @@ def send_left_journals(client: MlflowClient, run: Run) -> None:
         try:
             for _ in send_waiting(client, run, journal):
                 pass
-            # Another process than this one may continue the run, for example in a sweep.
-            with mlflow_errors(f"give run {run_id} back"):
-                give_back(client, run)
             done = True
         finally:
             journal.close(remove=done)

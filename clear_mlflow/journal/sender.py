@@ -27,7 +27,7 @@ from clear_mlflow.core.text import warn
 from clear_mlflow.journal.journal import TAGS_JSON, Entry, Journal, journal_places
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.heartbeat import Hold, LostRunError
+from clear_mlflow.store.lease import Lease, LeaseLostError
 from clear_mlflow.store.rows import RowConflictError, put_row
 
 # A healthy store takes a row in a tenth of a second.
@@ -56,7 +56,7 @@ class Sender:
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
-        self.hold = Hold(client)
+        self._leases: dict[str, Lease] = {}  # by run
         self._changed = threading.Condition()
         self.rows: dict[str, dict[int, AccuracyRow]] = {}  # that each run contains, by number
         self._places: dict[str, Iterator[Path]] = {}  # of each run, not tried yet
@@ -77,9 +77,13 @@ class Sender:
         return self.problem is not None
 
     @property
-    def lost(self) -> LostRunError | None:
+    def lost(self) -> LeaseLostError | None:
         """Why nothing is sent any more: another process has taken a run over."""
-        return self.hold.lost
+        return next((lease.lost for lease in list(self._leases.values()) if lease.lost), None)
+
+    def lease(self, run_id: str) -> Lease:
+        """Return this process's lease of a run."""
+        return self._leases.setdefault(run_id, Lease(self._client, run_id))
 
     def start(self) -> None:
         """Begin to send."""
@@ -189,10 +193,10 @@ class Sender:
             entry = item if isinstance(item, Entry) else None
             try:
                 if isinstance(item, Entry):
-                    store_entry(self._client, item, self.hold)
+                    store_entry(self._client, item, self.lease(item.run_id))
                 else:
                     item()
-            except LostRunError as error:
+            except LeaseLostError as error:
                 with self._changed:
                     self.problem = error
                     self._changed.notify_all()
@@ -258,12 +262,12 @@ class Sender:
         self._changed.notify_all()
 
 
-def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
+def store_entry(client: MlflowClient, entry: Entry, lease: Lease) -> None:
     """Store one entry, which may be there already, where this process holds its run."""
     if entry.artifact is None:
-        store_metrics(client, entry.run_id, entry.metrics(), hold)
+        store_metrics(client, entry.run_id, entry.metrics(), lease)
         return
-    run = hold.check(entry.run_id)
+    run = lease.check()
     with mlflow_errors(f"store {_name(entry)} of run {entry.run_id}"):
         if entry.artifact == TAGS_JSON:
             log_tags(client, entry.run_id, entry.tags())
@@ -274,16 +278,18 @@ def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
             log_durably(client, entry.run_id, entry.file.read_bytes(), entry.artifact)
 
 
-def store_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric], hold: Hold) -> None:
+def store_metrics(
+    client: MlflowClient, run_id: str, metrics: Sequence[Metric], lease: Lease
+) -> None:
     """Store points of metrics; as :func:`store_entry`."""
-    hold.check(run_id)
+    lease.check()
     with mlflow_errors(f"store metrics of run {run_id}"):
         client.log_batch(run_id, metrics=metrics)
 
 
 def is_final(error: ClearError) -> bool:
     """Whether a store has answered that it will not take something, however often it is asked."""
-    if isinstance(error, (LostRunError, RowConflictError)):
+    if isinstance(error, (LeaseLostError, RowConflictError)):
         return True
     cause = error.__cause__
     if isinstance(cause, MlflowException):

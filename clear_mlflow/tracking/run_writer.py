@@ -31,7 +31,7 @@ from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
-from clear_mlflow.store.heartbeat import LostRunError, beat
+from clear_mlflow.store.lease import LeaseLostError
 
 _HEARTBEAT_SECONDS = 30.0
 _STOPPED_SECONDS = 10.0
@@ -81,7 +81,7 @@ class RunWriter:
             self._heart.start()
 
     def close(self, error: BaseException | None) -> None:
-        """Send what is left: UnsentError where the store does not take it, LostRunError."""
+        """Send what is left: UnsentError where the store does not take it, LeaseLostError."""
         sender = self.sender
         if sender.lost is None:  # else whoever has the run now comes by the same steps
             self.write_curve(())
@@ -99,7 +99,7 @@ class RunWriter:
         unsent = unsent_error(sender)
         if sender.lost is not None:
             left = f"; {unsent}" if unsent else ""
-            raise LostRunError(f"{sender.lost}; what this one measured since is not stored{left}")
+            raise LeaseLostError(f"{sender.lost}; what this one measured since is not stored{left}")
         if unsent:
             raise unsent from error
 
@@ -203,7 +203,7 @@ class RunWriter:
             self.sender.send(*points)
 
     def _wait_delivered(self) -> None:
-        """Wait for the store, for some seconds; LostRunError: another process has the run."""
+        """Wait for the store, for some seconds; LeaseLostError: another process has the run."""
         self.sender.wait_delivered()
         if self.sender.lost is not None:
             raise self.sender.lost
@@ -257,7 +257,7 @@ class RunWriter:
         """Say that the runs live, and draw what was measured since this was last called."""
         try:
             for run_id in self._alive:
-                beat(self.client, self.sender.hold.check(run_id))
+                self.sender.lease(run_id).renew()
         except Exception:  # the sender reports a store that is away, the next row a lost run
             return
         if self.sender.is_away or self._undrawn is None:

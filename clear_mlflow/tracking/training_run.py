@@ -41,7 +41,7 @@ from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.heartbeat import LostRunError
+from clear_mlflow.store.lease import LeaseLostError
 from clear_mlflow.store.rows import refuse_foreign_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
 from clear_mlflow.tracking.lifecycle import open_run
@@ -260,9 +260,9 @@ class TrainingRun:
                 torch_version=version("torch"),
             )
             try:
-                self.writer.sender.hold.check(self.run_id)
+                self.writer.sender.lease(self.run_id).check()
                 store_state(self.client, self.run_id, manifest, content)
-            except LostRunError:  # the next row reports it
+            except LeaseLostError:  # the next row reports it
                 return
             except (TrackingError, OSError) as error:  # the one before stays
                 if not self._warned_of_no_state:
@@ -280,7 +280,7 @@ class TrainingRun:
         sender = self.writer.sender
         if self._holds_states and not sender.is_away:
             with suppress(Exception):
-                run = sender.hold.check(self.run_id)
+                run = sender.lease(self.run_id).check()
                 remove_states(self.client, run, before=before)
 
 

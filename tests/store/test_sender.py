@@ -18,7 +18,7 @@ from clear_mlflow.journal.journal import Journal, left_journals
 from clear_mlflow.journal.sender import Sender, exit_patience, is_final, unsent_error
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import holding
+from clear_mlflow.store.lease import lease_tags
 
 LONG = 60  # seconds: a bound against hangs
 
@@ -59,7 +59,7 @@ def never():
 
 @pytest.fixture
 def run_id(store, experiment_id):
-    return store.create_run(experiment_id, tags=holding()).info.run_id
+    return store.create_run(experiment_id, tags=lease_tags()).info.run_id
 
 
 def files_of(store, run_id):
