@@ -58,12 +58,15 @@ from clear_mlflow.metrics._user import asked_metrics
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.scoring.beside import Beside, read_anytime_scores, read_predictions
 from clear_mlflow.store import names
-from clear_mlflow.store.client import is_missing, mlflow_errors, preflight
-from clear_mlflow.store.compat import is_generated
+from clear_mlflow.store.client import is_missing_store, map_in_threads, mlflow_errors, preflight
+from clear_mlflow.store.compat import is_generated_name
 from clear_mlflow.store.matrices import NO_ROWS, read_matrices
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import MissingRun, experiment_for, mark_run_of_project
-from clear_mlflow.store.ui_urls import artifact_link, comparison_links, run_addresses
+from clear_mlflow.store.search import MissingRun, get_or_create_experiment, tag_project_run
+from clear_mlflow.store.ui_urls import (
+    format_artifact_link,
+    format_comparison_links,
+    make_run_url_builder,
+)
 from clear_mlflow.tracking.lifecycle import create_run, end
 
 # Ids of 32 characters: MLflow cuts a tag off at 8,000, silently; an artifact has all of them.
@@ -129,7 +132,7 @@ def compare(
             )
         all_metrics[metric.name] = replace(metric, higher_is_better=not lower_is_better)
     client = open_store()
-    own_run = mark_run_of_project(client, names.KIND_COMPARE) if log else None
+    own_run = tag_project_run(client, names.KIND_COMPARE) if log else None
     found, named = chosen(client, runs, filter=filter)
     comparison, left_out, experiment_id = read_comparison(
         client,
@@ -144,7 +147,7 @@ def compare(
     )
     if not log:
         return ComparedRuns(comparison, tuple(left_out))
-    if is_missing(client.tracking_uri):
+    if is_missing_store(client.tracking_uri):
         client = preflight()  # only bundles were compared: creates the store
     experiment_names = runs if isinstance(runs, str) else None
     if isinstance(runs, (tuple, list)):
@@ -162,7 +165,7 @@ def compare(
         client,
         comparison,
         left_out,
-        experiment_id=experiment_id or experiment_for(client),
+        experiment_id=experiment_id or get_or_create_experiment(client),
         run_id=own_run,
         params={
             "group_by": ",".join(comparison.group_by) or NONE,
@@ -170,7 +173,7 @@ def compare(
             **{name: text for name, text in given.items() if text},
         },
     )
-    links = tuple(comparison_links(client, run))
+    links = tuple(format_comparison_links(client, run))
     return ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
 
 
@@ -244,7 +247,9 @@ def read_comparison(
     )
     hits = {}
     tested = arrangement.wants_predictions() if over_images else []
-    for subject, found, problem in mapped(partial(_correctness, client, bundled), tested, _JOBS):
+    for subject, found, problem in map_in_threads(
+        partial(_correctness, client, bundled), tested, _JOBS
+    ):
         if found is not None:
             hits[subject.run_id] = found
         elif problem is not None:
@@ -402,7 +407,7 @@ def write_comparison(
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="clear_mlflow_"))
         # Before any run is opened: what cannot be drawn leaves nothing half done.
-        addresses = run_addresses(client.tracking_uri)
+        addresses = make_run_url_builder(client.tracking_uri)
         _write_files(comparison, left_out, Path(scratch), name, addresses)
         stack.enter_context(mlflow_errors("store the comparison"))
         if opened is None:
@@ -411,8 +416,8 @@ def write_comparison(
         status = "FAILED"
         try:
             run = client.get_run(opened)
-            tags = _tags(comparison, artifact_link(run, names.COMPARISON_PAGE))
-            if run_id is not None and is_generated(run.info.run_name):
+            tags = _tags(comparison, format_artifact_link(run, names.COMPARISON_PAGE))
+            if run_id is not None and is_generated_name(run.info.run_name):
                 tags[MLFLOW_RUN_NAME] = name
             missing = [Param(k, text) for k, text in params.items() if k not in run.data.params]
             client.log_batch(

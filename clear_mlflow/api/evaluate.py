@@ -26,12 +26,11 @@ from clear_mlflow.scoring.plan import write_scores
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
-from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
-from clear_mlflow.store.conflicts import one_writer
+from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
 from clear_mlflow.store.lease import is_expired, is_held
 from clear_mlflow.store.matrices import NO_ROWS
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import MissingRun, mark_run_of_project
+from clear_mlflow.store.search import MissingRun, tag_project_run
+from clear_mlflow.store.sqlite import lock_store_writes
 from clear_mlflow.tracking.lifecycle import close_abandoned
 from clear_mlflow.tracking.logged_models import log_models
 
@@ -100,7 +99,7 @@ def evaluate_each(
         jobs=jobs,
         prepare=prepare,
     )
-    own_run = mark_run_of_project(client, names.KIND_EVALUATE)
+    own_run = tag_project_run(client, names.KIND_EVALUATE)
     entries: list[dict[str, object]] = []
     for result in evaluation.over(client, found):
         if own_run:
@@ -159,7 +158,7 @@ class Evaluation(Scoring):
         waiting = iter(runs)
         for first in waiting:
             jobs = self.jobs or _suitable_jobs(client, first)
-            yield from mapped(partial(self._verdict, client), chain([first], waiting), jobs)
+            yield from map_in_threads(partial(self._verdict, client), chain([first], waiting), jobs)
 
     def _verdict(self, client: MlflowClient, run: Run | MissingRun) -> ScoringResult:
         if isinstance(run, MissingRun):
@@ -184,7 +183,7 @@ class Evaluation(Scoring):
         try:
             scores = self._scored(client, run)
             if abandoned and not self.dry_run:
-                with one_writer(client.tracking_uri):
+                with lock_store_writes(client.tracking_uri):
                     close_abandoned(client, run)
         except ClearError as error:
             detail = str(error)
@@ -230,7 +229,7 @@ class Evaluation(Scoring):
         if self.dry_run:
             return scores
         if not scores.plan.is_empty:
-            with one_writer(client.tracking_uri):
+            with lock_store_writes(client.tracking_uri):
                 write_scores(client, scores)
         log_models(client, run, scores)
         return scores

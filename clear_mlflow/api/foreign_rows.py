@@ -22,9 +22,9 @@ from clear_mlflow.importers import (
     matrix_of_rows,
     read_runs,
 )
-from clear_mlflow.store.artifacts import download
+from clear_mlflow.store.artifacts import download_artifact
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.rows import parse_rows, put_row, read_row_files
+from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
 
 
 def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading) -> int:
@@ -49,7 +49,7 @@ def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Rea
     lacking = [record for record in records if row_file_name(record.row.row) not in there]
     for record in lacking:
         name = row_file_name(record.row.row)
-        put_row(client, run, name, record.to_json().encode())
+        store_row(client, run, name, record.to_json().encode())
     return len(lacking)
 
 
@@ -94,7 +94,7 @@ def _read(
     sources: dict[int | None, Source] = {}
     for row, path in rows.items():
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            sources[row] = load(download(client, run, path, folder))
+            sources[row] = load(download_artifact(client, run, path, folder))
     if None in sources:
         runs = read_runs(sources[None], reading=reading)
         if len(runs) != 1:

@@ -45,7 +45,7 @@ from clear_mlflow.grids.grid import (
     fingerprint,
     read_grid,
 )
-from clear_mlflow.journal.sender import is_final
+from clear_mlflow.journal.uploader import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -54,16 +54,21 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
-    absolute_store,
     log_tags,
     mlflow_errors,
     preflight,
+    resolve_store_uri,
     set_up_mlflow,
 )
-from clear_mlflow.store.conflicts import sqlite_file
 from clear_mlflow.store.lease import Lease, is_expired, is_held, lease_tags
-from clear_mlflow.store.search import experiment_for, run_of_project, search, select
-from clear_mlflow.store.ui_urls import comparison_links, comparison_of_sweep
+from clear_mlflow.store.search import (
+    get_or_create_experiment,
+    get_project_run,
+    search_runs,
+    select_runs,
+)
+from clear_mlflow.store.sqlite import get_sqlite_path
+from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.resume import claim, holds_rows, is_claimed, read_resume_point
 from clear_mlflow.tracking.supervised import train_into
@@ -158,10 +163,10 @@ def prepared(
     set_up_mlflow()
     client = preflight(experiment=experiment)
     if experiment:
-        return planned, on, client, experiment_for(client, experiment)
+        return planned, on, client, get_or_create_experiment(client, experiment)
     # Of the run that MLflow opened for this process, else the environment's.
-    own = run_of_project(client, names.KIND_SWEEP)
-    place = experiment_for(client) if own is None else str(own.info.experiment_id)
+    own = get_project_run(client, names.KIND_SWEEP)
+    place = get_or_create_experiment(client) if own is None else str(own.info.experiment_id)
     return planned, on, client, place
 
 
@@ -184,14 +189,14 @@ def read_checked_grid(grid: str | Path | Mapping[str, Any], engine: str) -> Grid
 def plan_runs(grid: Grid) -> list[SweptRun]:
     """Return the states of a grid's runs without creating a store or an experiment."""
     set_up_mlflow()
-    database, name = sqlite_file(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
+    database, name = get_sqlite_path(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
     if database is None or database.exists():
         client = preflight(opens_run=False)
-        own = run_of_project(client, names.KIND_SWEEP)
+        own = get_project_run(client, names.KIND_SWEEP)
         if own is not None:
             return find_runs(client, str(own.info.experiment_id), grid)
         if not name or client.get_experiment_by_name(name) is not None:
-            return find_runs(client, experiment_for(client), grid)
+            return find_runs(client, get_or_create_experiment(client), grid)
     return [SweptRun(run) for run in grid.runs]
 
 
@@ -355,7 +360,7 @@ class Sweep:
     def over(self, client: MlflowClient, experiment_id: str, engine: Engine) -> SweepResult:
         """Do all runs that are not done, by an engine that was entered, and compare them all."""
         self.client, self.experiment_id, self.engine = client, experiment_id, engine
-        engine.check_store(absolute_store(client.tracking_uri))
+        engine.check_store(resolve_store_uri(client.tracking_uri))
         self.runs = find_runs(client, experiment_id, self.grid)
         self.above = _open(client, experiment_id, self.grid, self.name)
         try:
@@ -402,7 +407,7 @@ class Sweep:
             run = _comparison_before(self.client, result.run_id, digest)
             comparison, left_out, _ = read_comparison(
                 self.client,
-                select(self.client, run_ids=ids),
+                select_runs(self.client, run_ids=ids),
                 group_by=by,
                 rank_by=self.rank_by,
                 named=True,
@@ -419,7 +424,7 @@ class Sweep:
                     self.client.set_tag(run.info.run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
                     made = json.dumps({"run_id": run.info.run_id, "of": digest})
                     self.client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, made)
-            links = tuple(comparison_links(self.client, run))
+            links = tuple(format_comparison_links(self.client, run))
             compared = ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
             return replace(result, comparison_run=run, comparison=compared)
         except ClearError as error:
@@ -458,7 +463,7 @@ class Sweep:
         self.runs[place] = run
         if run.state == NOT_DONE and run.run_id is not None:
             self.under_way[run.run_id] = place, time.monotonic()
-            uri = absolute_store(self.client.tracking_uri)
+            uri = resolve_store_uri(self.client.tracking_uri)
             self.engine.start(Task(run.planned.asked, run.run_id, self.experiment_id, uri))
         self.on_run(run)
 
@@ -620,7 +625,7 @@ def _is_in_live_sweep(client: MlflowClient, run: Run, parent_id: str | None = No
     sweep_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
     if sweep_id in (None, parent_id):
         return False
-    (parent,) = select(client, run_ids=[sweep_id])
+    (parent,) = select_runs(client, run_ids=[sweep_id])
     return isinstance(parent, Run) and is_held(client, parent)
 
 
@@ -648,7 +653,7 @@ def _fingerprint_of_run(run: Run, grid: Grid) -> str:
 def _children(client: MlflowClient, experiment_id: str, only: str | None = None) -> list[Run]:
     """All runs of sweeps in an experiment, or those that were begun for one planned run."""
     wanted = "!= ''" if only is None else f"= '{only}'"
-    return list(search(client, [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` {wanted}"))
+    return list(search_runs(client, [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` {wanted}"))
 
 
 def _trash(client: MlflowClient, run: Run, successor: str) -> None:
@@ -667,7 +672,7 @@ def _trash(client: MlflowClient, run: Run, successor: str) -> None:
 
 def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None) -> str:
     """The run above the runs of this sweep: one for the same grid, whenever it is worked on."""
-    own, mine = run_of_project(client, names.KIND_SWEEP), None
+    own, mine = get_project_run(client, names.KIND_SWEEP), None
     tags = {
         names.KIND_TAG: names.KIND_SWEEP,
         names.SWEEP_TAG: grid.digest,
@@ -770,8 +775,8 @@ def _note(result: SweepResult) -> str:
 def _comparison_before(client: MlflowClient, run_id: str, digest: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with mlflow_errors(f"read run {run_id}"):
-        before = comparison_of_sweep(client.get_run(run_id).data.tags)
+        before = read_sweep_comparison(client.get_run(run_id).data.tags)
     if before.get("of") != digest:
         return None
-    (run,) = select(client, run_ids=[str(before.get("run_id"))])
+    (run,) = select_runs(client, run_ids=[str(before.get("run_id"))])
     return run if isinstance(run, Run) else None

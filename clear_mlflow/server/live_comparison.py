@@ -21,8 +21,8 @@ from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.run_state import minute, state_of
 from clear_mlflow.store import names
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import search
+from clear_mlflow.store.client import map_in_threads
+from clear_mlflow.store.search import search_runs
 
 # Runs that one page lists and compares: what a request may cost.
 MOST_RUNS = 500
@@ -47,9 +47,9 @@ class Question:
 
 def live_comparison(store: MlflowClient, question: Question, kept: KeptPages) -> str:
     """The page as the runs are now; what it costs is bounded by how many it lists."""
-    found = search(store, [question.experiment_id], question.wanted)
+    found = search_runs(store, [question.experiment_id], question.wanted)
     runs = list(islice(found, MOST_RUNS + 1))
-    states = list(mapped(partial(state_of, store), runs, _JOBS))
+    states = list(map_in_threads(partial(state_of, store), runs, _JOBS))
     return kept.get([asdict(question), *states], lambda: _drawn(store, question, runs))
 
 

@@ -32,7 +32,7 @@ class EnsembleRun:
         self._config = config
         self._asked = asked
         self._parent = TrainingRun(client, run_id, config, asked, kind=names.KIND_ENSEMBLE)
-        self.writer = self._parent.writer
+        self.recorder = self._parent.recorder
         self._members: dict[int, TrainingRun] = {}
         self._open = ExitStack()
         self.member_ids: dict[int, str] = {}  # seed to run, of the members that are there
@@ -69,7 +69,7 @@ class EnsembleRun:
         quiet = dataclasses.replace(facts, warnings=())
         for member in self._members.values():
             member.log_facts(quiet)
-        curve = self.writer.write_curve
+        curve = self.recorder.write_curve
         for measured in training.rows(curve):
             if measured.seed is None:
                 raise RuntimeError("a row of an ensemble arrived without its member's seed")

@@ -1,6 +1,6 @@
 """The life of an MLflow run of ours: how it is opened, how it came out, how it is ended.
 
-No other module asks MLflow to start, create or end a run.
+No other module asks MLflow to start or create a run.
 """
 
 from __future__ import annotations
@@ -23,29 +23,27 @@ from mlflow.environment_variables import (
     MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING,
     MLFLOW_RUN_ID,
 )
-from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr, warn
-from clear_mlflow.journal.journal import (
-    JOURNAL_JSON,
-    End,
-    Journal,
+from clear_mlflow.journal.run_folder import (
+    HEADER_JSON,
+    Outcome,
+    RunFolder,
     Status,
-    journal_places,
-    left_journals,
+    candidate_folders,
+    find_run_folders,
 )
-from clear_mlflow.journal.sender import UnsentError, is_final
+from clear_mlflow.journal.uploader import UnsentError, is_final, store_outcome
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated
-from clear_mlflow.store.conflicts import retry_on_conflict
+from clear_mlflow.store.client import log_tags, mlflow_errors, retry_on_conflict
+from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated_name
 from clear_mlflow.store.lease import (
     LeaseHeldError,
     LeaseLostError,
@@ -56,7 +54,7 @@ from clear_mlflow.store.lease import (
     lease_tags,
     wait_for_expiry,
 )
-from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.logged_models import log_models
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
@@ -138,7 +136,7 @@ def open_run(
             check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
             check(run)
             # MLflow's "upbeat-foal-91" says nothing about the run; a person's own name stays.
-            new_name = name if rename or is_generated(run.info.run_name) else None
+            new_name = name if rename or is_generated_name(run.info.run_name) else None
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
@@ -200,34 +198,14 @@ def close_abandoned(client: MlflowClient, run: Run) -> None:
 def end(
     client: MlflowClient,
     run_id: str,
-    status: str | None,
+    status: Status | None,
     error: str | None = None,
     *,
     diverged: bool = False,
     check: Callable[[Run], object] | None = None,
 ) -> Run:
     """Say why a run ended, set its status (None: it stays), forget its process."""
-    with mlflow_errors(f"close run {run_id}"):
-        if check is not None:
-            check(client.get_run(run_id))
-        if error:
-            client.set_tag(run_id, names.ERROR_TAG, error[:8000])
-        if diverged:
-            client.set_tag(run_id, names.DIVERGED_TAG, "true")
-        # The status before the process: while a run is RUNNING, its process has to be known.
-        active = mlflow.active_run()
-        if status is not None and active is not None and active.info.run_id == run_id:
-            mlflow.end_run(status)
-        elif status is not None:
-            client.set_terminated(run_id, status)
-        run = client.get_run(run_id)
-        if names.PROCESS_TAG in run.data.tags:
-            try:
-                client.delete_tag(run_id, names.PROCESS_TAG)
-            except MlflowException as gone:  # another evaluate has closed it, too
-                if gone.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
-    return run
+    return store_outcome(client, run_id, Outcome(status, error, diverged), check=check)
 
 
 def close(
@@ -362,7 +340,7 @@ def _close_one(
                 diverged=result.diverged is not None,
                 check=check_holder,
             )
-            result = replace(result, links=tuple(run_links(client, run)))
+            result = replace(result, links=tuple(format_run_links(client, run)))
     except LeaseLostError as lost:
         return _lost(run_id, ended, lost)
     except ClearError as refusal:
@@ -397,16 +375,16 @@ def _leave_end(
     client: MlflowClient, run_id: str, result: RunResult, ours: bool, folder: Path | None = None
 ) -> str:
     """Write how a run ended into its journal; says how to close it ("" if no disk takes it)."""
-    ended = End(result.status if ours else None, result.error, result.diverged is not None)
-    known = [folder] if folder else left_journals(run_id)
-    for where in (*known, *journal_places(run_id)):
+    ended = Outcome(result.status if ours else None, result.error, result.diverged is not None)
+    known = [folder] if folder else find_run_folders(run_id)
+    for where in (*known, *candidate_folders(run_id)):
         try:
-            if (where / JOURNAL_JSON).is_file():
-                journal = Journal.take(where, run_id)
+            if (where / HEADER_JSON).is_file():
+                journal = RunFolder.reopen(where, run_id)
             else:
-                journal = Journal.create(where, run_id, client.tracking_uri)
+                journal = RunFolder.create(where, run_id, client.tracking_uri)
             try:
-                journal.write_end(ended)
+                journal.append_outcome(ended)
             finally:
                 journal.close()
         except (OSError, ClearError) as error:

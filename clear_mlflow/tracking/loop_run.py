@@ -39,8 +39,8 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.core.version import __version__, software
-from clear_mlflow.journal.journal import TAGS_JSON
-from clear_mlflow.journal.resend import send_left_journals
+from clear_mlflow.journal.run_folder import TAGS_JSON
+from clear_mlflow.journal.uploader import upload_left_folders
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
 from clear_mlflow.metrics._results import MetricResults, scores
 from clear_mlflow.process.signals import StoppingSignals
@@ -51,10 +51,10 @@ from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
+from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.lifecycle import close, end, join, open_run, result_of
-from clear_mlflow.tracking.run_writer import RunWriter, now
+from clear_mlflow.tracking.run_recorder import RunRecorder, utc_now
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ class LoopRun:
         self._families = family_names(metrics if isinstance(metrics, str) else ",".join(metrics))
         of_score(ALL_METRICS, facts.score)  # refuses a name that cannot be part of theirs
         self._run_name = run_name
-        self._writer: RunWriter | None = None
+        self._recorder: RunRecorder | None = None
         self._joined = False
         self._is_over = False
         self._process_id = os.getpid()
@@ -110,7 +110,7 @@ class LoopRun:
         self._predictions: str | None = None  # what the run keeps of them: labels or probs
 
     def __enter__(self) -> LoopRun:
-        if self._writer is not None:
+        if self._recorder is not None:
             raise TrackingError("this run was entered before; call clear_mlflow.track again")
         place = read_dist_env()
         if not place.keeps_record:
@@ -118,7 +118,7 @@ class LoopRun:
                 f"this is process {place.rank} of {place.size}; track in the process of rank 0 "
                 "alone, or each of them would open a run"
             )
-        bound_retries()
+        limit_retries()
         client = preflight(opens_run=self._shared_run_id is None)
         active = mlflow.active_run()
         shared_run_id = self._shared_run_id or (active and active.info.run_id)
@@ -135,17 +135,17 @@ class LoopRun:
             mlflow.flush_async_logging()  # the other logger's parameters come first
             join(client, run_id)
         try:
-            writer = RunWriter(client, run_id, self._families)
+            recorder = RunRecorder(client, run_id, self._families)
             run = self._load_stored(client, run_id)
-            writer.rows.update(self._rows)
-            self._rows = writer.rows
+            recorder.rows.update(self._rows)
+            self._rows = recorder.rows
             with mlflow_errors(f"log the configuration of run {run_id}"):
                 self._describe(client, run)
-            writer.open(run)
+            recorder.open(run)
             try:
-                self._log_dataset(writer)
+                self._log_dataset(recorder)
             except BaseException as error:
-                writer.close(error)
+                recorder.close(error)
                 raise
         except BaseException as error:
             result = result_of(error, run_id)
@@ -155,27 +155,27 @@ class LoopRun:
                 else:
                     end(client, run_id, result.status, result.error)
             raise
-        self._writer, self._run_name = writer, run.info.run_name
+        self._recorder, self._run_name = recorder, run.info.run_name
         self._process_id = os.getpid()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        writer = self._writer
-        if writer is None or os.getpid() != self._process_id:  # a forked child closes nothing
+        recorder = self._recorder
+        if recorder is None or os.getpid() != self._process_id:  # a forked child closes nothing
             return
         with StoppingSignals() as signals:  # Ctrl-C is raised when the run has its end status
-            signals.hand_to(writer.sender.hurry)
+            signals.hand_to(recorder.uploader.hurry)
             with self._lock:
                 self._is_over = True
             failure = error or self._find_missing_row()
             try:
-                writer.close(error)
+                recorder.close(error)
             except ClearError as refusal:  # the store did not take all
                 refusal.__cause__ = refusal.__cause__ or failure
                 failure = refusal
             result = result_of(failure, self.run_id)
-            rows, ours = writer.sender.rows, not self._joined
-            closed = close(writer.client, self.run_id, result, ours=ours, rows=rows)
+            rows, ours = recorder.rows_by_run, not self._joined
+            closed = close(recorder.client, self.run_id, result, ours=ours, rows=rows)
         self._scores, self._links = closed.scores, tuple(closed.links)
         with suppress(OSError):  # whoever reads this may have gone
             for line in closed.links:
@@ -258,10 +258,10 @@ class LoopRun:
             raise RecordError(
                 "true labels arrived after rows without them; pass them to track: test_labels=[...]"
             )
-        with self._writing("the truth", "rows") as writer:
-            writer.write_tags({"dataset_digest": loop.dataset.digest})
-            writer.write_file(LOOP_JSON, _describe_loop(loop).encode())
-            writer.record_of = partial(writer.record_of, dataset=loop.dataset)
+        with self._writing("the truth", "rows") as recorder:
+            recorder.write_tags({"dataset_digest": loop.dataset.digest})
+            recorder.write_file(LOOP_JSON, _describe_loop(loop).encode())
+            recorder.build_record = partial(recorder.build_record, dataset=loop.dataset)
             self._facts = loop
 
     def _log(
@@ -270,7 +270,7 @@ class LoopRun:
         cost: Cost,
         measured: Callable[[], tuple[AccuracyRow, RowPredictions | None]],
     ) -> None:
-        with self._writing(f"the row after {safe_repr(after)}", "rows") as writer:
+        with self._writing(f"the row after {safe_repr(after)}", "rows") as recorder:
             row, predictions = measured()
             row = replace(row, cost=row_cost(cost))
             stored_row = self._rows.get(row.row)
@@ -291,7 +291,7 @@ class LoopRun:
                 path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"
                 files[path] = predictions.to_bytes()
                 files[TAGS_JSON] = json.dumps({names.PREDICTIONS_TAG: predictions_type}).encode()
-            writer.write_row(writer.record_of(row=row, written_at=now()), files=files)
+            recorder.write_row(recorder.build_record(row=row, written_at=utc_now()), files=files)
             self._predictions = predictions_type
 
     def log_test(
@@ -324,7 +324,7 @@ class LoopRun:
             RecordError: the numbers do not fit the loop, or the test is stored with others.
             TrackingError: the block has ended.
         """
-        with self._writing(f"a test inside bucket {safe_repr(bucket)}", "tests") as writer:
+        with self._writing(f"a test inside bucket {safe_repr(bucket)}", "tests") as recorder:
             row = measured_test(
                 self._facts,
                 bucket,
@@ -343,16 +343,16 @@ class LoopRun:
                     "numbers; a test is what was measured once: start a new run"
                 )
             if not self._tests:
-                writer.write_tags({names.ANYTIME_TAG: _OWN_TESTS})
-            writer.write_test(row)
+                recorder.write_tags({names.ANYTIME_TAG: _OWN_TESTS})
+            recorder.write_test(row)
             self._tests[row.bucket, row.test] = row
 
     @property
     def run_id(self) -> str:
         """The MLflow run's."""
-        if self._writer is None:
+        if self._recorder is None:
             raise TrackingError("there is no run yet; it is opened by 'with'")
-        return self._writer.run_id
+        return self._recorder.run_id
 
     @property
     def matrix(self) -> AccuracyMatrix:
@@ -389,7 +389,7 @@ class LoopRun:
         return as_text(*run_text(record, self.metrics.values()), "", *self._links)
 
     def __repr__(self) -> str:
-        run = "not entered" if self._writer is None else self.run_id
+        run = "not entered" if self._recorder is None else self.run_id
         count = f"{len(self._rows)} rows of {len(self._facts.buckets)} buckets"
         return f"LoopRun({self._name!r}, {run}, {count})"
 
@@ -398,11 +398,11 @@ class LoopRun:
         """The rows so far; after the block, as they were read back from the store."""
         if self._scores is not None and self._scores.record is not None:
             return self._scores.record
-        if self._writer is None or not self._rows:
+        if self._recorder is None or not self._rows:
             return None
-        record_of, time = self._writer.record_of, now()
+        build_record, time = self._recorder.build_record, utc_now()
         return assemble(
-            {row_file_name(i): record_of(row=r, written_at=time) for i, r in self._rows.items()}
+            {row_file_name(i): build_record(row=r, written_at=time) for i, r in self._rows.items()}
         )
 
     @property
@@ -414,20 +414,20 @@ class LoopRun:
         return self._run_name or truncate(printable(" ".join(parts)), _LONGEST_NAME)
 
     @contextmanager
-    def _writing(self, what: str, how: str) -> Iterator[RunWriter]:
-        """Return the writer of the open run, locked for this thread."""
+    def _writing(self, what: str, how: str) -> Iterator[RunRecorder]:
+        """Return the recorder of the open run, locked for this thread."""
         if os.getpid() != self._process_id:  # before the lock: a thread may have had it at the fork
             raise TrackingError(
                 f"{what} arrived in process {os.getpid()}, forked from process {self._process_id}; "
                 f"log {how} in the process that opened the run"
             )
         with self._lock:
-            if self._writer is None or self._is_over:
+            if self._recorder is None or self._is_over:
                 raise TrackingError(
                     f"{what} arrived outside of the block; log {how} inside of 'with "
                     "clear_mlflow.track(...) as run:'"
                 )
-            yield self._writer
+            yield self._recorder
 
     def _find_missing_row(self) -> RecordError | None:
         """Return an error if the last row is missing and row 0 took its place."""
@@ -442,7 +442,7 @@ class LoopRun:
     def _load_stored(self, client: MlflowClient, run_id: str) -> Run:
         """Send what waits on this machine, then load the run, which must be of this loop."""
         with mlflow_errors(f"read run {run_id}"):
-            send_left_journals(client, client.get_run(run_id))
+            upload_left_folders(client, client.get_run(run_id))
             run = client.get_run(run_id)
         loop = self._facts
         self._rows = _rows_of(client, run, loop)
@@ -479,7 +479,7 @@ class LoopRun:
         # The first artifact: a store that takes no artifacts is found before any training.
         client.log_text(run_id, _describe_loop(loop), LOOP_JSON)
 
-    def _log_dataset(self, writer: RunWriter) -> None:
+    def _log_dataset(self, recorder: RunRecorder) -> None:
         """Log the dataset as an MLflow input, which stays what was known as the run began."""
         loop = self._facts
         profile: dict[str, Any] = {
@@ -491,7 +491,7 @@ class LoopRun:
             profile["num_test"] = dict(zip(loop.buckets, loop.num_instances, strict=True))
         if loop.class_names:
             profile["num_classes"] = len(loop.class_names)
-        writer.log_dataset(
+        recorder.log_dataset(
             source="own loop",
             profile=profile,
             **{name: getattr(loop, name) for name in ("dataset", "protocol", "split", "seed")},
@@ -540,9 +540,9 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
 def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
     """Make sure that the images that a run's predictions are of are these."""
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
-    with folder.scratch() as scratch:
+    with folder.open_scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
-            file = folder.file(EVALUATION_SET_FILE, scratch)
+            file = folder.fetch_file(EVALUATION_SET_FILE, scratch)
         stored = EvaluationSet.load(file)
     if stored.digest != images.digest:
         raise TrackingError(

@@ -153,7 +153,7 @@ def _train(
         with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))
     run = run_of(client, run_id, config, asked, resumed)
-    rows = run.writer.sender.rows
+    rows = run.recorder.rows_by_run
     try:
         with run:
             run.track(process)

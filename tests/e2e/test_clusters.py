@@ -90,8 +90,8 @@ def end_as_if_undisturbed(client, run_id, resumes):
 QUICKER = """
 from clear_mlflow.cli import main
 from clear_mlflow.store import lease
-from clear_mlflow.tracking import run_writer
-lease.EXPIRY_SECONDS, run_writer._HEARTBEAT_SECONDS = 10.0, 1.0
+from clear_mlflow.tracking import run_recorder
+lease.EXPIRY_SECONDS, run_recorder.RENEW_SECONDS = 10.0, 1.0
 main()
 """
 

@@ -30,7 +30,7 @@ from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
-from clear_mlflow.store.search import select
+from clear_mlflow.store.search import select_runs
 from clear_mlflow.tracking.in_process import train_in_process
 
 ADMIN = ("admin", "a-password-of-the-admin")
@@ -329,7 +329,7 @@ def test_artifacts_without_the_server_between(plain, monkeypatch):
     client.create_experiment("direct", artifact_location=f"s3://{BUCKET}/direct")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "direct")
     train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"})
-    runs = list(select(client, experiment="direct"))
+    runs = list(select_runs(client, experiment="direct"))
     (run,) = runs
     assert f"direct/{run.info.run_id}/artifacts/{ROWS_FOLDER}/row_004.json" in plain.objects.names()
     assert_stored_once(plain, client, run.info.run_id, EXPECTED)

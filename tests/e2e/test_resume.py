@@ -24,7 +24,7 @@ from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.predictions import predictions_file_name
 from clear_mlflow.core.record import RowRecord, row_index
-from clear_mlflow.journal.journal import Journal, default_root
+from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
@@ -401,7 +401,7 @@ def left(interrupted, tmp_path, monkeypatch):
     client, run_id = interrupted
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     row = artifacts(client.get_run(run_id)) / "accuracy_matrix" / "rows" / "row_002.json"
-    journal = Journal.create(default_root() / run_id, run_id, client.tracking_uri)
+    journal = RunFolder.create(default_root() / run_id, run_id, client.tracking_uri)
     journal.append("accuracy_matrix/rows/row_002.json", row.read_bytes())
     journal.close()
     return journal.folder
@@ -460,7 +460,7 @@ def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
 def test_a_journal_that_is_written_to_says_that_the_run_trains(interrupted, left, tmp_path):
     """Who writes to it is at work on the run, whether or not the run says so yet."""
     client, run_id = interrupted
-    held = Journal.take(left, left.name)
+    held = RunFolder.reopen(left, left.name)
     try:
         with pytest.raises(TrackingError, match=f"another process trains into run {run_id} now"):
             read_resume_point(client, run_id, tmp_path)

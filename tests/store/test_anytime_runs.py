@@ -13,7 +13,7 @@ from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.journal.journal import Journal, default_root
+from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import anytime
 from clear_mlflow.metrics._common import over_course
@@ -203,7 +203,7 @@ def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finishe
     """Its bucket was trained on again since, by another process, with other numbers perhaps."""
     other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
     (folder_of(finished) / FILES[3]).unlink()
-    journal = Journal.create(
+    journal = RunFolder.create(
         tmp_path / finished.info.run_id, finished.info.run_id, store.tracking_uri
     )
     for test in other:

@@ -11,7 +11,7 @@ import clear_mlflow
 from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
-from clear_mlflow.store.search import select
+from clear_mlflow.store.search import select_runs
 
 
 def local(run):
@@ -20,7 +20,7 @@ def local(run):
 
 
 def run_evaluate(store, *run_ids, dry_run=False):
-    chosen = select(store, run_ids=run_ids)
+    chosen = select_runs(store, run_ids=run_ids)
     return list(Evaluation(named=True, dry_run=dry_run).over(store, chosen))
 
 
@@ -70,7 +70,7 @@ def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, experiment_i
     failed, unchanged = run_evaluate(store, foreign, good.info.run_id)
     assert (failed.action, unchanged.action) == ("failed", "unchanged")
     assert "nowhere" in failed.detail
-    everywhere = list(Evaluation(named=False, dry_run=False).over(store, select(store)))
+    everywhere = list(Evaluation(named=False, dry_run=False).over(store, select_runs(store)))
     assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
 
 

@@ -13,7 +13,7 @@ from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.store import names
-from clear_mlflow.store.search import select
+from clear_mlflow.store.search import select_runs
 
 
 def worst_bucket(matrix: AccuracyMatrix) -> float:
@@ -25,7 +25,7 @@ OWN = Metric(name="lab/bucket", function=worst_bucket)
 
 def search(client, **options):
     """Evaluate the test's experiment as a search does; verdicts in the order of the runs."""
-    runs = select(client, experiment="test")
+    runs = select_runs(client, experiment="test")
     return list(Evaluation(**options).over(client, runs))
 
 

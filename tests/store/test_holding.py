@@ -20,7 +20,7 @@ from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal.journal import End, Journal, default_root
+from clear_mlflow.journal.run_folder import Outcome, RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.store import lease, names
 from clear_mlflow.store.lease import (
@@ -33,7 +33,7 @@ from clear_mlflow.store.lease import (
     lease_tags,
     wait_for_expiry,
 )
-from clear_mlflow.store.rows import RowConflictError, put_row
+from clear_mlflow.store.rows import RowConflictError, store_row
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import claim
 from clear_mlflow.tracking.sync import find_journals, sync_each
@@ -94,7 +94,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     told = json.loads(kept.read_text())
     lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
     # What an outage keeps beside the row: its points, at the time when this process measured it.
-    left = Journal.take(default_root() / run.info.run_id, run.info.run_id)
+    left = RunFolder.reopen(default_root() / run.info.run_id, run.info.run_id)
     left.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     left.close()
     store.set_terminated(run.info.run_id, "FINISHED")
@@ -123,15 +123,15 @@ def test_a_stored_row_is_never_overwritten(store, experiment_id):
     run = store.create_run(experiment_id)
     name = "row_002.json"
     first = row_texts()[name].encode()
-    put_row(store, run, name, first)
-    put_row(store, run, name, first.replace(b"2026-01-31", b"2027-01-31"))
+    store_row(store, run, name, first)
+    store_row(store, run, name, first.replace(b"2026-01-31", b"2027-01-31"))
     assert (rows_folder(run) / name).read_bytes() == first
     for other in (
         row_texts([[0] * 4 for _ in FOUR_BUCKETS])[name],
         row_texts(digest="sha256:" + "cd" * 32)[name],  # as many right, of other images
     ):
         with pytest.raises(RowConflictError, match=r"row_002.json of run .* stays as it is"):
-            put_row(store, run, name, other.encode())
+            store_row(store, run, name, other.encode())
     assert [path.read_bytes() for path in rows_folder(run).iterdir()] == [first]
 
 
@@ -301,10 +301,10 @@ def own_cache(tmp_path, monkeypatch):
 def leave_journal(client, run, folder, end=None):
     """Write a journal with the third row of a run that has two."""
     run_id = run.info.run_id
-    journal = Journal.create(folder / run_id, run_id, client.tracking_uri)
+    journal = RunFolder.create(folder / run_id, run_id, client.tracking_uri)
     journal.append(f"{ROWS_FOLDER}/row_002.json", row_texts()["row_002.json"].encode())
     if end is not None:
-        journal.write_end(end)
+        journal.append_outcome(end)
     return journal
 
 
@@ -317,7 +317,7 @@ def test_sync_takes_no_run_from_a_live_training_with_another_journal(
 ):
     """The journal is of an earlier process; that of the live one is in another cache folder."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:2])
-    journal = leave_journal(store, run, own_cache, End("KILLED"))
+    journal = leave_journal(store, run, own_cache, Outcome("KILLED"))
     journal.close()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as live:
         started = {"pid": live.pid, "started": lease._read_start_time(live.pid)}
@@ -341,11 +341,11 @@ def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache)
     """It sends what others left; what waits for the live one is sent by that."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
     held = leave_journal(store, live, own_cache)
-    leave_journal(store, killed, own_cache, End("KILLED")).close()
+    leave_journal(store, killed, own_cache, Outcome("KILLED")).close()
     done = sync()
     held.close()
     assert done.exit_code == 0, done.output
-    assert f"run {live.info.run_id}: 0 sent; a process that lives writes to" in done.output
+    assert f"run {live.info.run_id}: 0 sent; another process writes to" in done.output
     assert f"run {killed.info.run_id}: 1 sent" in done.output
     assert len(held.entries()) == 1
 
@@ -360,7 +360,7 @@ def test_sync_sends_each_journal_to_its_own_store(
     for client in (other, store):
         experiment = client.create_experiment("own", artifact_location=(tmp_path / "own").as_uri())
         run = stored_run(client, experiment, FOUR_BUCKETS[:2])
-        leave_journal(client, run, own_cache, End("FINISHED")).close()
+        leave_journal(client, run, own_cache, Outcome("FINISHED")).close()
         runs.append(run)
     refused = sync(own_cache / runs[0].info.run_id)
     assert (refused.exit_code, "cannot read run" in refused.output) == (2, True)
@@ -379,10 +379,10 @@ def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, own_
     newer = json.dumps({**row, "schema": {**row["schema"], "version": "2.0"}})
     file.write_text(newer)
     with pytest.raises(RowConflictError, match=r"version 2\.0 .* upgrade it"):
-        put_row(store, run, name, content)
+        store_row(store, run, name, content)
     leave_journal(store, run, own_cache).close()
     assert "upgrade it" in sync().output
     assert file.read_text() == newer
     file.write_bytes(content[:100])
-    put_row(store, run, name, content)
+    store_row(store, run, name, content)
     assert file.read_bytes() == content

@@ -118,7 +118,7 @@ from clear_mlflow.core.record import row_index
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.untrusted import json_value
 from clear_mlflow.importers import FORMATS, Source, read_runs
-from clear_mlflow.journal.journal import _ENTRY
+from clear_mlflow.journal.run_folder import _ENTRY
 
 reads = [mask_credentials, one_line, row_index, anytime_place, _ENTRY.fullmatch]
 reads.append(lambda text: json_value(text, 2**22))

@@ -11,8 +11,8 @@ from mlflow import MlflowClient
 from stored_runs import rows_folder, stored_run
 
 from clear_mlflow.core.errors import DivergedError, TrackingError
-from clear_mlflow.journal.journal import End, Journal, left_journals
-from clear_mlflow.journal.sender import UnsentError
+from clear_mlflow.journal.run_folder import Outcome, RunFolder, find_run_folders
+from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import LeaseLostError, check_not_held, format_lease, lease_tags
@@ -228,7 +228,7 @@ def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     result = close(store, run_id, result_of(unsent, run_id))
     assert result.exit_code == 2
     assert store.get_run(run_id).info.status == "RUNNING"
-    (folder,) = left_journals(run_id)
+    (folder,) = find_run_folders(run_id)
     store.set_terminated(run_id, "KILLED")
     (synced,) = sync_each([folder])
     assert synced.done
@@ -239,9 +239,9 @@ def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
 
 def left(store, run_id, tmp_path, told=None):
     """A journal in which nothing waits but, perhaps, how the training ended."""
-    journal = Journal.create(tmp_path / run_id, run_id, store.tracking_uri)
+    journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     if told is not None:
-        journal.write_end(told)
+        journal.append_outcome(told)
     journal.close()
     return journal.folder
 
@@ -249,10 +249,10 @@ def left(store, run_id, tmp_path, told=None):
 @pytest.mark.parametrize(
     ("status", "told", "expected"),
     [
-        ("RUNNING", End("FINISHED"), "FINISHED"),
-        ("KILLED", End("FINISHED"), "FINISHED"),
-        ("FAILED", End("FINISHED"), "FAILED"),
-        ("RUNNING", End(None), "RUNNING"),
+        ("RUNNING", Outcome("FINISHED"), "FINISHED"),
+        ("KILLED", Outcome("FINISHED"), "FINISHED"),
+        ("FAILED", Outcome("FINISHED"), "FAILED"),
+        ("RUNNING", Outcome(None), "RUNNING"),
         ("RUNNING", None, "RUNNING"),
     ],
 )
@@ -279,7 +279,7 @@ def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, t
     assert "killed while the tracking store was away" in error
     deleted = running(store, experiment_id)
     store.delete_run(deleted)
-    folder = left(store, deleted, tmp_path, End("FINISHED"))
+    folder = left(store, deleted, tmp_path, Outcome("FINISHED"))
     (synced,) = sync_each([folder])
     assert not synced.done
     assert "is deleted: restore it" in synced.detail

@@ -16,8 +16,8 @@ from clear_mlflow.api.evaluate import Evaluation
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.store import names
-from clear_mlflow.store.rows import row_sizes
-from clear_mlflow.store.search import select
+from clear_mlflow.store.rows import list_row_sizes
+from clear_mlflow.store.search import select_runs
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.lifecycle import take
 from clear_mlflow.tracking.resume import holds_rows, read_resume_point
@@ -61,7 +61,7 @@ def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, t
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
-    chosen = select(store, run_ids=(run_id,))
+    chosen = select_runs(store, run_ids=(run_id,))
     (verdict,) = Evaluation(named=named, dry_run=False).over(store, chosen)
     assert (verdict.action, verdict.is_problem) == ("failed", True)
     assert LOST in verdict.detail
@@ -90,7 +90,7 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
     unmount()
     with pytest.raises(RecordError, match=LOST):
         holds_rows(store, run_id)
-    (verdict,) = Evaluation(named=False, dry_run=False).over(store, select(store))
+    (verdict,) = Evaluation(named=False, dry_run=False).over(store, select_runs(store))
     assert LOST in verdict.detail
     assert known(store, run_id) == before
 
@@ -106,7 +106,7 @@ def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experi
     assert not histories(store, run.info.run_id)
     unmount()
     with pytest.raises(RecordError, match=LOST):
-        row_sizes(store, store.get_run(run.info.run_id))
+        list_row_sizes(store, store.get_run(run.info.run_id))
 
 
 @dataclass

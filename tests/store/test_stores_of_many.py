@@ -19,14 +19,14 @@ from clear_mlflow.store import lease, names, search, states
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.lease import _read_start_time, format_lease, is_expired, is_held
-from clear_mlflow.store.rows import read_rows, row_sizes
-from clear_mlflow.store.search import MissingRun, select
+from clear_mlflow.store.rows import list_row_sizes, read_rows
+from clear_mlflow.store.search import MissingRun, select_runs
 from clear_mlflow.store.states import (
     Manifest,
+    list_state_rows,
     read_newest_state,
     remove_states,
     store_state,
-    stored_states,
 )
 
 
@@ -142,7 +142,7 @@ def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, exper
     outside.write_text((folder / "row_004.json").read_text())
     (folder / "row_005.json").symlink_to(outside)
     expected = [f"row_00{i}.json" for i in range(5)]
-    assert list(row_sizes(store, run)) == [*expected, *later]
+    assert list(list_row_sizes(store, run)) == [*expected, *later]
     for name in later:
         (folder / name).unlink()
     rows = read_rows(store, run)
@@ -150,7 +150,7 @@ def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, exper
     assert rows["row_002.json"].to_json() == row_texts()["row_002.json"]
     (folder / "row_003.json").write_bytes(b" " * (MAX_ROW_BYTES + 1))
     with pytest.raises(RecordError, match=r"row_003.json has \d+ bytes; a row has at most 1 MiB"):
-        row_sizes(store, run)
+        list_row_sizes(store, run)
 
 
 def manifest(row, content, **changes):
@@ -183,7 +183,7 @@ def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, t
     (folder / "after_006.safetensors").write_bytes(b"no manifest yet")
     (folder / "after_007.safetensors").write_bytes(b"state 2")
     (folder / "after_007.json").write_text((folder / "after_002.json").read_text())
-    assert stored_states(store, run) == (1, 2, 3, 4, 5, 7)
+    assert list_state_rows(store, run) == (1, 2, 3, 4, 5, 7)
     state, problems = read_newest_state(store, run, tmp_path)
     assert state is not None
     assert (state.manifest.row, state.file.read_bytes()) == (2, b"state 2")
@@ -194,7 +194,7 @@ def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, t
         "after_003.safetensors",
     ]
     remove_states(store, run, before=5)
-    assert stored_states(store, run) == (5, 7)
+    assert list_state_rows(store, run) == (5, 7)
     remove_states(store, run)
     assert not folder.exists()
     assert read_newest_state(store, run, tmp_path) == (None, [])
@@ -210,7 +210,7 @@ def test_files_of_others_next_to_states_are_left_alone(store, experiment_id, tmp
     state, problems = read_newest_state(store, run, tmp_path)
     assert (state.manifest.row, problems) == (1, [])
     remove_states(store, run)
-    assert stored_states(store, run) == ()
+    assert list_state_rows(store, run) == ()
     assert len(list(folder.iterdir())) == 1001
 
 
@@ -229,7 +229,7 @@ def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, m
     with pytest.raises(TrackingError, match="cut off"):
         store_state(store, run.info.run_id, manifest(1, b"s"), b"s")
     assert stored == ["after_001.safetensors"]
-    assert stored_states(store, run) == ()
+    assert list_state_rows(store, run) == ()
     assert read_newest_state(store, run, tmp_path) == (None, [])
 
 
@@ -255,22 +255,22 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
     store.set_tag(scored, names.SCORED_TAG, "d")
     store.set_tag(comparison, names.KIND_TAG, names.KIND_COMPARE)
     store.delete_run(deleted)
-    found = [run.info.run_id for run in select(store, experiment="test")]
+    found = [run.info.run_id for run in select_runs(store, experiment="test")]
     assert sorted(found) == sorted(set(made) - {comparison, deleted})
     assert [made[run_id] for run_id in found] == sorted((made[r] for r in found), reverse=True)
-    unscored = [r.info.run_id for r in select(store, unscored_only=True)]
+    unscored = [r.info.run_id for r in select_runs(store, unscored_only=True)]
     assert sorted(unscored) == sorted(set(found) - {scored})
-    named = select(store, run_ids=(*list(made)[3:5], scored), unscored_only=True)
+    named = select_runs(store, run_ids=(*list(made)[3:5], scored), unscored_only=True)
     assert [run.info.run_id for run in named] == list(made)[3:5]
-    one, missing, gone = select(store, run_ids=(scored, "0" * 32, deleted, scored))
+    one, missing, gone = select_runs(store, run_ids=(scored, "0" * 32, deleted, scored))
     assert one.info.run_id == scored
     assert isinstance(missing, MissingRun)
     assert "no such run" in missing.problem
     assert "is deleted" in gone.problem
     with pytest.raises(TrackingError, match="no experiment has the name or id 'none'"):
-        list(select(store, experiment="none"))
+        list(select_runs(store, experiment="none"))
     with pytest.raises(TrackingError, match="cannot list the runs"):
-        list(select(store, filter="nonsense"))
+        list(select_runs(store, filter="nonsense"))
 
 
 def test_what_mlflow_refuses_is_one_line_without_a_password():
@@ -288,7 +288,7 @@ def test_what_mlflow_refuses_is_one_line_without_a_password():
 def test_a_filter_of_very_many_conditions_is_refused_at_once(store, experiment_id):
     """A database cannot join so many tables; words in quotes are no conditions."""
     with pytest.raises(ConfigError, match="filter has 301 conditions; expected at most 50"):
-        list(select(store, filter=" and ".join(["tags.a = 'b'"] * 301)))
+        list(select_runs(store, filter=" and ".join(["tags.a = 'b'"] * 301)))
     run = store.create_run(experiment_id, tags={"a": "this and that " * 60})
-    found = select(store, filter=f"tags.a = '{'this and that ' * 60}' AND tags.a != 'x'")
+    found = select_runs(store, filter=f"tags.a = '{'this and that ' * 60}' AND tags.a != 'x'")
     assert [one.info.run_id for one in found] == [run.info.run_id]

@@ -47,7 +47,7 @@ from clear_mlflow.scoring import plan
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import lease
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.tracking import run_writer
+from clear_mlflow.tracking import run_recorder
 from clear_mlflow.tracking.lifecycle import close, result_of
 from clear_mlflow.tracking.resume import ResumePoint, read_resume_point, take_over
 from clear_mlflow.tracking.supervised import _close_complete
@@ -140,10 +140,10 @@ def become(machine: Path, uri: str) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(socket, "gethostname", lambda: machine.name)
     patch.setattr(lease, "_read_clock", lambda: MachineClock.now(timezone.utc))
-    patch.setattr(run_writer, "datetime", MachineClock)
+    patch.setattr(run_recorder, "datetime", MachineClock)
     patch.setattr(lease, "EXPIRY_SECONDS", 3.0)
     patch.setattr(lease, "_POLL_SECONDS", 0.3)
-    patch.setattr(run_writer, "_HEARTBEAT_SECONDS", 0.4)
+    patch.setattr(run_recorder, "RENEW_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
     patch.setattr(plan, "heatmap_png", lambda matrix, title: PICTURE)
     no_route = MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
@@ -152,7 +152,7 @@ def become(machine: Path, uri: str) -> None:
         patch.setattr(SqlAlchemyStore, name, _while(machine / CUT_OFF, no_route, call))
     no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(machine))
     written = _while(machine / FULL, no_space, write_durably)
-    patch.setattr("clear_mlflow.journal.journal.write_durably", written)
+    patch.setattr("clear_mlflow.journal.run_folder.write_durably", written)
     os.environ |= {
         "CLEAR_MLFLOW_CACHE": str(machine),
         "MLFLOW_TRACKING_URI": uri,
