@@ -28,9 +28,8 @@ from mlflow.utils.mlflow_tags import (
 )
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.api.compare import read_comparison, write_comparison
-from clear_mlflow.api.compared import ComparedRuns
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.compared import ComparedRuns, read_comparison, write_comparison
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.version import __version__
@@ -405,18 +404,17 @@ class Sweep:
         digest = digest_of(json.dumps([sorted(ids), asked], sort_keys=True))
         try:
             run = _comparison_before(self.client, result.run_id, digest)
-            comparison, left_out, _ = read_comparison(
+            compared = read_comparison(
                 self.client,
                 select_runs(self.client, run_ids=ids),
                 group_by=by,
                 rank_by=self.rank_by,
-                named=True,
+                explicit=True,
             )
             if run is None:
                 run = write_comparison(
                     self.client,
-                    comparison,
-                    left_out,
+                    compared,
                     experiment_id=self.experiment_id,
                     params=asked,
                 )
@@ -425,7 +423,7 @@ class Sweep:
                     made = json.dumps({"run_id": run.info.run_id, "of": digest})
                     self.client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, made)
             links = tuple(format_comparison_links(self.client, run))
-            compared = ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
+            compared = replace(compared, run_id=str(run.info.run_id), links=links)
             return replace(result, comparison_run=run, comparison=compared)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
@@ -578,7 +576,7 @@ class Sweep:
             return
         closed = end(self.client, run.info.run_id, status, error)
         # What its rows define is logged, as evaluate would.
-        for _ in Evaluation().over(self.client, [closed]):
+        for _ in rescore_runs(self.client, [closed]):
             pass
 
     def _beat(self) -> None:

@@ -16,7 +16,7 @@ from mlflow.entities import Metric
 from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
@@ -98,7 +98,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     left.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     left.close()
     store.set_terminated(run.info.run_id, "FINISHED")
-    for _ in Evaluation(named=True).over(store, [store.get_run(run.info.run_id)]):
+    for _ in rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True):
         pass
     before = histories(store, run.info.run_id), lost.read_bytes()
     (synced,) = sync_each(find_journals(default_root() / run.info.run_id))
@@ -173,7 +173,7 @@ def test_a_lease_that_seems_expired_is_watched_before_its_run_is_closed(
     renew(0)
     if is_renewed:
         sleeps.actions = [int] * 34 + [lambda: renew(30)]
-    (result,) = Evaluation(named=True).over(store, [store.get_run(run_id)])
+    (result,) = rescore_runs(store, [store.get_run(run_id)], explicit=True)
     assert "watching for 180 s if it is renewed" in capfd.readouterr().err
     status = store.get_run(run_id).info.status
     expected = ("skipped", "RUNNING") if is_renewed else ("scored", "KILLED")

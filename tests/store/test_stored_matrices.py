@@ -16,7 +16,7 @@ from servers import tracking_server
 from stored_runs import change, histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.store.client import map_in_threads
 from clear_mlflow.store.matrices import read_matrices
@@ -28,7 +28,7 @@ ROWS = {name: text.encode() for name, text in row_texts().items()}
 
 def scored(client, **options):
     runs = select_runs(client, experiment="test")
-    return list(Evaluation(**options).over(client, runs))
+    return list(rescore_runs(client, runs, **options))
 
 
 def matrices(client, **options):
@@ -201,7 +201,7 @@ def test_behind_a_server(store, server, monkeypatch):
     file.write_bytes(file.read_bytes()[:40])
     change_digest(artifacts_of(replaced) / "row_003.json")
     assert [v.action for v in scored(client)] == ["unchanged"] * 3
-    found = {v.run_name: v for v in scored(client, named=True)}
+    found = {v.run_name: v for v in scored(client, explicit=True)}
     assert [found[name].action for name in "012"] == ["failed", "failed", "unchanged"]
     assert "row_002.json" in found["0"].detail
     assert "dataset digest" in found["1"].detail
