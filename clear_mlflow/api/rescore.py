@@ -44,7 +44,7 @@ from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import download_artifact, is_local
 from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
-from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
+from clear_mlflow.store.lease import is_expired, is_held
 from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
@@ -199,7 +199,7 @@ def _score_run(
     skipped = partial(ScoringResult, run_id, name, "skipped")
     if is_bundle(run):
         return failed("is a bundle, which cannot be written to; load it instead")
-    if seems_abandoned(run):
+    if run.info.status == "RUNNING":
         # The search result may be hours old. A process sets the status before it ends, so a run
         # that is still RUNNING after its process was seen dead stays RUNNING.
         try:
@@ -207,9 +207,9 @@ def _score_run(
                 run = client.get_run(run_id)
         except ClearError as error:
             return failed(str(error))
-    if trains_now(client, run):
+    if is_held(client, run):
         return skipped("is training now; it scores itself at its end")
-    abandoned = is_abandoned(client, run)
+    abandoned = is_expired(client, run)
     must_have_rows = explicit or run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
     try:
         if prepare is not None and not dry_run:

@@ -30,7 +30,7 @@ from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
 from clear_mlflow.store.client import resolve_store_uri
-from clear_mlflow.store.heartbeat import process_token
+from clear_mlflow.store.lease import process_token
 
 HEADER_JSON = "journal.json"
 OUTCOME_JSON = "outcome.json"
