@@ -153,12 +153,13 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     options = parser.parse_args(arguments)
     places = find_places(root)
     if options.list:
-        for rules in places.values():
-            print(*rules[options.list], sep="\n", end="\n" if rules[options.list] else "")
+        for places_by_rule in places.values():
+            for place in places_by_rule[options.list]:
+                print(place)
         return 0
     counts = {
-        package: {rule: len(rules[rule]) for rule in RULES if rules[rule]}
-        for package, rules in sorted(places.items())
+        package: {rule: len(by_rule[rule]) for rule in RULES if by_rule[rule]}
+        for package, by_rule in sorted(places.items())
     }
     file = root / "tools" / "language_counts.json"
     allowed: Counts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

@@ -39,8 +39,8 @@ from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.rows import put_row
-from clear_mlflow.store.search import experiment_for, search
+from clear_mlflow.store.rows import store_row
+from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.run_recorder import utc_now
 
@@ -82,7 +82,7 @@ class Importer:
     ) -> None:
         self.client = client
         self.facts = facts
-        self.experiment_id = experiment_for(client, experiment)
+        self.experiment_id = get_or_create_experiment(client, experiment)
         self._there = {} if again else _imported_before(client, self.experiment_id)
         self._again = again
         self._same_data = _read_same_data(facts)
@@ -157,7 +157,7 @@ class Importer:
                 run = self.client.get_run(run_id)
             for record in records:
                 content = record.to_json().encode()
-                put_row(self.client, run, row_file_name(record.row.row), content)
+                store_row(self.client, run, row_file_name(record.row.row), content)
             scores = score(self.client, run_id)
             # Last of all: a run that has this tag is whole.
             with mlflow_errors(f"close run {run_id}"):
@@ -244,7 +244,7 @@ def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tupl
             str(run.info.run_id),
             run.info.run_name or str(run.info.run_id),
         )
-        for run in search(client, [experiment_id], f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''")
+        for run in search_runs(client, [experiment_id], f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''")
     }
 
 

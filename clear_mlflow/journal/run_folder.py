@@ -29,8 +29,8 @@ from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store
-from clear_mlflow.store.heartbeat import process_token
+from clear_mlflow.store.client import resolve_store_uri
+from clear_mlflow.store.lease import process_token
 
 HEADER_JSON = "journal.json"
 OUTCOME_JSON = "outcome.json"
@@ -143,7 +143,7 @@ class RunFolder:
                     f"{num_entries} files that an earlier process measured for run {run_id} wait "
                     f"in {folder}; send them first: clear-mlflow sync {folder}"
                 )
-            uri = absolute_store(tracking_uri or "")
+            uri = resolve_store_uri(tracking_uri or "")
             header = RunHeader(run_id, mask_credentials(uri), has_credentials(uri), process_token())
             content = json.dumps({"format": _FORMAT, **asdict(header)}, indent=1).encode()
             write_durably(folder / HEADER_JSON, content)

@@ -43,8 +43,7 @@ from clear_mlflow.metrics.from_predictions import (
 from clear_mlflow.scoring.series import Series
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.pool import mapped
+from clear_mlflow.store.client import map_in_threads, mlflow_errors
 
 # Requests under way at once.
 _JOBS = 8
@@ -141,7 +140,7 @@ def read_predictions(
     run_id = run.info.run_id
     stored = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with mlflow_errors(f"list the predictions of run {run_id}"):
-        sizes = stored.sizes()
+        sizes = stored.list_sizes()
     rows = [row for row in record.rows if predictions_file_name(row) in sizes]
     if not rows:
         return None
@@ -150,7 +149,7 @@ def read_predictions(
     total = sum(sizes[predictions_file_name(row)] or 0 for row in rows)
     if largest is not None and total > largest:
         raise RecordError(f"they have {total} bytes; {size_text(largest)} are read here")
-    with stored.scratch() as scratch:
+    with stored.open_scratch() as scratch:
 
         def fetched(name: str) -> Path:
             size = sizes[name]
@@ -158,7 +157,7 @@ def read_predictions(
                 most = size_text(MAX_PREDICTIONS_BYTES)
                 raise RecordError(f"{name} has {size} bytes; predictions have at most {most}")
             with mlflow_errors(f"read {name} of run {run_id}"):
-                return stored.file(name, scratch)
+                return stored.fetch_file(name, scratch)
 
         images = EvaluationSet.load(fetched(EVALUATION_SET_FILE))
         answers = {row: RowPredictions.load(fetched(predictions_file_name(row))) for row in rows}
@@ -200,20 +199,22 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
         if size is not None and size > MAX_ROW_BYTES:
             raise RecordError(f"{name} has {size} bytes; a test has at most 1 MiB")
     tests = ArtifactFolder(client, run, ANYTIME_FOLDER)
-    with tests.scratch() as scratch:
-        return list(mapped(partial(_read_test, tests, run.info.run_id, scratch), sizes, _JOBS))
+    with tests.open_scratch() as scratch:
+        return list(
+            map_in_threads(partial(_read_test, tests, run.info.run_id, scratch), sizes, _JOBS)
+        )
 
 
 def sizes_of_tests(client: MlflowClient, run: Run) -> dict[str, int | None]:
     """Names and bytes of the files of a run's tests, in their order; None: the store says none."""
     with mlflow_errors(f"list the tests inside buckets of run {run.info.run_id}"):
-        sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).sizes()
+        sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).list_sizes()
     return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}
 
 
 def _read_test(tests: ArtifactFolder, run_id: str, scratch: Path, name: str) -> AnytimeRow:
     with mlflow_errors(f"read {name} of run {run_id}"):
-        content = read_bytes(tests.file(name, scratch), MAX_ROW_BYTES)
+        content = read_bytes(tests.fetch_file(name, scratch), MAX_ROW_BYTES)
     return AnytimeRow.from_json(content, source=name)
 
 

@@ -23,7 +23,7 @@ from clear_mlflow.scoring.families import (
 )
 from clear_mlflow.scoring.series import Point, Series, all_series, milliseconds
 from clear_mlflow.store import names
-from clear_mlflow.store.matrix_tag import StoredRows
+from clear_mlflow.store.rows import StoredRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def compute(
     reasons = {name: str(error) for name, error in over_steps.undefined.items()}
     # Those that come with this program are missing in most runs, which kept labels alone.
     reasons |= {name: reason for name, reason in answers.reasons.items() if name in own}
-    series = names.bucket_series(record.matrix.score.name)
+    series = names.format_bucket_prefix(record.matrix.score.name)
     return Scores(
         run_id=run.info.run_id,
         run_name=run.info.run_name or run.info.run_id,

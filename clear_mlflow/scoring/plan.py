@@ -26,7 +26,7 @@ from clear_mlflow.scoring.series import Point, points_of
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_bytes
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.ui_urls import artifact_link
+from clear_mlflow.store.ui_urls import format_artifact_link
 
 _NO_TAG = "none"
 _REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
@@ -118,7 +118,7 @@ def _lacking(
         in_force: dict[int, Point] = {}
         if name in run.data.metrics:
             same = versions.get(name) == scores.versions.get(name)
-            was_scored = name in versions or (names.is_of_bucket(name) and bool(versions))
+            was_scored = name in versions or (names.is_bucket_series(name) and bool(versions))
             if same and was_scored and run.data.metrics[name] == steps[max(steps)]:
                 continue
             with mlflow_errors(f"read {name} of run {run.info.run_id}"):
@@ -172,7 +172,7 @@ def _note_tags(run: Run, record: Record, scores: Scores) -> dict[str, str]:
         scores.summary,
         scores.reasons,
         facts={name: tags[name] for name in ("strategy", "model") if name in tags},
-        report=artifact_link(run, names.REPORT_HTML),
+        report=format_artifact_link(run, names.REPORT_HTML),
         lower_is_better=scores.lower_is_better,
     )
     if note == current:

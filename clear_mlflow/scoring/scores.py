@@ -13,15 +13,13 @@ from clear_mlflow.scoring.computed import Scores, Scoring, compute
 from clear_mlflow.scoring.plan import earlier_summary, plan, plan_without_rows, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.matrices import stored_rows_of
-from clear_mlflow.store.matrix_tag import StoredRows
-from clear_mlflow.store.rows import lost_rows_error
+from clear_mlflow.store.rows import StoredRows, build_missing_rows_error, load_stored_rows
 
 
 def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) -> Scores:
     """Read a run's rows, compute what they define, and plan what its store lacks."""
     scoring = scoring or Scoring()
-    rows = stored_rows_of(client, run, read_files=scoring.thorough or None)
+    rows = load_stored_rows(client, run, read_files=scoring.thorough or None)
     if not rows.records:
         run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
         return Scores(run_id=run_id, run_name=name, plan=plan_without_rows(run))
@@ -29,7 +27,7 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
     if run.data.tags.get(names.ROWS_TAG) == "complete" and not record.is_complete:
         # The tag of its rows shows it, too, except of a matrix too large for one.
         missing = set(range(1, record.matrix.num_buckets + 1)) - set(record.rows)
-        raise lost_rows_error(run, row_file_name(min(missing)))
+        raise build_missing_rows_error(run, row_file_name(min(missing)))
 
     def planned(thorough: bool) -> Scores:
         scores = _computed(client, run, rows, scoring, thorough=thorough)
@@ -43,7 +41,7 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
 
 def stored_scores(client: MlflowClient, run: Run) -> Scores:
     """What a run's artifacts define and what else was logged of them; nothing is planned."""
-    rows = stored_rows_of(client, run, read_files=True)
+    rows = load_stored_rows(client, run, read_files=True)
     if not rows.records:
         return Scores(run_id=run.info.run_id, run_name=run.info.run_name or run.info.run_id)
     scores = _computed(client, run, rows, Scoring(), thorough=True)

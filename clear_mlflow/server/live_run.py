@@ -26,7 +26,7 @@ from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.run_state import has_ended, state_of
 from clear_mlflow.store import names
-from clear_mlflow.store.matrices import stored_rows_of
+from clear_mlflow.store.rows import load_stored_rows
 
 # Of the predictions of all rows. Labels of CLEAR-100's 55,000 test images take half a megabyte in
 # all, probabilities 120.
@@ -59,7 +59,7 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
         "state": state,
         "followed": not has_ended(run),  # in training: the page asks for news
     }
-    rows = stored_rows_of(store, run, read_files=False)
+    rows = load_stored_rows(store, run, read_files=False)
     if not rows.records:
         return rendered(
             "clear_mlflow.server.page/no_rows",

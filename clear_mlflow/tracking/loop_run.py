@@ -52,7 +52,7 @@ from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
+from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.lifecycle import close, end, join, open_run, result_of
 from clear_mlflow.tracking.run_recorder import RunRecorder, utc_now
@@ -192,7 +192,7 @@ class LoopRun:
                 f"this is process {dist_env.rank} of {dist_env.size}; call track only on rank 0, "
                 "or each process would open a run"
             )
-        bound_retries()
+        limit_retries()
         client = preflight(opens_run=self._shared_run_id is None)
         active = mlflow.active_run()
         shared_run_id = self._shared_run_id or (active and active.info.run_id)
@@ -639,9 +639,9 @@ def _read_rows(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, 
 def _check_test_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
     """Raise TrackingError if a run's predictions are for other test images."""
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
-    with folder.scratch() as scratch:
+    with folder.open_scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
-            file = folder.file(EVALUATION_SET_FILE, scratch)
+            file = folder.fetch_file(EVALUATION_SET_FILE, scratch)
         stored = EvaluationSet.load(file)
     if stored.digest != images.digest:
         raise TrackingError(

@@ -29,9 +29,9 @@ from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store, mlflow_errors, preflight, switch_store
-from clear_mlflow.store.heartbeat import is_abandoned, is_trainer
-from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
+from clear_mlflow.store.lease import check_not_held, is_expired, read_trainer_token
+from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking import lifecycle
 
 _MEMBERS_WAIT = "its members are not all stored yet"
@@ -98,9 +98,9 @@ def _sync_one(folder: Path, to_named_store: bool) -> Synced:
             client = _connect(origin, folder, to_named_store)
             run = _run_of(client, origin)
             # Another process may train; the writer of this journal has released its lock.
-            if not is_trainer(run, origin.process):
-                lifecycle.refuse_second(client, run, "sync again when it has ended")
-            end = journal.read_outcome() or (_KILLED if is_abandoned(client, run) else None)
+            if read_trainer_token(run) not in (None, origin.process):
+                check_not_held(client, run, "sync again when it has ended")
+            end = journal.read_outcome() or (_KILLED if is_expired(client, run) else None)
             for _ in Uploader(client).upload_folder(run, journal):
                 sent += 1
             detail = _close(client, client.get_run(run_id), end)
@@ -112,7 +112,7 @@ def _sync_one(folder: Path, to_named_store: bool) -> Synced:
         return Synced(folder, run_id, sent, str(error), done=False, is_live=is_live)
     links: tuple[str, ...] = ()
     with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):  # it is stored and closed
-        links = tuple(run_links(client, run))
+        links = tuple(format_run_links(client, run))
     return Synced(folder, run_id, sent, detail, done, links)
 
 
@@ -159,7 +159,7 @@ def _connect(origin: RunHeader, folder: Path, to_named_store: bool) -> MlflowCli
         to_named_store
         and is_own
         and uri
-        and mask_credentials(absolute_store(uri)) != origin.tracking_uri
+        and mask_credentials(resolve_store_uri(uri)) != origin.tracking_uri
     ):
         uri = None
     if not uri:

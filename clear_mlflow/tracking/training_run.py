@@ -41,8 +41,8 @@ from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.heartbeat import LostRunError
-from clear_mlflow.store.rows import refuse_foreign_rows
+from clear_mlflow.store.lease import LeaseLostError
+from clear_mlflow.store.rows import check_has_no_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
 from clear_mlflow.tracking.lifecycle import open_run
 from clear_mlflow.tracking.resume import ResumePoint, data_of
@@ -166,7 +166,7 @@ class TrainingRun:
     def _describe(self, run: Run) -> None:
         """Say what is being run, once it is sure that rows may be stored in the run."""
         if self._resumed is None:
-            refuse_foreign_rows(self.client, run)
+            check_has_no_rows(self.client, run)
         params = parameters_to_log(self.config, self.asked, run.data.params)
         missing = [Param(name, text) for name, text in params.items()]
         self.client.log_batch(self.run_id, params=missing)
@@ -258,9 +258,9 @@ class TrainingRun:
                 torch_version=version("torch"),
             )
             try:
-                self.recorder.uploader.lease.check(self.run_id)
+                self.recorder.uploader.get_lease(self.run_id).check()
                 store_state(self.client, self.run_id, manifest, content)
-            except LostRunError:  # the next row reports it
+            except LeaseLostError:  # the next row reports it
                 return
             except (TrackingError, OSError) as error:  # the one before stays
                 if not self._warned_of_no_state:
@@ -278,13 +278,13 @@ class TrainingRun:
         uploader = self.recorder.uploader
         if self._holds_states and not uploader.is_away:
             with suppress(Exception):
-                run = uploader.lease.check(self.run_id)
+                run = uploader.get_lease(self.run_id).check()
                 remove_states(self.client, run, before=before)
 
 
 def open_training_run(client: MlflowClient, config: TrainConfig, name: str | None = None) -> str:
     """Start a run for a training, or take up the one that the environment names."""
-    check = functools.partial(refuse_foreign_rows, client)
+    check = functools.partial(check_has_no_rows, client)
     return open_run(client, name or run_name(config), check, system_metrics=True)
 
 
@@ -300,7 +300,7 @@ def _files_of(measured: MeasuredRow) -> dict[str, bytes]:
     row = measured.row.row
     files = {
         f"{PREDICTIONS_FOLDER}/{predictions_file_name(row)}": measured.predictions,
-        f"{names.MODELS_FOLDER}/{names.model_file_name(row)}": measured.model,
+        f"{names.MODELS_FOLDER}/{names.format_model_file_name(row)}": measured.model,
     }
     return {path: content for path, content in files.items() if content is not None}
 

@@ -7,8 +7,8 @@ from anytime_courses import inside_bucket
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
-from clear_mlflow.api.compare import read_comparison
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.compared import read_comparison
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
@@ -76,7 +76,7 @@ def values_of(run):
 
 
 def rescored(store, run, **options):
-    (verdict,) = Evaluation(named=True, **options).over(store, [store.get_run(run.info.run_id)])
+    (verdict,) = rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True, **options)
     return verdict
 
 
@@ -125,7 +125,7 @@ def test_scoring_again_writes_nothing(store, finished):
     scores = read_scores(store, store.get_run(finished.info.run_id))
     assert scores.plan.is_empty
     assert scores.anytime.tests is not None
-    (quick,) = Evaluation().over(store, [store.get_run(finished.info.run_id)])
+    (quick,) = rescore_runs(store, [store.get_run(finished.info.run_id)])
     assert quick.action == "unchanged"
     assert quick.scores.anytime.is_unread
     assert values_of(finished).items() <= dict(quick.scores.summary).items()
@@ -250,8 +250,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
 
 
 def comparison_of(store, runs):
-    comparison, _, _ = read_comparison(store, runs, group_by=(), named=True)
-    return comparison
+    return read_comparison(store, runs, group_by=(), explicit=True).comparison
 
 
 def test_a_comparison_has_their_metrics(store, finished):

@@ -188,4 +188,4 @@ def test_percent_and_zeros_are_said_here_too(store, foreign):
         np.mean([75, 62.5, 87.5, 50, 56.25, 93.75]) / 100
     )
     assert "clear/forward_transfer" not in metrics
-    assert "rows have to be written" in evaluate(*options, "--dry-run").output
+    assert "rows must be written" in evaluate(*options, "--dry-run").output

@@ -9,7 +9,7 @@ import result_files as files
 from click.testing import CliRunner
 
 from clear_mlflow import compare, load, track
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import assemble
 from clear_mlflow.store import names
@@ -68,7 +68,7 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     assert run.data.metrics["clear/in_domain_accuracy"] == np.mean([0.75, 0.875, 0.9375])
     assert "renate/forward_transfer" not in run.data.metrics
     assert str(matrix_file.parent) not in json.dumps(run.to_dictionary()["data"])
-    (verdict,) = Evaluation().over(store, [run])
+    (verdict,) = rescore_runs(store, [run])
     assert (verdict.action, verdict.detail) == ("unchanged", "3 of 3 rows")
     assert not verdict.is_problem
 

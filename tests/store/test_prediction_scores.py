@@ -46,7 +46,7 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     )
     assert score(store, run).action == "unchanged"
     for named in (True, False):
-        assert score(store, run, named=named).action == "unchanged"
+        assert score(store, run, explicit=named).action == "unchanged"
     assert histories(store, run.info.run_id) == logged
 
 
@@ -103,17 +103,17 @@ def test_predictions_that_were_removed_are_reported(store, experiment_id):
     """What was computed of them stays; a row whose predictions alone are gone leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
-    assert not score(store, run, named=True).is_problem
+    assert not score(store, run, explicit=True).is_problem
     logged = histories(store, run.info.run_id)
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [2]
     for _ in range(2):
         (predictions_folder(run) / "row_000.safetensors").unlink(missing_ok=True)
-        verdict = score(store, run, named=True)
+        verdict = score(store, run, explicit=True)
         assert verdict.is_problem
         assert "of 1 of 2 rows, they were there when" in verdict.detail
     for path in predictions_folder(run).rglob("*.safetensors"):
         path.unlink()
-    verdict = score(store, run, named=True)
+    verdict = score(store, run, explicit=True)
     assert (verdict.action, verdict.is_problem) == ("unchanged", True)
     assert "its predictions were left out: they were there when it was scored" in verdict.detail
     assert histories(store, run.info.run_id) == logged
@@ -128,8 +128,8 @@ def test_predictions_that_changed_are_scored_again(store, experiment_id):
     changed = found.probabilities[:, ::-1].copy()
     assert (changed != found.probabilities).any()
     file.write_bytes(replace(found, probabilities=changed).to_bytes())
-    assert score(store, run, named=True).action == "scored"
-    assert score(store, run, named=True).action == "unchanged"
+    assert score(store, run, explicit=True).action == "scored"
+    assert score(store, run, explicit=True).action == "unchanged"
     newer = [replace(metric, version=metric.version + 1) for metric in predicted.METRICS]
     assert not score(store, run, prediction_metrics=newer).scores.predicted.is_unread
 

@@ -13,8 +13,7 @@ from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring.computed import Scoring, compute
 from clear_mlflow.scoring.plan import write_scores
 from clear_mlflow.scoring.scores import read_scores, score
-from clear_mlflow.store.matrix_tag import StoredRows
-from clear_mlflow.store.rows import parse_rows
+from clear_mlflow.store.rows import StoredRows, parse_rows
 
 
 def steps_of(store, run_id):

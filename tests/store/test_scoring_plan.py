@@ -16,7 +16,7 @@ from clear_mlflow.scoring.beside import Beside
 from clear_mlflow.scoring.computed import Plan, Scores, Scoring, compute
 from clear_mlflow.scoring.plan import plan, plan_without_rows
 from clear_mlflow.store import names
-from clear_mlflow.store.matrix_tag import StoredRows
+from clear_mlflow.store.rows import StoredRows
 
 NUM_TEST = 50
 TAG_TEXTS = st.sampled_from([None, "rows"])

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
@@ -45,7 +45,7 @@ from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.scoring import plan
 from clear_mlflow.scoring.series import all_series
-from clear_mlflow.store import heartbeat
+from clear_mlflow.store import lease
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.tracking import run_recorder
 from clear_mlflow.tracking.lifecycle import close, result_of
@@ -139,13 +139,11 @@ def become(machine: Path, uri: str) -> None:
     MachineClock.file = machine / "clock"
     patch = pytest.MonkeyPatch()
     patch.setattr(socket, "gethostname", lambda: machine.name)
-    for module in (heartbeat, run_recorder):
-        patch.setattr(module, "datetime", MachineClock)
-    patch.setattr(heartbeat, "SILENCE", timedelta(seconds=3))
-    patch.setattr(heartbeat, "CLOCKS_DIFFER", timedelta(seconds=2))
-    patch.setattr(heartbeat, "WATCH_SECONDS", 1.5)
-    patch.setattr(heartbeat, "_LOOK_SECONDS", 0.3)
-    patch.setattr(run_recorder, "_HEARTBEAT_SECONDS", 0.4)
+    patch.setattr(lease, "_read_clock", lambda: MachineClock.now(timezone.utc))
+    patch.setattr(run_recorder, "datetime", MachineClock)
+    patch.setattr(lease, "EXPIRY_SECONDS", 3.0)
+    patch.setattr(lease, "_POLL_SECONDS", 0.3)
+    patch.setattr(run_recorder, "RENEW_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
     patch.setattr(plan, "heatmap_png", lambda matrix, title: PICTURE)
     no_route = MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
