@@ -189,8 +189,8 @@ def test_a_loops_rows_hold_its_score():
     assert (row.score, row.num_instances) == (RMSE, (9, 9, 9))
     assert row.cells[::2] == (2.5, 1e4)
     assert math.isnan(row.cells[1])
-    assert loop().facts["score"] == "rmse"
-    assert "score" not in describe_loop(buckets=3).facts
+    assert loop().grouping["score"] == "rmse"
+    assert "score" not in describe_loop(buckets=3).grouping
 
 
 @pytest.mark.parametrize(
