@@ -53,10 +53,16 @@ from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.learning.parameters.config import is_tuned
 from clear_mlflow.learning.parameters.logged import find_method_parameters, unlogged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
-from clear_mlflow.metrics._user import asked_metrics
-from clear_mlflow.metrics.from_predictions import Predictions
-from clear_mlflow.scoring.beside import Beside, read_anytime_scores, read_predictions
+from clear_mlflow.metrics import (
+    COST_METRICS,
+    METRICS,
+    PREDICTIONS,
+    Metric,
+    Predictions,
+    explain_undefined,
+    load_metrics,
+)
+from clear_mlflow.scoring.run_record import read_predictions, read_test_values
 from clear_mlflow.store import names
 from clear_mlflow.store.client import is_missing, mlflow_errors, preflight
 from clear_mlflow.store.compat import is_generated
@@ -113,21 +119,22 @@ def compare(
         TrackingError: the store does not answer, or lacks a run.
     """
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
-    own = asked_metrics(metrics)
-    if own.predictions:
-        raise ConfigError(
-            f"metric {own.predictions[0].name} is computed from predictions, and runs are compared "
-            "by metrics of the matrix; leave it out"
-        )
-    all_metrics = {metric.name: metric for metric in (*METRICS, *own.matrix)}
+    requested = load_metrics(metrics)
+    for metric in requested:
+        if metric.needs == PREDICTIONS:
+            raise ConfigError(
+                f"metric {metric.name} is computed from predictions, and runs are compared by "
+                "metrics of the matrix; leave it out"
+            )
+    all_metrics = {metric.name: metric for metric in (*METRICS, *requested)}
     if lower_is_better is not None:
-        metric = all_metrics.get(rank_by or "")
-        if metric is None or metric.higher_is_better is not None:
+        ranking = all_metrics.get(rank_by or "")
+        if ranking is None or ranking.higher_is_better is not None:
             raise ConfigError(
                 f"lower_is_better is {lower_is_better}, but rank_by is {rank_by}, whose direction "
                 "is known; leave lower_is_better out"
             )
-        all_metrics[metric.name] = replace(metric, higher_is_better=not lower_is_better)
+        all_metrics[ranking.name] = replace(ranking, higher_is_better=not lower_is_better)
     client = open_store()
     own_run = mark_run_of_project(client, names.KIND_COMPARE) if log else None
     found, named = chosen(client, runs, filter=filter)
@@ -189,7 +196,7 @@ def read_comparison(
     over_images: bool = True,
 ) -> tuple[Comparison, list[LeftOut], str]:
     """Read runs and compare them; gives, too, those left out, and the first one's experiment."""
-    metrics = tuple({m.name: m for m in (*metrics, *FAMILIES["cost"])}.values())
+    metrics = tuple({m.name: m for m in (*metrics, *COST_METRICS)}.values())
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
     rowless: list[RowlessRun] = []
@@ -208,13 +215,12 @@ def read_comparison(
         if not is_bundle(stored.run):
             experiment_id = experiment_id or stored.run.info.experiment_id
         try:
-            inside = read_anytime_scores(client, stored.run, stored.record)
+            test_values = read_test_values(client, stored.run, stored.record)
         except ClearError as error:
-            inside = Beside(problem=str(error))
-        if inside.problem is not None:
-            whose = cut(_name(stored.run))
-            refused.append(f"Tests inside buckets of {whose} are not used: {inside.problem}.")
-        subjects.append(_subject(stored.run, stored.record, {**stored.summary, **inside.summary}))
+            test_values = {}
+            run_name = cut(_name(stored.run))
+            refused.append(f"Tests inside buckets of {run_name} are not used: {error}.")
+        subjects.append(_subject(stored.run, stored.record, {**stored.summary, **test_values}))
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
@@ -291,7 +297,7 @@ def _failures(subjects: Sequence[Subject], metrics: Sequence[Metric]) -> Iterato
     first: dict[str, str] = {}
     runs: Counter[str] = Counter()
     for subject in subjects:
-        errors = undefined(subject.record.matrix, subject.record.protocol, metrics)
+        errors = explain_undefined(subject.record.matrix, subject.record.protocol, metrics)
         for name, error in errors.items():
             if isinstance(error, FailedMetricError):
                 first.setdefault(name, cut(str(error)))
@@ -311,8 +317,8 @@ def _correctness(
         if found is None:
             return subject, None, None
         # Right and wrong is what is compared: probabilities would be a hundred times as much.
-        answers = {row: replace(x, probabilities=None) for row, x in found.answers.items()}
-        return subject, replace(found, answers=answers), None
+        rows = {row: replace(x, probabilities=None) for row, x in found.rows.items()}
+        return subject, replace(found, rows=rows), None
     except ClearError as error:
         return subject, None, str(error)
 

@@ -18,12 +18,8 @@ from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.load import Runs, chosen, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.learning.parameters.logged import is_of_a_training
-from clear_mlflow.metrics import FAMILIES, anytime
-from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._user import asked_metrics
-from clear_mlflow.scoring.computed import Scores, Scoring
-from clear_mlflow.scoring.plan import write_scores
-from clear_mlflow.scoring.scores import read_scores
+from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_metrics
+from clear_mlflow.scoring import Scores, log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
 from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
@@ -39,9 +35,6 @@ from clear_mlflow.tracking.logged_models import log_models
 # an object store behind a database is slow in another way. Files on this machine are read faster
 # than threads take turns.
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
-
-_OF_MORE = {m.name for m in predicted.METRICS} | {m.name for m in anytime.METRICS}
-_OURS = {*FAMILIES, *(name.split("/")[0] for name in _OF_MORE)}
 
 
 def evaluate(
@@ -89,14 +82,13 @@ def evaluate_each(
     prepare: Callable[[MlflowClient, Run], object] | None = None,
 ) -> Iterator[ScoringResult]:
     """As :func:`evaluate`, run by run; *prepare* is called with each before its rows are read."""
-    own = asked_metrics(metrics.split(",") if isinstance(metrics, str) else metrics)
+    requested = load_metrics(metrics)
     client = open_store()
     found, named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
     evaluation = Evaluation(
         named=named,
         dry_run=dry_run,
-        metrics=own.matrix,
-        prediction_metrics=(*predicted.METRICS, *own.predictions),
+        metrics=requested,
         jobs=jobs,
         prepare=prepare,
     )
@@ -107,7 +99,7 @@ def evaluate_each(
             entries.append(result.to_dict())
         yield result
     if own_run and not dry_run:
-        log_results(client, own_run, entries)
+        log_outcomes(client, own_run, entries)
 
 
 @dataclass(frozen=True)
@@ -129,21 +121,22 @@ class ScoringResult:
 
     def to_dict(self) -> dict[str, object]:
         """What became of the run, with the values of its metrics, and why some have none."""
-        found = self.scores or Scores(run_id=self.run_id, run_name=self.run_name)
+        results = self.scores.results if self.scores is not None else {}
         return {
             "run_id": self.run_id,
             "run_name": self.run_name,
             "action": self.action,
             "detail": self.detail,
-            "metrics": {**dict.fromkeys(found.reasons), **found.summary},
-            "reasons": dict(found.reasons),
+            "metrics": {name: result.value for name, result in results.items()},
+            "reasons": {n: result.reason for n, result in results.items() if result.reason},
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Scoring):
-    """How runs are scored; *thorough* where they are named."""
+class Evaluation:
+    """How runs are scored."""
 
+    metrics: Sequence[Metric] = ()  # in addition to those of the families that a run logs
     # The runs were asked for one by one: each is read from its artifacts, and one without rows is
     # a problem. Found by a search, one of another program is only passed over.
     named: bool = False
@@ -209,34 +202,33 @@ class Evaluation(Scoring):
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
-        changed = abandoned or not scores.plan.is_empty
+        changed = abandoned or not scores.changes.is_empty
         return ScoringResult(
             run_id,
             name,
             "scored" if changed else "unchanged",
             "; ".join(notes),
             scores,
-            is_problem=bool(gaps or scores.problem is not None or scores.failed),
-            is_partial=scores.rows_state != "complete",
+            is_problem=bool(gaps or scores.stored.problem is not None)
+            or any(result.is_failed for result in scores.results.values()),
+            is_partial=scores.stored.rows_state != "complete",
             undefined=tuple(
-                name for name in _own_without_value(scores) if name not in scores.failed
+                result.name for result in _own_without_value(scores) if not result.is_failed
             ),
         )
 
     def _scored(self, client: MlflowClient, run: Run) -> Scores:
         if self.prepare is not None and not self.dry_run:
             self.prepare(client, run)
-        scores = read_scores(client, run, replace(self, thorough=self.named))
+        scores = read_scores(client, run, self.metrics, reread=self.named)
         if self.dry_run:
             return scores
-        if not scores.plan.is_empty:
-            with one_writer(client.tracking_uri):
-                write_scores(client, scores)
+        log_results(client, scores.stored, scores.results, scores.changes)
         log_models(client, run, scores)
         return scores
 
 
-def log_results(client: MlflowClient, run_id: str, entries: Sequence[dict[str, object]]) -> None:
+def log_outcomes(client: MlflowClient, run_id: str, entries: Sequence[dict[str, object]]) -> None:
     """Store what became of each run in the run that ``mlflow run -e evaluate`` itself opened."""
     counts = Counter(str(entry["action"]) for entry in entries)
     summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
@@ -268,18 +260,23 @@ def _describe(scores: Scores, gaps: Sequence[int], dry_run: bool) -> Iterator[st
     yield f"{scores.record.num_stored} of {scores.record.matrix.num_buckets} rows"
     if gaps:
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
-    if dry_run and not scores.plan.is_empty:
-        yield f"would write {scores.plan}"
-    elif scores.plan.points:
-        yield f"{len(scores.plan.points)} metric values logged"
-    if scores.plan.changed:
-        yield f"values changed: {', '.join(scores.plan.changed)}"
-    if scores.problem is not None:
-        yield scores.problem
+    if dry_run and not scores.changes.is_empty:
+        yield f"would write {scores.changes}"
+    elif scores.changes.points:
+        yield f"{len(scores.changes.points)} metric values logged"
+    if scores.changes.changed:
+        yield f"values changed: {', '.join(scores.changes.changed)}"
+    if scores.stored.problem is not None:
+        yield scores.stored.problem
     # A user's own metric was asked for: where it has no value, they want to know why.
-    for name in _own_without_value(scores):
-        yield f"{name} left out: {scores.reasons[name]}"
+    for result in _own_without_value(scores):
+        yield f"{result.name} left out: {result.reason}"
 
 
-def _own_without_value(scores: Scores) -> list[str]:
-    return [name for name in scores.reasons if name.split("/")[0] not in _OURS]
+def _own_without_value(scores: Scores) -> list[MetricResult]:
+    """Return the results of a user's own metrics that have no value."""
+    return [
+        result
+        for name, result in scores.results.items()
+        if result.reason and name.partition("/")[0] not in BUILT_IN_FAMILIES
+    ]

@@ -34,9 +34,9 @@ from clear_mlflow.importers import (
     recognise,
 )
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
-from clear_mlflow.scoring.families import families_tag
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics
+from clear_mlflow.scoring import score
+from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import put_row
@@ -130,7 +130,7 @@ class Importer:
         if (there := self._there.get(imported.digest)) is not None:
             detail = "its content was imported before (--again imports it once more)"
             return ImportedFile(label, *there, "there already", detail)
-        of_score(ALL_METRICS, imported.matrix.score)  # before a run is opened: is its name free
+        adapt_metrics(ALL_METRICS, imported.matrix.score)  # raises if that name is taken
         facts = self._facts_of(imported)
         # Each row says where it is from.
         origin: JSON = {"format": kind, "digest": imported.digest}
@@ -144,7 +144,7 @@ class Importer:
             names.IMPORTED_FROM_TAG: shown_file,
             names.IMPORT_FORMAT_TAG: kind,
             names.VERSION_TAG: __version__,
-            **families_tag(self.facts.families, {}),
+            **build_families_tag(self.facts.families, {}),
             **facts,
         }
         with mlflow_errors(f"open a run for {shown_file}"):
@@ -171,7 +171,7 @@ class Importer:
         if not self._again:
             self._there[imported.digest] = run_id, name
         rows = f"{imported.matrix.num_rows} of {imported.matrix.num_buckets} rows"
-        detail = f"{rows}, {len(scores.summary)} metrics"
+        detail = f"{rows}, {len(scores.results.values_by_name)} metrics"
         return ImportedFile(label, run_id, name, "imported", detail)
 
     def _facts_of(self, imported: Imported) -> dict[str, str]:

@@ -41,14 +41,19 @@ from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.journal import TAGS_JSON
 from clear_mlflow.journal.resend import send_left_journals
-from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
-from clear_mlflow.metrics._results import MetricResults, scores
+from clear_mlflow.metrics import (
+    ALL_METRICS,
+    DEFAULT_FAMILIES,
+    MetricResults,
+    adapt_metrics,
+    scores,
+    split_families,
+)
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
-from clear_mlflow.scoring.beside import read_tests
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.families import families_tag
+from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring.run_record import build_families_tag, read_tests
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
@@ -95,8 +100,8 @@ class LoopRun:
     ) -> None:
         self._facts = facts
         self._shared_run_id = run_id
-        self._families = family_names(metrics if isinstance(metrics, str) else ",".join(metrics))
-        of_score(ALL_METRICS, facts.score)  # refuses a name that cannot be part of theirs
+        self._families = split_families(metrics if isinstance(metrics, str) else ",".join(metrics))
+        adapt_metrics(ALL_METRICS, facts.score)  # refuses a name that cannot be part of theirs
         self._run_name = run_name
         self._writer: RunWriter | None = None
         self._joined = False
@@ -372,7 +377,7 @@ class LoopRun:
             return MetricResults()
         if self._scores is None:
             return scores(self.matrix, self._facts.protocol, self._families)
-        return self._scores.results()
+        return self._scores.results
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
         """The cells that are evidence, as :meth:`AccuracyMatrix.plot`."""
@@ -381,7 +386,7 @@ class LoopRun:
     def _repr_html_(self) -> str:
         if (record := self._record) is None:
             return run_html(repr(self), None)
-        return run_html(self._name, record.evidence, self.metrics.values(), self._links)
+        return run_html(self._name, record.masked_matrix, self.metrics.values(), self._links)
 
     def __str__(self) -> str:
         if (record := self._record) is None:
@@ -471,7 +476,7 @@ class LoopRun:
             names.KIND_TAG: names.KIND_TRAIN,
             names.VERSION_TAG: __version__,
             names.SOFTWARE_TAG: software(),
-            **families_tag(self._families, run.data.tags),
+            **build_families_tag(self._families, run.data.tags),
         }
         if names.ERROR_TAG in run.data.tags:  # of an earlier try
             client.delete_tag(run_id, names.ERROR_TAG)

@@ -23,11 +23,11 @@ from clear_mlflow.journal.journal import TAGS_JSON, Entry
 from clear_mlflow.journal.resend import StoredSteps, lacking
 from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.metrics import of_families, with_costs
+from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
-from clear_mlflow.scoring.plan import to_metrics
-from clear_mlflow.scoring.series import Point, milliseconds, values_at
+from clear_mlflow.scoring.run_log import Point, evaluate_step, to_mlflow_metrics
+from clear_mlflow.scoring.run_record import to_milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
@@ -142,12 +142,14 @@ class RunWriter:
                 self.write_tags({names.ROWS_TAG: "partial"})
             self.rows[row.row] = row  # from here on all of it is on the disk
             matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
-            time = milliseconds(record.written_at)
+            time = to_milliseconds(record.written_at)
             begin = names.bucket_series(row.score.name)
-            values = values_at(
-                matrix, row.row, with_costs(of_families(self.families), matrix), begin
+            values = evaluate_step(
+                matrix, row.row, add_cost_metrics(get_family_metrics(self.families), matrix), begin
             )
-            metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
+            metrics = to_mlflow_metrics(
+                Point(n, value, time, row.row) for n, value in values.items()
+            )
             points = self._append_points(self._in_order(metrics, row.row))
         finally:  # whatever happens, what is on the disk is sent
             self._deliver(points)

@@ -26,8 +26,7 @@ from clear_mlflow.journal.journal import (
     read_origin,
 )
 from clear_mlflow.journal.resend import send_waiting
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.scores import read_scores, score
+from clear_mlflow.scoring import Scores, read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store, mlflow_errors, preflight, switch_store
 from clear_mlflow.store.heartbeat import is_abandoned, is_trainer

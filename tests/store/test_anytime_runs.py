@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from anytime_courses import inside_bucket
+from clear_mlflow.metrics._common import over_course
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
@@ -16,8 +17,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import anytime
-from clear_mlflow.metrics._common import over_course
-from clear_mlflow.scoring.scores import read_scores, score
+from clear_mlflow.scoring import read_scores, score
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.live_run import live_run
 from clear_mlflow.server.run_state import state_of
@@ -266,7 +266,7 @@ def test_a_comparison_has_their_metrics(store, finished):
         store.log_metric(finished.info.run_id, name, value, step=4)
     again = comparison_of(store, [store.get_run(finished.info.run_id)])
     assert {n: again.groups[0].metrics[n].mean for n in EXPECTED} == logged
-    store.delete_tag(finished.info.run_id, names.ANYTIME_SCORED_TAG)
+    store.delete_tag(finished.info.run_id, names.SCORED_TAG)
     unscored = comparison_of(store, [store.get_run(finished.info.run_id)])
     assert {n: unscored.groups[0].metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from clear_mlflow.metrics._common import evaluated
 from click.testing import CliRunner
 from kept_predictions import kept_run, predictions_folder, score
 from stored_runs import histories
@@ -19,7 +20,6 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._common import evaluated
 from clear_mlflow.scoring import beside as tracked
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
@@ -36,7 +36,7 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [1, 2]
     record = assemble(read_rows(store, run))
     found = tracked.read_predictions(store, run, record)
-    correct = [answer.correct(found.images) for answer in found.answers.values()]
+    correct = [answer.correct(found.images) for answer in found.rows.values()]
     assert np.array_equal(np.divide(correct, found.images.num_instances)[1:], record.matrix.values)
     values = store.get_run(run.info.run_id).data.metrics
     for name, value in evaluated(found, predicted.METRICS)[0].items():
@@ -150,7 +150,7 @@ def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, m
                 return matrix.values.min()
 
             def share_of_first_class(predictions):
-                return (predictions.of_row(predictions.k).labels == 0).mean()
+                return (predictions.get_row(predictions.k).labels == 0).mean()
 
             def broken(matrix):
                 return {}["x"]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from clear_mlflow.scoring.plan import write_scores
 from courses import series
 from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import NUM_TEST
@@ -10,9 +11,7 @@ from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.scoring.computed import Scoring, compute
-from clear_mlflow.scoring.plan import write_scores
-from clear_mlflow.scoring.scores import read_scores, score
+from clear_mlflow.scoring import Scoring, compute, read_scores, score
 from clear_mlflow.store.matrix_tag import StoredRows
 from clear_mlflow.store.rows import parse_rows
 

@@ -5,6 +5,7 @@ import math
 import random
 from types import SimpleNamespace
 
+from clear_mlflow.scoring.plan import plan, plan_without_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,9 +13,8 @@ from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.scoring.beside import Beside
-from clear_mlflow.scoring.computed import Plan, Scores, Scoring, compute
-from clear_mlflow.scoring.plan import plan, plan_without_rows
+from clear_mlflow.scoring import Plan, Scores, Scoring, compute
+from clear_mlflow.scoring.run_record import Beside
 from clear_mlflow.store import names
 from clear_mlflow.store.matrix_tag import StoredRows
 

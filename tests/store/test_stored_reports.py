@@ -26,7 +26,7 @@ def data_of(run):
 def forget(store, run):
     """Leave a run all but its page."""
     page_file(run).unlink()
-    store.delete_tag(run.info.run_id, names.REPORT_TAG)
+    store.delete_tag(run.info.run_id, names.SCORED_TAG)
 
 
 def test_a_training_leaves_its_page(store, experiment_id):

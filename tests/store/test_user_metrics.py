@@ -13,14 +13,14 @@ from courses import explain
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.metrics import METRICS, summarize
-from clear_mlflow.metrics._user import load_own_metrics
+from clear_mlflow.metrics._user import load_custom_metrics
 
 MATRIX = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
 MODULE = """
 import numpy as np
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import Metric
-from clear_mlflow.metrics.from_predictions import PredictionMetric
+from clear_mlflow.metrics import PredictionMetric
 
 def worst(matrix):
     return matrix.values.min()
@@ -59,7 +59,7 @@ other = lambda m: 0.5
 number = 3
 named = Metric(name="mylab/worst", function=worst, higher_is_better=False, version=4)
 rival = Metric(name="mylab/worst", function=whole)
-of_answers = PredictionMetric(name="mylab/answers", function=answers)
+of_answers = Metric(needs="predictions", name="mylab/answers", function=answers)
 taken = Metric(name="renate/forgetting", function=worst)
 squatting = Metric(name="calibration/mine", function=worst)
 strange = Metric(name="../x", function=worst)
@@ -86,7 +86,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lab")
 def test_functions_are_named_by_package_and_function() -> None:
     """What it takes says over what it is; an attribute of an attribute is found, too."""
-    own = load_own_metrics(
+    own = load_custom_metrics(
         [f"lab_module:{name}" for name in ("worst", "answers", "whole", "Group.inside", "worst")]
     )
     assert [m.name for m in own.matrix] == [
@@ -113,7 +113,7 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path / "installed")
     monkeypatch.chdir(tmp_path / "here")
     before = list(sys.path)
-    (metric,) = load_own_metrics(["lab_examples.own:value"]).matrix
+    (metric,) = load_custom_metrics(["lab_examples.own:value"]).matrix
     assert metric.function(MATRIX) == 0.2
     assert sys.path == before
 
@@ -121,7 +121,7 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
 @pytest.mark.usefixtures("lab")
 def test_a_family_is_named_as_one() -> None:
     """A module as those of this package, with directions and versions; it pickles, for workers."""
-    own = load_own_metrics(["lab_module:METRICS"])
+    own = load_custom_metrics(["lab_module:METRICS"])
     assert own.names == ("mylab/worst", "mylab/whole", "mylab/answers")
     assert (own.matrix[0].higher_is_better, own.matrix[0].version) == (False, 4)
     copied = pickle.loads(pickle.dumps(own))
@@ -132,7 +132,7 @@ def test_a_family_is_named_as_one() -> None:
 def test_a_functions_mistakes_are_told_with_its_name() -> None:
     """And stop no other metric; a reason that it gives itself is told as it is."""
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
-    own = load_own_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
+    own = load_custom_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
     assert summarize(MATRIX, "iid", (*METRICS, *own.matrix)).keys() > {"lab_module/worst"}
     told = explain(MATRIX, "iid", own.matrix)
     assert told == {
@@ -177,7 +177,7 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
 def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) -> None:
     """Before any run is looked at, with what to do about it."""
     with pytest.raises(ConfigError) as caught:
-        load_own_metrics(reference.split(","))
+        load_custom_metrics(reference.split(","))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -188,5 +188,5 @@ def test_a_function_may_take_further_arguments_that_nobody_has_to_pass(tmp_path,
         "def best(matrix, *args, scale=1.0, **options):\n    return scale * matrix.values.max()\n"
     )
     monkeypatch.chdir(tmp_path)
-    (metric,) = load_own_metrics(["lab_optional:best"]).matrix
+    (metric,) = load_custom_metrics(["lab_optional:best"]).matrix
     assert metric.function(MATRIX) == 0.9

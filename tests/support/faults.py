@@ -44,7 +44,7 @@ from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, TrainingState, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.scoring import plan
-from clear_mlflow.scoring.series import all_series
+from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import heartbeat
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.tracking import run_writer
@@ -371,7 +371,7 @@ class Trial:
             elif RowRecord.from_json(text.decode(), source="row").row != row(number):
                 found.overwritten.append(f"{run_id} row {number} is another")
         matrix = AccuracyMatrix.from_rows([row(number) for number in range(len(BUCKETS) + 1)])
-        for name, steps in all_series(matrix, series(matrix)).items():
+        for name, steps in collect_series(matrix, series(matrix)).items():
             stored = self._client.get_metric_history(run_id, name)
             times = Counter((point.step, point.value) for point in stored)
             expected = Counter(steps.items())
