@@ -42,7 +42,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.rows import is_same_row, read_row_files, row_sizes
+from clear_mlflow.store.rows import is_same_row, list_row_sizes, read_row_files
 from clear_mlflow.store.search import MissingRun
 
 BUNDLE_JSON = "bundle.json"
@@ -195,7 +195,7 @@ def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
     folder = ArtifactFolder(client, run).local if is_bundle(run) else None
     num_files = 0 if folder is None else len(_files(folder))
     metadata = sorted(run.data.params.items()), sorted(run.data.tags.items())
-    return len(row_sizes(client, run)), folder is None, num_files, metadata
+    return len(list_row_sizes(client, run)), folder is None, num_files, metadata
 
 
 def _describe_source(run: Run) -> str:
@@ -236,11 +236,11 @@ def _fetch(client: MlflowClient, run: Run, folder: Path) -> None:
     for place, pattern in _FOLDERS.items():
         stored = ArtifactFolder(client, run, place)
         with mlflow_errors(f"read the artifacts of run {run.info.run_id}"):
-            wanted = [name for name in stored.sizes() if re.fullmatch(pattern, name)]
+            wanted = [name for name in stored.list_sizes() if re.fullmatch(pattern, name)]
             for name in wanted:
                 (folder / place).mkdir(parents=True, exist_ok=True)
-                with stored.scratch() as scratch:
-                    content = read_bytes(stored.file(name, scratch), MAX_PREDICTIONS_BYTES)
+                with stored.open_scratch() as scratch:
+                    content = read_bytes(stored.fetch_file(name, scratch), MAX_PREDICTIONS_BYTES)
                 (folder / place / name).write_bytes(content)
     if not _files(folder / ROWS_FOLDER):
         raise RecordError(f"run {run.info.run_id} holds no rows; a bundle is of some")

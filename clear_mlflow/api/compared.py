@@ -1,35 +1,97 @@
-"""A comparison as an object: tables for papers, figures, and the page."""
+"""Read runs for a comparison, store a comparison in a run, and the comparison as an object."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+import json
+import shlex
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from mlflow import MlflowClient
+from mlflow.entities import Metric as MlflowMetric
+from mlflow.entities import Param, Run, RunTag
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
+from mlflow.utils.time import get_current_time_millis
+
+from clear_mlflow.api.bundle import is_bundle
+from clear_mlflow.api.load import Runs, chosen, open_store, those_there
+from clear_mlflow.api.run import Run as ApiRun
+from clear_mlflow.comparison.arrangement import arrange, default_group_by, only_score
+from clear_mlflow.comparison.arrangement import at_equal as select_equal_runs
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.figures import course_figure
+from clear_mlflow.comparison.build import compare as compare_groups
+from clear_mlflow.comparison.figures import course_figure, figures
+from clear_mlflow.comparison.groups import NOT_SAID, cut
+from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.subjects import RowlessRun, Subject
 from clear_mlflow.comparison.tables import (
     comparison_dict,
     latex_table,
+    leader_numbers,
+    leaderboard_csv,
+    leaderboard_json,
     leaders_frame,
     markdown_table,
     metrics_frame,
     verdicts_frame,
 )
 from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
+from clear_mlflow.grids.next_grids import next_grids
+from clear_mlflow.learning.parameters.config import is_tuned
+from clear_mlflow.learning.parameters.logged import find_method_parameters, unlogged_parameters
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.metrics import (
+    COST_METRICS,
+    METRICS,
+    PREDICTIONS,
+    Metric,
+    Predictions,
+    explain_undefined,
+    load_metrics,
+)
 from clear_mlflow.report.terminal_tables import as_text
+from clear_mlflow.scoring.run_record import read_predictions, read_test_values
+from clear_mlflow.store import names
+from clear_mlflow.store.client import is_missing_store, map_in_threads, mlflow_errors, preflight
+from clear_mlflow.store.compat import is_generated_name
+from clear_mlflow.store.matrices import NO_ROWS, read_matrices
+from clear_mlflow.store.search import MissingRun, get_or_create_experiment, tag_project_run
+from clear_mlflow.store.ui_urls import (
+    format_artifact_link,
+    format_comparison_links,
+    make_run_url_builder,
+)
+from clear_mlflow.tracking.lifecycle import create_run, end
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+# Ids have 32 characters, and MLflow silently truncates a tag at 8,000. An artifact lists all ids.
+_MAX_LISTED_IDS = 200
+_MAX_NAME_LENGTH = 120
+_READ_JOBS = 8  # runs whose predictions are read at a time
+
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that was chosen and is not compared."""
+    """A run that was chosen but is not compared, and the reason."""
 
     run_id: str
     run_name: str
@@ -38,15 +100,15 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False)
 class ComparedRuns:
-    """Runs side by side, in groups of seeds; :func:`clear_mlflow.compare` gives it.
+    """A comparison of runs, in groups of seeds, as :func:`clear_mlflow.compare` returns it.
 
     A notebook shows the comparison's page, ``print`` its tables.
 
     Attributes:
         comparison: groups, tests and warnings, as they were computed.
-        left_out: runs that were chosen and are not compared, with the reason.
-        run_id: of the MLflow run that holds it; None where it was not stored.
-        links: lines that say where to look at it.
+        left_out: runs that were chosen but are not compared, with the reason.
+        run_id: id of the MLflow run that stores the comparison, or None if it was not stored.
+        links: lines that tell where to look at that run.
     """
 
     comparison: Comparison
@@ -55,26 +117,26 @@ class ComparedRuns:
     links: tuple[str, ...] = ()
 
     def leaderboard(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
-        """A line for each group, best first: seeds, and the mean of each metric over them.
+        """Return a row for each group, best first: seeds, and the mean of each metric over them.
 
         Args:
-            metrics: by name; the metric that ranks and those named most often when not given.
+            metrics: names of metrics. None: the metric of the ranking and the usual ones.
         """
         return leaders_frame(self.comparison, metrics)
 
     def verdicts(self) -> DataFrame:
-        """A line for each pair: which is better, by how much, interval and p.
+        """Return a row for each pair: which is better, by how much, interval and p.
 
-        Both are adjusted for all comparisons: they are what to cite.
+        Intervals and p are adjusted for all comparisons, so they can be cited.
         """
         return verdicts_frame(self.comparison)
 
     def to_frame(self) -> DataFrame:
-        """A line for each group and metric: mean, std, low, high (95 %, over seeds) and n."""
+        """Return a row for each group and metric: mean, std, low, high (95 %, over seeds) and n."""
         return metrics_frame(self.comparison)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it; docs/json.md describes the fields."""
+        """Return the comparison for JSON; docs/json.md describes the fields."""
         return {
             **comparison_dict(self.comparison),
             "left_out": [asdict(run) for run in self.left_out],
@@ -83,32 +145,32 @@ class ComparedRuns:
         }
 
     def to_latex(self, metrics: str | Sequence[str] | None = None) -> str:
-        """The leaderboard as a table of LaTeX's booktabs: mean ± deviation, the best in bold."""
+        """Return the leaderboard as a LaTeX booktabs table: mean ± deviation, best in bold."""
         return latex_table(self.comparison, metrics)
 
     def to_markdown(self, metrics: str | Sequence[str] | None = None) -> str:
-        """The leaderboard in Markdown: mean ± deviation, the best in bold."""
+        """Return the leaderboard in Markdown: mean ± deviation, best in bold."""
         return markdown_table(self.comparison, metrics)
 
     def plot(self, metric: str | None = None, *, width: float | None = None) -> Figure:
-        """A metric over the buckets, a line for each group: mean over seeds, 95 % interval.
+        """Plot a metric over the buckets, a line for each group: mean over seeds, 95 % interval.
 
         Args:
-            metric: by name; the one that ranks when not given.
-            width: in inches, 1.5 at least; 5 when not given. Texts have 8 points at any width.
+            metric: name of a metric. None: the metric of the ranking.
+            width: width in inches, at least 1.5. None: 5. Letters have 8 points at any width.
 
         Raises:
-            ConfigError: the metric is none of the matrix, or the width is too small.
+            ConfigError: the metric is not computed from the matrix, or the width is too small.
         """
         return course_figure(self.comparison, metric, width=width)
 
     def page(self) -> str:
-        """The page, to be kept as a file."""
+        """Return the comparison as a self-contained HTML page."""
         footer = f"clear_mlflow {__version__}"
         return comparison_page(self.comparison, title="Comparison", footer=footer)
 
     def _repr_html_(self) -> str:
-        # In a frame of its own: its style stays there, and so does its script.
+        # In its own frame, so that its style and script do not affect the notebook.
         return (
             f'<iframe srcdoc="{html.escape(self.page())}" sandbox="allow-scripts" '
             'style="width:100%;height:720px;border:0" title="Comparison"></iframe>'
@@ -119,3 +181,428 @@ class ComparedRuns:
 
     def __repr__(self) -> str:
         return f"ComparedRuns({len(self.comparison.subjects)} runs)"
+
+
+def compare_chosen_runs(
+    runs: Runs,
+    *,
+    filter: str | None,  # noqa: A002
+    group_by: str | Sequence[str],
+    rank_by: str,
+    lower_is_better: bool | Literal["auto"],
+    metrics: str | Sequence[Any],
+    baseline: str | None,
+    margin: float | None,
+    at_equal: str | None,
+    log: bool,
+) -> ComparedRuns:
+    """Compare runs of the store, and store the result; see :func:`clear_mlflow.compare`."""
+    metrics = metrics.split(",") if isinstance(metrics, str) else metrics
+    requested = load_metrics(metrics)
+    for metric in requested:
+        if metric.needs == PREDICTIONS:
+            raise ConfigError(
+                f"metric {metric.name} is computed from predictions, and runs are compared by "
+                "metrics of the matrix; leave it out"
+            )
+    all_metrics = {metric.name: metric for metric in (*METRICS, *requested)}
+    if lower_is_better != AUTO:
+        ranking = all_metrics.get(rank_by)
+        if ranking is None or ranking.higher_is_better is not None:
+            raise ConfigError(
+                f"lower_is_better is {lower_is_better}, but rank_by is {rank_by}, whose direction "
+                "is known; leave lower_is_better out"
+            )
+        all_metrics[ranking.name] = replace(ranking, higher_is_better=not lower_is_better)
+    client = open_store()
+    project_run_id = tag_project_run(client, names.KIND_COMPARE) if log else None
+    selected, are_named = chosen(client, runs, filter=filter)
+    selected_runs = list(selected)
+    compared = read_comparison(
+        client,
+        selected_runs,
+        group_by=_split_group_by(group_by),
+        rank_by=None if rank_by == AUTO else rank_by,
+        metrics=tuple(all_metrics.values()),
+        baseline=baseline,
+        margin=margin,
+        at_equal=at_equal,
+        explicit=are_named,
+    )
+    if not log:
+        return compared
+    if is_missing_store(client.tracking_uri):
+        client = preflight()  # only bundles were compared, and the store does not exist yet
+    compared_ids = {subject.run_id for subject in compared.comparison.subjects}
+    experiment_ids = (
+        run.info.experiment_id
+        for run in selected_runs
+        if isinstance(run, Run) and run.info.run_id in compared_ids and not is_bundle(run)
+    )
+    experiments = [runs] if isinstance(runs, (str, Path, ApiRun)) else (runs or ())
+    options = {
+        "runs": None if are_named else ",".join(map(str, experiments)),
+        "filter": filter,
+        "metrics": ",".join(name if isinstance(name, str) else "own" for name in metrics),
+        "baseline": baseline,
+        "margin": None if margin is None else f"{margin:.15g}",
+        "at_equal": at_equal,
+        "lower_is_better": None if lower_is_better == AUTO else str(lower_is_better),
+    }
+    run = write_comparison(
+        client,
+        compared,
+        experiment_id=next(experiment_ids, None) or get_or_create_experiment(client),
+        run_id=project_run_id,
+        params={
+            "group_by": ",".join(compared.comparison.group_by) or NONE,
+            "rank_by": rank_by,
+            **{name: value for name, value in options.items() if value},
+        },
+    )
+    links = tuple(format_comparison_links(client, run))
+    return replace(compared, run_id=str(run.info.run_id), links=links)
+
+
+def _split_group_by(group_by: str | Sequence[str]) -> Sequence[str] | None:
+    """Return names of labels; () for none, and None for auto."""
+    labels = group_by.split(",") if isinstance(group_by, str) else tuple(group_by)
+    special: dict[tuple[str, ...], Sequence[str] | None] = {(AUTO,): None, (NONE,): ()}
+    return special.get(tuple(labels), labels)
+
+
+def read_comparison(
+    client: MlflowClient,
+    runs: Iterable[Run | MissingRun],
+    *,
+    group_by: Sequence[str] | None,
+    rank_by: str | None = None,
+    baseline: str | None = None,
+    margin: float | None = None,
+    metrics: Sequence[Metric] = METRICS,
+    at_equal: str | None = None,
+    explicit: bool,
+    read_files: bool | None = None,
+    over_images: bool = True,
+) -> ComparedRuns:
+    """Read the matrices of runs and compare them, without storing the result.
+
+    Args:
+        client: client of the store.
+        runs: stored runs, and placeholders of runs that the store lacks.
+        group_by: labels; () to make each run its own group, None for the default labels.
+        rank_by: name of the metric that ranks, or None for the default.
+        baseline: name or label of the group that all others are tested against, or None.
+        margin: largest difference that does not matter, in percentage points or the score's unit.
+        metrics: metrics of the matrix; those of costs are added.
+        at_equal: cost that compared runs must share within 1 %, or None.
+        explicit: True if the user named the runs one by one: a run without rows is then listed as
+            left out, and runs with different scores are an error.
+        read_files: read row artifacts instead of tags; None to do so only for unscored runs.
+        over_images: test single runs over their test images, which reads their predictions.
+
+    Raises:
+        ConfigError: no run has rows, or an argument has an invalid value.
+        TrackingError: the store cannot be reached, or lacks a run.
+    """
+    metrics = tuple({metric.name: metric for metric in (*metrics, *COST_METRICS)}.values())
+    left_out: list[LeftOut] = []
+    subjects: list[Subject] = []
+    rowless: list[RowlessRun] = []
+    warnings: list[str] = []
+    existing_runs = those_there(runs, "compare")
+    bundles = {run.info.run_id: run for run in existing_runs if is_bundle(run)}
+    for stored in read_matrices(client, existing_runs, metrics=metrics, read_files=read_files):
+        run, record = stored.run, stored.record
+        if record is None:
+            reason = str(stored.problem)
+            if reason == NO_ROWS and _has_diverged(run):
+                rowless.append(_build_rowless_run(run))
+            elif reason != NO_ROWS or explicit:
+                left_out.append(LeftOut(run.info.run_id, _get_name(run), reason))
+            continue
+        try:
+            test_values = read_test_values(client, run, record)
+        except ClearError as error:
+            test_values = {}
+            name = cut(_get_name(run))
+            warnings.append(f"Tests inside buckets of {name} are not used: {error}.")
+        subjects.append(_build_subject(run, record, {**stored.summary, **test_values}))
+    if not subjects:
+        reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
+        raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
+    if group_by is None:
+        group_by = default_group_by(subjects, rowless)
+    notes = [
+        f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
+    ]
+    if not explicit:
+        subjects, other_scores = _keep_most_common_score(subjects)
+        notes += other_scores
+    if at_equal is not None:
+        subjects, unequal = select_equal_runs(subjects, at_equal, group_by)
+        notes += unequal
+    arrangement = arrange(
+        subjects,
+        group_by,
+        rank_by=rank_by,
+        baseline=baseline,
+        margin=_convert_margin(margin, only_score(subjects)) if margin is not None else None,
+        rowless=rowless,
+        metrics=metrics,
+        tuned=filter(is_tuned, group_by),
+    )
+    predictions_by_run = {}
+    tested_over_images = arrangement.wants_predictions() if over_images else []
+    read = partial(_read_correctness, client, bundles)
+    for subject, predictions, problem in map_in_threads(read, tested_over_images, _READ_JOBS):
+        if predictions is not None:
+            predictions_by_run[subject.run_id] = predictions
+        elif problem is not None:
+            warnings.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
+    comparison = compare_groups(arrangement, predictions_by_run)
+    all_warnings = (
+        *notes,
+        *dict.fromkeys(warnings),
+        *_describe_failed_metrics(subjects, metrics),
+        *comparison.warnings,
+    )
+    return ComparedRuns(replace(comparison, warnings=all_warnings), tuple(left_out))
+
+
+def _keep_most_common_score(subjects: list[Subject]) -> tuple[list[Subject], list[str]]:
+    """Return the runs that have the most common score, and a sentence on each other score."""
+    by_score: dict[Score, list[Subject]] = {}
+    for subject in subjects:
+        by_score.setdefault(subject.record.matrix.score, []).append(subject)
+    most_common = max(by_score, key=lambda score: len(by_score[score]))
+    sentences = [
+        f"{len(runs)} run{'s are' if len(runs) > 1 else ' is'} left out because the score is "
+        f"{score.name} ({score.better} is better), while {most_common.name} is compared."
+        for score, runs in by_score.items()
+        if score != most_common
+    ]
+    return by_score[most_common], sentences
+
+
+def _convert_margin(margin: float, score: Score) -> float:
+    """Return a margin in the score's unit: percentage points become a fraction."""
+    maximum, unit = (
+        (100, "percentage points") if score.is_accuracy else (sys.float_info.max, "a number")
+    )
+    if not isinstance(margin, Real) or not 0 < margin <= maximum:
+        raise ConfigError(
+            f"margin is {safe_repr(margin)}; expected {unit} above 0, for example 1 or 0.5"
+        )
+    return margin / 100 if score.is_accuracy else margin
+
+
+def _describe_failed_metrics(
+    subjects: Sequence[Subject], metrics: Sequence[Metric]
+) -> Iterator[str]:
+    """Yield a sentence for each of the user's metrics that failed on a run, with one reason."""
+    reasons: dict[str, str] = {}
+    num_runs: Counter[str] = Counter()
+    for subject in subjects:
+        errors = explain_undefined(subject.record.matrix, subject.record.protocol, metrics)
+        for name, error in errors.items():
+            if isinstance(error, FailedMetricError):
+                reasons.setdefault(name, cut(str(error)))
+                num_runs[name] += 1
+    for name, reason in reasons.items():
+        yield f"{name} is left out of {num_runs[name]} of {len(subjects)} runs: {reason}."
+
+
+def _read_correctness(
+    client: MlflowClient, bundles: Mapping[str, Run], subject: Subject
+) -> tuple[Subject, Predictions | None, str | None]:
+    """Return predictions without probabilities, or None with the reason if they are unusable."""
+    try:
+        with mlflow_errors(f"read run {subject.run_id}"):
+            run = bundles.get(subject.run_id) or client.get_run(subject.run_id)
+        predictions = read_predictions(client, run, subject.record)
+        if predictions is None:
+            return subject, None, None
+        # Only right or wrong is compared; probabilities would take a hundred times the memory.
+        rows = {row: replace(x, probabilities=None) for row, x in predictions.rows.items()}
+        return subject, replace(predictions, rows=rows), None
+    except ClearError as error:
+        return subject, None, str(error)
+
+
+def _get_name(run: Run) -> str:
+    return str(run.info.run_name or run.info.run_id)
+
+
+def _has_diverged(run: Run) -> bool:
+    return bool(run.data.tags.get(names.DIVERGED_TAG) == "true")
+
+
+def _build_subject(run: Run, record: Record, summary: Mapping[str, float]) -> Subject:
+    test_conditions = {
+        "dataset": record.dataset.name,
+        "protocol": record.protocol,
+        "split": record.split,
+        "seed": "none" if record.seed is None else str(record.seed),
+    }
+    return Subject(
+        run_id=run.info.run_id,
+        name=_get_name(run),
+        record=record,
+        summary=summary,
+        labels={**test_conditions, **_get_labels(run)},
+        method_params=find_method_parameters(_get_params(run), NOT_SAID),
+        params=_get_params(run),
+        diverged=_has_diverged(run),
+        test_every=run.data.tags.get(names.ANYTIME_TAG),
+    )
+
+
+def _build_rowless_run(run: Run) -> RowlessRun:
+    labels = _get_labels(run)
+    seed = labels.get("seed", "")
+    return RowlessRun(
+        run_id=run.info.run_id,
+        name=_get_name(run),
+        seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
+        labels=labels,
+        method_params=find_method_parameters(_get_params(run), NOT_SAID),
+    )
+
+
+def _get_labels(run: Run) -> dict[str, str]:
+    """Return what a run can be grouped by: its parameters and its tags."""
+    params, tags = run.data.params, run.data.tags
+    return {
+        **unlogged_parameters(params),
+        **_get_params(run),
+        **{n: tag for n, tag in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
+        # The value that a run used overrides the requested one, which may be "auto".
+        **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
+        **find_method_parameters(_get_params(run), NOT_SAID),
+    }
+
+
+def _get_params(run: Run) -> dict[str, str]:
+    """Return parameters without the shell quotes that ``mlflow run`` adds (mlflow #6811)."""
+    return {name: _remove_shell_quotes(value) for name, value in run.data.params.items()}
+
+
+def _remove_shell_quotes(value: str) -> str:
+    with suppress(ValueError):
+        words = shlex.split(value)
+        if len(words) == 1 and shlex.quote(words[0]) == value:
+            return words[0]
+    return value
+
+
+def write_comparison(
+    client: MlflowClient,
+    compared: ComparedRuns,
+    *,
+    experiment_id: str,
+    run_id: str | None = None,
+    params: Mapping[str, str],
+) -> Run:
+    """Store a comparison in a new run, which is closed, or in an existing run, which stays open.
+
+    Raises TrackingError if the store cannot be written; a new run is then closed as FAILED.
+    """
+    comparison = compared.comparison
+    name, opened_run_id = build_comparison_name(comparison), run_id
+    now = get_current_time_millis()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="clear_mlflow_"))
+        # Before a run is opened, so that an error here leaves no empty run.
+        _write_files(compared, Path(folder), name, make_run_url_builder(client.tracking_uri))
+        stack.enter_context(mlflow_errors("store the comparison"))
+        if opened_run_id is None:
+            tags = {names.KIND_TAG: names.KIND_COMPARE}
+            opened_run_id = create_run(client, experiment_id, name, tags)
+        status: Literal["FINISHED", "FAILED"] = "FAILED"
+        try:
+            run = client.get_run(opened_run_id)
+            tags = _build_tags(comparison, format_artifact_link(run, names.COMPARISON_PAGE))
+            if run_id is not None and is_generated_name(run.info.run_name):
+                tags[MLFLOW_RUN_NAME] = name
+            client.log_batch(
+                opened_run_id,
+                metrics=[
+                    # Their own prefix: a list of runs shows them next to metrics of trained runs.
+                    MlflowMetric(f"{names.LEADER_METRICS}{metric}", value, now, 0)
+                    for metric, value in leader_numbers(comparison).items()
+                ],
+                params=[Param(k, v) for k, v in params.items() if k not in run.data.params],
+                tags=[RunTag(key, value) for key, value in tags.items()],
+            )
+            client.log_artifacts(opened_run_id, folder)
+            status = "FINISHED"
+        finally:
+            if run_id is None:
+                end(client, opened_run_id, status)
+        return client.get_run(opened_run_id)
+
+
+def _write_files(
+    compared: ComparedRuns,
+    folder: Path,
+    title: str,
+    run_address: Callable[[str], str] | None,
+) -> None:
+    """Write all artifacts of a comparison run into a folder."""
+    comparison = compared.comparison
+    grids = next_grids(comparison)
+    now = datetime.now(timezone.utc).strftime("%F %H:%M UTC")
+    page = comparison_page(
+        comparison,
+        title=title,
+        footer=f"clear_mlflow {__version__}, {now}",
+        more_seeds=names.MORE_SEEDS if names.MORE_SEEDS in grids else None,
+        chosen=names.CHOSEN if names.CHOSEN in grids else None,
+        run_address=run_address,
+    )
+    content_by_name = {
+        names.COMPARISON_PAGE: page,
+        names.LEADERBOARD_TABLE: leaderboard_json(comparison),
+        names.LEADERBOARD_CSV: leaderboard_csv(comparison),
+        names.LEADERBOARD_TEX: latex_table(comparison),
+        names.COMPARED_JSON: json.dumps(compared.to_dict(), indent=2) + "\n",
+        **grids,
+    }
+    for name, content in content_by_name.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    (folder / names.FIGURES_FOLDER).mkdir()
+    for name, image in figures(comparison):
+        (folder / names.FIGURES_FOLDER / name).write_bytes(image)
+
+
+def build_comparison_name(comparison: Comparison) -> str:
+    """Return a name for a comparison: its best groups, and the number of runs."""
+    groups = [cut(group.name) for group in comparison.groups]
+    num_runs = len(comparison.subjects)
+    split = ", validation" if comparison.is_validation else ""
+    if len(groups) == 1:
+        return f"{groups[0]}: {num_runs} run{'s' if num_runs > 1 else ''}{split}"
+    sides = " vs ".join(groups[:3])
+    if len(groups) > 3 or len(sides) > _MAX_NAME_LENGTH:
+        sides = f"{groups[0]} vs {len(groups) - 1} other{'s' if len(groups) > 2 else ''}"
+    return f"compare {sides} ({num_runs} runs{split})"
+
+
+def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
+    table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
+    has_leader = bool(leader_numbers(comparison))
+    return {
+        **({names.LEADER_TAG: cut(comparison.groups[0].name)} if has_leader else {}),
+        names.KIND_TAG: names.KIND_COMPARE,
+        names.COMPARED_TAG: join_run_ids([subject.run_id for subject in comparison.subjects]),
+        names.COMPARED_COUNT_TAG: str(len(comparison.subjects)),
+        names.VERSION_TAG: __version__,
+        MLFLOW_RUN_NOTE: comparison_note(comparison, page=page),
+        MLFLOW_LOGGED_ARTIFACTS: json.dumps([table]),
+    }
+
+
+def join_run_ids(run_ids: Sequence[str]) -> str:
+    """Return as many run ids as fit in a tag, with commas, and ``...`` if some are missing."""
+    return ",".join([*run_ids[:_MAX_LISTED_IDS], *(["..."] if run_ids[_MAX_LISTED_IDS:] else [])])

@@ -14,9 +14,9 @@ from clear_mlflow.api.bundle import ARCHIVE, bundles_in, drop_copies, read_bundl
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import ExperimentName, safe_repr
-from clear_mlflow.store.client import MlflowClient, is_missing, preflight, set_up_mlflow
+from clear_mlflow.store.client import MlflowClient, is_missing_store, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
-from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select
+from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 # A run, as an object or by its id or at least six of its first digits; an experiment, by its name;
@@ -61,7 +61,7 @@ def runs(
     """
     client = open_store()
     if experiment is None:
-        found = select(client, filter=filter)
+        found = select_runs(client, filter=filter)
     else:
         found, _ = chosen(client, experiment, filter=filter)
     stored = read_matrices(client, those_there(found, "read"), metrics=())
@@ -97,7 +97,7 @@ def chosen(
             "only=unscored (in Python unscored_only=True) for all runs that lack a score"
         )
     if of is None:
-        return select(client, filter=filter, unscored_only=unscored_only), False
+        return select_runs(client, filter=filter, unscored_only=unscored_only), False
     ids: list[str] = []
     bundled: list[MlflowRun] = []
     experiments: list[str] = []
@@ -128,9 +128,9 @@ def chosen(
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
     if filter is not None and (ids or bundled):
         raise ConfigError(f"filter is {safe_repr(filter)} beside runs by name; pass one of them")
-    runs_by_name = select(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
+    runs_by_name = select_runs(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
     runs_of_experiments = [
-        select(client, experiment=name, filter=filter, unscored_only=unscored_only)
+        select_runs(client, experiment=name, filter=filter, unscored_only=unscored_only)
         for name in experiments
     ]
     runs = chain(*runs_of_experiments, runs_by_name, bundled)
@@ -140,4 +140,4 @@ def chosen(
 def _is_experiment(client: MlflowClient, text: str) -> bool:
     if isinstance(text, ExperimentName):
         return True
-    return not is_missing(client.tracking_uri) and has_experiment(client, text)
+    return not is_missing_store(client.tracking_uri) and has_experiment(client, text)

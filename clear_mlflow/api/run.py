@@ -25,7 +25,7 @@ from clear_mlflow.scoring.run_record import read_configuration
 from clear_mlflow.statistics import ImageBootstrap
 from clear_mlflow.store.client import MlflowClient
 from clear_mlflow.store.matrices import NO_ROWS
-from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.store.ui_urls import format_run_links
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +93,7 @@ class Run:
         """Lines that say where to look at it."""
         if self.is_bundle:
             return (f"bundle   {self._run.info.artifact_uri}",)
-        return tuple(run_links(self._client, self._run))
+        return tuple(format_run_links(self._client, self._run))
 
     @cached_property
     def record(self) -> Record:

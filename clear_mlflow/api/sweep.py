@@ -28,9 +28,8 @@ from mlflow.utils.mlflow_tags import (
 )
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.api.compare import read_comparison, write_comparison
-from clear_mlflow.api.compared import ComparedRuns
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.compared import ComparedRuns, read_comparison, write_comparison
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.version import __version__
@@ -45,7 +44,7 @@ from clear_mlflow.grids.grid import (
     fingerprint,
     read_grid,
 )
-from clear_mlflow.journal.sender import is_final
+from clear_mlflow.journal.uploader import is_final
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -54,16 +53,21 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
-    absolute_store,
     log_tags,
     mlflow_errors,
     preflight,
+    resolve_store_uri,
     set_up_mlflow,
 )
-from clear_mlflow.store.conflicts import sqlite_file
-from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
-from clear_mlflow.store.search import experiment_for, run_of_project, search, select
-from clear_mlflow.store.ui_urls import comparison_links, comparison_of_sweep
+from clear_mlflow.store.lease import Lease, is_expired, is_held, lease_tags
+from clear_mlflow.store.search import (
+    get_or_create_experiment,
+    get_project_run,
+    search_runs,
+    select_runs,
+)
+from clear_mlflow.store.sqlite import get_sqlite_path
+from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.resume import claim, holds_rows, is_claimed, read_resume_point
 from clear_mlflow.tracking.supervised import train_into
@@ -158,10 +162,10 @@ def prepared(
     set_up_mlflow()
     client = preflight(experiment=experiment)
     if experiment:
-        return planned, on, client, experiment_for(client, experiment)
+        return planned, on, client, get_or_create_experiment(client, experiment)
     # Of the run that MLflow opened for this process, else the environment's.
-    own = run_of_project(client, names.KIND_SWEEP)
-    place = experiment_for(client) if own is None else str(own.info.experiment_id)
+    own = get_project_run(client, names.KIND_SWEEP)
+    place = get_or_create_experiment(client) if own is None else str(own.info.experiment_id)
     return planned, on, client, place
 
 
@@ -184,14 +188,14 @@ def read_checked_grid(grid: str | Path | Mapping[str, Any], engine: str) -> Grid
 def plan_runs(grid: Grid) -> list[SweptRun]:
     """Return the states of a grid's runs without creating a store or an experiment."""
     set_up_mlflow()
-    database, name = sqlite_file(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
+    database, name = get_sqlite_path(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
     if database is None or database.exists():
         client = preflight(opens_run=False)
-        own = run_of_project(client, names.KIND_SWEEP)
+        own = get_project_run(client, names.KIND_SWEEP)
         if own is not None:
             return find_runs(client, str(own.info.experiment_id), grid)
         if not name or client.get_experiment_by_name(name) is not None:
-            return find_runs(client, experiment_for(client), grid)
+            return find_runs(client, get_or_create_experiment(client), grid)
     return [SweptRun(run) for run in grid.runs]
 
 
@@ -355,7 +359,7 @@ class Sweep:
     def over(self, client: MlflowClient, experiment_id: str, engine: Engine) -> SweepResult:
         """Do all runs that are not done, by an engine that was entered, and compare them all."""
         self.client, self.experiment_id, self.engine = client, experiment_id, engine
-        engine.check_store(absolute_store(client.tracking_uri))
+        engine.check_store(resolve_store_uri(client.tracking_uri))
         self.runs = find_runs(client, experiment_id, self.grid)
         self.above = _open(client, experiment_id, self.grid, self.name)
         try:
@@ -400,18 +404,17 @@ class Sweep:
         digest = digest_of(json.dumps([sorted(ids), asked], sort_keys=True))
         try:
             run = _comparison_before(self.client, result.run_id, digest)
-            comparison, left_out, _ = read_comparison(
+            compared = read_comparison(
                 self.client,
-                select(self.client, run_ids=ids),
+                select_runs(self.client, run_ids=ids),
                 group_by=by,
                 rank_by=self.rank_by,
-                named=True,
+                explicit=True,
             )
             if run is None:
                 run = write_comparison(
                     self.client,
-                    comparison,
-                    left_out,
+                    compared,
                     experiment_id=self.experiment_id,
                     params=asked,
                 )
@@ -419,8 +422,8 @@ class Sweep:
                     self.client.set_tag(run.info.run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
                     made = json.dumps({"run_id": run.info.run_id, "of": digest})
                     self.client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, made)
-            links = tuple(comparison_links(self.client, run))
-            compared = ComparedRuns(comparison, tuple(left_out), str(run.info.run_id), links)
+            links = tuple(format_comparison_links(self.client, run))
+            compared = replace(compared, run_id=str(run.info.run_id), links=links)
             return replace(result, comparison_run=run, comparison=compared)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
@@ -458,7 +461,7 @@ class Sweep:
         self.runs[place] = run
         if run.state == NOT_DONE and run.run_id is not None:
             self.under_way[run.run_id] = place, time.monotonic()
-            uri = absolute_store(self.client.tracking_uri)
+            uri = resolve_store_uri(self.client.tracking_uri)
             self.engine.start(Task(run.planned.asked, run.run_id, self.experiment_id, uri))
         self.on_run(run)
 
@@ -511,7 +514,7 @@ class Sweep:
         note = None
         for run in sorted(tries, key=lambda run: run.info.start_time, reverse=True):
             run_id = str(run.info.run_id)
-            if run.info.status != "KILLED" and not is_abandoned(self.client, run):
+            if run.info.status != "KILLED" and not is_expired(self.client, run):
                 continue
             if not holds_rows(self.client, run_id):
                 note = note or "from its beginning: it had ended before its first row"
@@ -573,14 +576,14 @@ class Sweep:
             return
         closed = end(self.client, run.info.run_id, status, error)
         # What its rows define is logged, as evaluate would.
-        for _ in Evaluation().over(self.client, [closed]):
+        for _ in rescore_runs(self.client, [closed]):
             pass
 
     def _beat(self) -> None:
         if time.monotonic() - self.beaten > _HEARTBEAT_SECONDS:
             self.beaten = time.monotonic()
-            with suppress(ClearError), mlflow_errors("say that the sweep lives"):
-                beat(self.client, self.client.get_run(self.above))
+            with suppress(ClearError):
+                Lease(self.client, self.above).renew()
 
 
 def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[SweptRun]:
@@ -608,7 +611,7 @@ def _find_settled(
 
 def _is_held(client: MlflowClient, run: Run, parent_id: str | None = None) -> bool:
     """Return True if a process trains into a run or is about to, other than sweep *parent_id*."""
-    if trains_now(client, run) or is_claimed(run):
+    if is_held(client, run) or is_claimed(run):
         return True
     # A live sweep starts what is scheduled, and resumes what was killed.
     is_open = run.info.status not in ("FINISHED", "FAILED")
@@ -620,8 +623,8 @@ def _is_in_live_sweep(client: MlflowClient, run: Run, parent_id: str | None = No
     sweep_id = run.data.tags.get(MLFLOW_PARENT_RUN_ID)
     if sweep_id in (None, parent_id):
         return False
-    (parent,) = select(client, run_ids=[sweep_id])
-    return isinstance(parent, Run) and trains_now(client, parent)
+    (parent,) = select_runs(client, run_ids=[sweep_id])
+    return isinstance(parent, Run) and is_held(client, parent)
 
 
 def is_done(run: Run) -> bool:
@@ -648,7 +651,7 @@ def _fingerprint_of_run(run: Run, grid: Grid) -> str:
 def _children(client: MlflowClient, experiment_id: str, only: str | None = None) -> list[Run]:
     """All runs of sweeps in an experiment, or those that were begun for one planned run."""
     wanted = "!= ''" if only is None else f"= '{only}'"
-    return list(search(client, [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` {wanted}"))
+    return list(search_runs(client, [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` {wanted}"))
 
 
 def _trash(client: MlflowClient, run: Run, successor: str) -> None:
@@ -667,11 +670,11 @@ def _trash(client: MlflowClient, run: Run, successor: str) -> None:
 
 def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None) -> str:
     """The run above the runs of this sweep: one for the same grid, whenever it is worked on."""
-    own, mine = run_of_project(client, names.KIND_SWEEP), None
+    own, mine = get_project_run(client, names.KIND_SWEEP), None
     tags = {
         names.KIND_TAG: names.KIND_SWEEP,
         names.SWEEP_TAG: grid.digest,
-        names.PROCESS_TAG: heartbeat(),
+        **lease_tags(),
         names.VERSION_TAG: __version__,
     }
     with mlflow_errors("open the run of the sweep"):
@@ -690,7 +693,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
             if mine is not None and own is None:
                 end(client, mine, "KILLED", f"run {run_id} is the same sweep")
                 client.delete_run(mine)
-            if trains_now(client, above):
+            if is_held(client, above):
                 raise TrackingError(
                     f"another process works on this sweep now (run {run_id}); wait for its end, "
                     "or stop it"
@@ -770,8 +773,8 @@ def _note(result: SweepResult) -> str:
 def _comparison_before(client: MlflowClient, run_id: str, digest: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with mlflow_errors(f"read run {run_id}"):
-        before = comparison_of_sweep(client.get_run(run_id).data.tags)
+        before = read_sweep_comparison(client.get_run(run_id).data.tags)
     if before.get("of") != digest:
         return None
-    (run,) = select(client, run_ids=[str(before.get("run_id"))])
+    (run,) = select_runs(client, run_ids=[str(before.get("run_id"))])
     return run if isinstance(run, Run) else None

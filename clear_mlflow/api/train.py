@@ -156,10 +156,10 @@ def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
     from clear_mlflow.api.live import progress_here
     from clear_mlflow.learning.prepare import fetch, prepare
     from clear_mlflow.learning.session import check
-    from clear_mlflow.store.client import bound_retries, preflight
+    from clear_mlflow.store.client import limit_retries, preflight
 
     config = check(config)
-    bound_retries()
+    limit_retries()
     client = preflight()  # before the data, which may take minutes to read
     progress = progress_here(config.protocol)
     with progress:

@@ -91,13 +91,13 @@ def compare(
     compared = compare_runs(
         selected,
         filter=filter_string,
-        group_by=group_by,
-        rank_by=rank_by,
-        lower_is_better=None if lower_is_better == AUTO else lower_is_better == "yes",
+        group_by=AUTO if group_by is None else group_by,
+        rank_by=rank_by or AUTO,
+        lower_is_better="auto" if lower_is_better == AUTO else lower_is_better == "yes",
         metrics=(*(metrics or ()), *(metric or ())),
         baseline=baseline,
         margin=margin,
-        at_equal=None if at_equal == "off" else at_equal,
+        at_equal=None if at_equal == "off" else at_equal,  # type: ignore[arg-type]
     )
     if as_json:
         print_json(compared.to_dict())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 import click
 
@@ -21,9 +20,8 @@ from clear_mlflow.cli.options import (
     run_selection_options,
     yes_or_no,
 )
-from clear_mlflow.core.errors import ClearError, ConfigError
-from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.importers import Reading, RowPattern
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.learning.parameters.recipes import AUTO
 
 _FOREIGN = "Rows under names of their own"
@@ -55,7 +53,6 @@ _FOREIGN = "Rows under names of their own"
     "Where runs of another program hold their rows, for example 'results/acc_after_{row}.json': "
     "these are first written as rows; see docs/import.md.",
     under=_FOREIGN,
-    parse=RowPattern,
 )
 @option(
     "--rows-scale",
@@ -89,7 +86,7 @@ def evaluate(
     only: str,
     metrics: tuple[str, ...] | None,
     metric: tuple[str, ...] | None,
-    rows: RowPattern | None,
+    rows: str | None,
     rows_scale: str,
     rows_future: str,
     rows_score: str,
@@ -104,15 +101,8 @@ def evaluate(
     can be repeated and does the rest. A run that cannot be scored stops no other.
     """
     selected = chosen_runs(runs, run_id, experiment)
-    if rows and dry_run:
-        raise ConfigError(
-            "rows are named in a dry run; rows have to be written before they can be scored"
-        )
-    score = Score(rows_score, higher_is_better=not rows_lower_is_better)
-    reading = Reading(scale=rows_scale, future=rows_future, score=score)
 
     from clear_mlflow.api.evaluate import evaluate_each
-    from clear_mlflow.api.foreign_rows import adopt_rows
     from clear_mlflow.api.load import open_store
     from clear_mlflow.cli.output import print_json, print_places
     from clear_mlflow.cli.scoring_output import Summary, shown_while
@@ -122,9 +112,13 @@ def evaluate(
         filter=filter_string,
         unscored_only=only == "unscored",
         metrics=(*(metrics or ()), *(metric or ())),
-        jobs=jobs,
+        rows=rows,
+        rows_scale=rows_scale,
+        rows_future=rows_future,
+        rows_score=rows_score,
+        rows_lower_is_better=rows_lower_is_better,
+        jobs=jobs or "auto",
         dry_run=dry_run,
-        prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,
     )
     total = len(selected) if isinstance(selected, tuple) else None
     summary, entries = Summary(), []

@@ -49,13 +49,13 @@ def open_ui(target: str | None, port: int | None, browser: str) -> None:
     """
     from clear_mlflow.api.load import open_store
     from clear_mlflow.store.client import is_server
-    from clear_mlflow.store.ui_urls import page_of_target, server_address
+    from clear_mlflow.store.ui_urls import find_page_url, format_server_url
 
     client = open_store()
-    page = page_of_target(client, target)
+    page = find_page_url(client, target)
     store = client.tracking_uri
     if is_server(store):
-        _show(f"{server_address(store)}/{page}", browser == "yes")
+        _show(f"{format_server_url(store)}/{page}", browser == "yes")
         return
     with suppress(KeyboardInterrupt), stoppable(), _server(store, _free_port(port or 0)) as base:
         _show(f"{base}/{page}", browser == "yes")

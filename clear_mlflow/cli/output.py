@@ -81,13 +81,13 @@ def print_links(lines: Iterable[str]) -> None:
 def print_places(client: MlflowClient, run_ids: Sequence[str]) -> None:
     """Where to look at one run; of several, at the experiment of the last one."""
     from clear_mlflow.store.client import mlflow_errors
-    from clear_mlflow.store.ui_urls import run_links
+    from clear_mlflow.store.ui_urls import format_run_links
 
     if not run_ids:
         return
     with mlflow_errors(f"look at run {run_ids[-1]}"):
         run = client.get_run(run_ids[-1])
-        lines = run_links(client, run, alone=len(run_ids) == 1)
+        lines = format_run_links(client, run, alone=len(run_ids) == 1)
     with suppress(OSError):
         click.echo()
         print_links(lines)

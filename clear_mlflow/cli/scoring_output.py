@@ -6,11 +6,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from clear_mlflow.api.evaluate import ScoringResult
+from clear_mlflow.api.rescore import ScoringResult
 from clear_mlflow.cli.help import spell_options
 from clear_mlflow.cli.output import console, plain_table, print_scores
 from clear_mlflow.core.text import one_line
@@ -49,7 +50,7 @@ class Summary:
         self.num_problems += verdict.is_problem
         self._undefined.update(verdict.undefined)
         if len(self._kept) < (_MOST_SHOWN if _is_notable(verdict) else _ALL_SHOWN):
-            self._kept.append(verdict.without_scores())
+            self._kept.append(replace(verdict, scores=None))
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))

@@ -1,8 +1,8 @@
 """Summaries of the macro accuracy matrix, in which every class counts alike in every cell.
 
-They differ from those of the accuracy matrix where a bucket has more test images of one class than
-of another; see :func:`_repeats_accuracy`. Defined where the predictions of all cells that the metric
-of the matrix needs were stored; fractions in [0, 1], higher is better.
+They differ from those of the accuracy matrix if a bucket has more test images of one class than of
+another. Each is defined if the predictions of all cells that the metric of the matrix needs were
+stored. Fractions in [0, 1], higher is better.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from clear_mlflow.scoring.run_record import (
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_bytes
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.conflicts import one_writer
-from clear_mlflow.store.ui_urls import artifact_link
+from clear_mlflow.store.sqlite import lock_store_writes
+from clear_mlflow.store.ui_urls import format_artifact_link
 
 _NO_TAG = "none"
 _REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
@@ -131,7 +131,7 @@ def log_results(
     record, run_id = stored.record, stored.run_id
     if changes.is_empty:
         return
-    with one_writer(client.tracking_uri), mlflow_errors(f"log the scores of run {run_id}"):
+    with lock_store_writes(client.tracking_uri), mlflow_errors(f"log the scores of run {run_id}"):
         if changes.reports and record is not None:
             matrix = record.masked_matrix
             client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)
@@ -224,7 +224,7 @@ def build_points(stored: StoredRun, results: MetricResults) -> list[Point]:
         return []
     matrix = stored.record.masked_matrix
     metric_series = {name: result.series for name, result in results.items() if result.version}
-    series = collect_series(matrix, metric_series, names.bucket_series(matrix.score.name))
+    series = collect_series(matrix, metric_series, names.format_bucket_prefix(matrix.score.name))
     return [
         Point(name, value, stored.times[step], step)
         for name, steps in series.items()
@@ -307,7 +307,7 @@ def _build_note_tags(stored: StoredRun, record: Record, results: MetricResults) 
         record,
         results,
         metadata={name: tags[name] for name in ("strategy", "model") if name in tags},
-        report=artifact_link(stored.run, names.REPORT_HTML),
+        report=format_artifact_link(stored.run, names.REPORT_HTML),
     )
     return {} if note == current else {names.MLFLOW_NOTE: note, names.NOTE_TAG: _hash_note(note)}
 

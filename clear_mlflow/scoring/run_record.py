@@ -50,10 +50,8 @@ from clear_mlflow.metrics import (
 from clear_mlflow.report.page.run_page import PAGE_VERSION
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.matrices import stored_rows_of
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.rows import lost_rows_error
+from clear_mlflow.store.client import map_in_threads, mlflow_errors
+from clear_mlflow.store.rows import build_missing_rows_error, load_stored_rows
 
 _JOBS = 8  # parallel requests
 _REMOVED = "they were there when it was scored, and are gone; what was computed of them stays"
@@ -172,14 +170,14 @@ def read_record(
     tags = run.data.tags
     if read_files is None and reread:
         read_files = True
-    rows = stored_rows_of(client, run, read_files=read_files)
+    rows = load_stored_rows(client, run, read_files=read_files)
     if not rows.records:
         return StoredRun(run=run)
     record = assemble(rows.records)
     if tags.get(names.ROWS_TAG) == "complete" and not record.is_complete:
         # The rows tag is wrong as well, except for a matrix too large for it.
         missing = set(range(1, record.matrix.num_buckets + 1)) - set(record.rows)
-        raise lost_rows_error(run, row_file_name(min(missing)))
+        raise build_missing_rows_error(run, row_file_name(min(missing)))
     chosen = (metric.family for metric in metrics if metric.family in FAMILIES)
     families = tuple(dict.fromkeys([*read_families(tags), *chosen]))
     times = _read_times(rows.records, record.matrix.num_rows)
@@ -274,7 +272,7 @@ def read_predictions(
     run_id = run.info.run_id
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with mlflow_errors(f"list the predictions of run {run_id}"):
-        sizes = folder.sizes()
+        sizes = folder.list_sizes()
     rows = [row for row in record.rows if predictions_file_name(row) in sizes]
     if not rows:
         return None
@@ -283,7 +281,7 @@ def read_predictions(
     total = sum(sizes[predictions_file_name(row)] or 0 for row in rows)
     if max_bytes is not None and total > max_bytes:
         raise RecordError(f"they have {total} bytes; {size_text(max_bytes)} are read here")
-    with folder.scratch() as scratch:
+    with folder.open_scratch() as scratch:
 
         def download(name: str) -> Path:
             size = sizes[name]
@@ -291,7 +289,7 @@ def read_predictions(
                 limit = size_text(MAX_PREDICTIONS_BYTES)
                 raise RecordError(f"{name} has {size} bytes; predictions have at most {limit}")
             with mlflow_errors(f"read {name} of run {run_id}"):
-                return folder.file(name, scratch)
+                return folder.fetch_file(name, scratch)
 
         images = EvaluationSet.load(download(EVALUATION_SET_FILE))
         by_row = {row: RowPredictions.load(download(predictions_file_name(row))) for row in rows}
@@ -309,8 +307,10 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
         if size is not None and size > MAX_ROW_BYTES:
             raise RecordError(f"{name} has {size} bytes; a test has at most 1 MiB")
     folder = ArtifactFolder(client, run, ANYTIME_FOLDER)
-    with folder.scratch() as scratch:
-        return list(mapped(partial(_read_test, folder, run.info.run_id, scratch), sizes, _JOBS))
+    with folder.open_scratch() as scratch:
+        return list(
+            map_in_threads(partial(_read_test, folder, run.info.run_id, scratch), sizes, _JOBS)
+        )
 
 
 def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeMatrix:
@@ -339,7 +339,7 @@ def has_logged_tests(tags: Mapping[str, str], record: Record) -> bool:
 def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
     """Return file name to bytes of a run's tests within buckets; None if the store has no size."""
     with mlflow_errors(f"list the tests inside buckets of run {run.info.run_id}"):
-        sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).sizes()
+        sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).list_sizes()
     return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}
 
 
@@ -350,7 +350,7 @@ def to_milliseconds(written_at: str) -> int:
 
 def _read_test(folder: ArtifactFolder, run_id: str, scratch: Path, name: str) -> AnytimeRow:
     with mlflow_errors(f"read {name} of run {run_id}"):
-        content = read_bytes(folder.file(name, scratch), MAX_ROW_BYTES)
+        content = read_bytes(folder.fetch_file(name, scratch), MAX_ROW_BYTES)
     return AnytimeRow.from_json(content, source=name)
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.api.compare import comparison_name, read_comparison
+from clear_mlflow.api.compared import build_comparison_name, read_comparison
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.page.wording import many, short
@@ -21,8 +21,8 @@ from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.run_state import minute, state_of
 from clear_mlflow.store import names
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import search
+from clear_mlflow.store.client import map_in_threads
+from clear_mlflow.store.search import search_runs
 
 # Runs that one page lists and compares: what a request may cost.
 MOST_RUNS = 500
@@ -47,9 +47,9 @@ class Question:
 
 def live_comparison(store: MlflowClient, question: Question, kept: KeptPages) -> str:
     """The page as the runs are now; what it costs is bounded by how many it lists."""
-    found = search(store, [question.experiment_id], question.wanted)
+    found = search_runs(store, [question.experiment_id], question.wanted)
     runs = list(islice(found, MOST_RUNS + 1))
-    states = list(mapped(partial(state_of, store), runs, _JOBS))
+    states = list(map_in_threads(partial(state_of, store), runs, _JOBS))
     return kept.get([asdict(question), *states], lambda: _drawn(store, question, runs))
 
 
@@ -61,20 +61,20 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
     ]
     ticked = [run for run in runs if question.includes(run.info.run_id)]
     group_by = question.group_by
-    comparison, _, _ = read_comparison(
+    comparison = read_comparison(
         store,
         ticked,
         group_by=group_by,
-        named=bool(question.runs),
+        explicit=bool(question.runs),
         # A scored run's rows are in its tag, which the listing brought; else files are read.
         read_files=False,
         over_images=False,
-    )
+    ).comparison
     notes = _notes(question, runs, comparison, is_cut=len(found) > MOST_RUNS)
     warnings = tuple(without_addresses(text) for text in (*notes, *comparison.warnings))
     return comparison_page(
         replace(comparison, warnings=warnings),
-        title=comparison_name(comparison),
+        title=build_comparison_name(comparison),
         footer=f"clear_mlflow {__version__}, as of {datetime.now(timezone.utc):%F %T} UTC",
         over="clear_mlflow.server.page/compare",
         chooser={

@@ -10,7 +10,7 @@ from mlflow.entities import Run, RunStatus
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.scoring.run_record import list_test_sizes
 from clear_mlflow.store import names
-from clear_mlflow.store.rows import row_sizes
+from clear_mlflow.store.rows import list_row_sizes
 
 # Tags that change while nothing does that a page shows: signs of life.
 _SIGNS_OF_LIFE = frozenset({names.PROCESS_TAG, names.HOLDER_TAG})
@@ -26,7 +26,7 @@ def state_of(store: MlflowClient, run: Run) -> list[object]:
     ]
     if names.MATRIX_TAG not in tags or not has_ended(run):
         try:
-            state.append(row_sizes(store, run))
+            state.append(list_row_sizes(store, run))
             if names.ANYTIME_TAG in tags:
                 state.append(list_test_sizes(store, run))
         except ClearError as error:

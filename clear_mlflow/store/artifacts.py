@@ -35,7 +35,7 @@ class ArtifactFolder:
         """What MLflow reads and writes it by."""
         return get_artifact_repository(self._address, tracking_uri=self._tracking_uri)
 
-    def sizes(self) -> dict[str, int | None]:
+    def list_sizes(self) -> dict[str, int | None]:
         """Names of the files in it, and their bytes where known; none where it is not there."""
         if self.local is None:
             listed = self.repository.list_artifacts() or []
@@ -46,7 +46,7 @@ class ArtifactFolder:
         return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
 
     @contextmanager
-    def scratch(self) -> Iterator[Path]:
+    def open_scratch(self) -> Iterator[Path]:
         """A folder to fetch files into; files of this machine need none, nor room on a disk."""
         if self.local is not None:
             yield self.local
@@ -54,7 +54,7 @@ class ArtifactFolder:
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
             yield Path(folder)
 
-    def file(self, name: str, scratch: str | Path) -> Path:
+    def fetch_file(self, name: str, scratch: str | Path) -> Path:
         """One of its files on this machine: where it lies, or fetched into a folder."""
         if self.local is not None:
             return self.local / name
@@ -81,11 +81,11 @@ def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str
         write_durably(root / artifact, content)
 
 
-def download(client: MlflowClient, run: Run, artifact: str, folder: str) -> Path:
+def download_artifact(client: MlflowClient, run: Run, artifact: str, folder: str) -> Path:
     """Fetch an artifact of a run into a folder of this machine, and give its file."""
     place, _, name = artifact.rpartition("/")
     with mlflow_errors(f"read {safe_repr(artifact, 200)} of run {run.info.run_id}"):
-        return ArtifactFolder(client, run, place).file(name, folder)
+        return ArtifactFolder(client, run, place).fetch_file(name, folder)
 
 
 def is_local(artifact_uri: str) -> bool:

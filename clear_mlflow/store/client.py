@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import mlflow
@@ -33,13 +36,26 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
-from clear_mlflow.store.conflicts import name_sqlite_driver, one_opens_at_a_time, sqlite_file
+from clear_mlflow.store.sqlite import get_sqlite_path, lock_store_opening, name_sqlite_driver
 
 DEFAULT_EXPERIMENT_ID = "0"
+_Made = TypeVar("_Made")
+
+# What MLflow answers: for an experiment, and for a row of any other table (mlflow 3.17).
+_MADE_BY_ANOTHER = ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST")
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+# Items that are begun before the result of the first is taken, for each thread: enough that no
+# thread waits for a slow neighbour, and few enough to keep in memory.
+_AHEAD = 4
+
+
 _SERVED = "/mlflow-artifacts/artifacts"
 
 
-def bound_retries() -> None:
+def limit_retries() -> None:
     """Let a call to a dead server fail within seconds (MLflow: minutes), unless a user chose."""
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_MAX_RETRIES.name, "3")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR.name, "1")
@@ -58,7 +74,7 @@ def _bound_tries(tracking_uri: str) -> None:
 
 def set_up_mlflow() -> None:
     """What every command wants of MLflow: calls that end within seconds, and no remarks."""
-    bound_retries()
+    limit_retries()
     # Its link to a run quotes the server's credentials.
     os.environ.setdefault(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name, "true")
     os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
@@ -98,7 +114,7 @@ def is_server(tracking_uri: str) -> bool:
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
-def absolute_store(tracking_uri: str) -> str:
+def resolve_store_uri(tracking_uri: str) -> str:
     """A tracking URI that means the same store in every folder."""
     scheme, separator, path = tracking_uri.partition(":///")
     if scheme.partition("+")[0] != "sqlite" or not separator or path.startswith("/") or not path:
@@ -123,9 +139,9 @@ def switch_store(tracking_uri: str) -> None:
         MLFLOW_TRACKING_URI.set(before)
 
 
-def is_missing(tracking_uri: str) -> bool:
+def is_missing_store(tracking_uri: str) -> bool:
     """Return True if a URI names an sqlite database that does not exist."""
-    database = sqlite_file(tracking_uri)
+    database = get_sqlite_path(tracking_uri)
     return database is not None and not database.exists()
 
 
@@ -148,10 +164,10 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
     Without *opens_run*, a missing sqlite store is not created: every call to the client raises.
     """
     switch_store(name_sqlite_driver(mlflow.get_tracking_uri()))
-    if not opens_run and is_missing(mlflow.get_tracking_uri()):
+    if not opens_run and is_missing_store(mlflow.get_tracking_uri()):
         return cast(MlflowClient, _MissingStore(mlflow.get_tracking_uri()))
     _bound_tries(mlflow.get_tracking_uri())
-    with mlflow_errors("read experiments"), one_opens_at_a_time(mlflow.get_tracking_uri()):
+    with mlflow_errors("read experiments"), lock_store_opening(mlflow.get_tracking_uri()):
         client = MlflowClient()
         client.search_experiments(max_results=1)
     if not opens_run:
@@ -228,3 +244,34 @@ def check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> No
             "server's address (http://127.0.0.1:5000 for a plain mlflow ui), or use an experiment "
             "of its own (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
         )
+
+
+def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
+    """Look for what runs share and make it where it is not there; again if another was faster."""
+    try:
+        return make()
+    except MlflowException as error:
+        if error.error_code not in _MADE_BY_ANOTHER:
+            raise
+        return make()
+
+
+def map_in_threads(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int
+) -> Iterator[_Result]:
+    """``map`` with *jobs* threads that work ahead a little; with 1, the caller's does it."""
+    if jobs == 1:
+        yield from map(function, items)
+        return
+    threads = ThreadPoolExecutor(jobs, "clear_mlflow pool")
+    begun: deque[Future[_Result]] = deque()
+    try:
+        for item in items:
+            # In the caller's context: MLflow keeps there which workspace is meant.
+            begun.append(threads.submit(contextvars.copy_context().run, function, item))
+            while begun and (len(begun) >= _AHEAD * jobs or begun[0].done()):
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)

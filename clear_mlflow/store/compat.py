@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # it loads psutil, which a server may lack
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 
-def is_generated(name: str | None) -> bool:
+def is_generated_name(name: str | None) -> bool:
     """Whether MLflow itself made up a run's name, as ``upbeat-foal-91``.
 
-    >>> is_generated("upbeat-foal-91"), is_generated("replay-buffer-3"), is_generated(None)
+    >>> is_generated_name("upbeat-foal-91"), is_generated_name("replay-3"), is_generated_name(None)
     (True, False, True)
     """
     if not name:

@@ -12,11 +12,8 @@ from mlflow.entities import Run
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import Record, assemble
 from clear_mlflow.metrics import METRICS, Metric, summarize
-from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import is_local
-from clear_mlflow.store.matrix_tag import StoredRows, matrix_tag, read_matrix_tag, rows_digest
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.rows import parse_rows, read_row_files
+from clear_mlflow.store.client import map_in_threads
+from clear_mlflow.store.rows import load_stored_rows
 
 # Requests under way at once where rows have to be fetched: a server answers no faster to more.
 _JOBS = 8
@@ -42,23 +39,7 @@ def read_matrices(
     read_files: bool | None = None,
 ) -> Iterator[StoredMatrix]:
     """Read the matrix of each run, in the order of the runs; one that cannot be read says why."""
-    yield from mapped(partial(_read_matrix, client, read_files, metrics), runs, _JOBS)
-
-
-def stored_rows_of(client: MlflowClient, run: Run, *, read_files: bool | None = None) -> StoredRows:
-    """The rows of a run, from its artifacts or, where all rows are in it, from its tag."""
-    run_id = run.info.run_id
-    tag = run.data.tags.get(names.MATRIX_TAG)
-    # Files of this machine's disk are read, unless somebody asks for the tag.
-    if not (is_local(run.info.artifact_uri) if read_files is None else read_files):
-        packed = read_matrix_tag(run_id, tag)
-        records = parse_rows(packed)
-        if packed and assemble(records).is_complete:
-            return StoredRows(records, rows_digest(run_id, packed), tag, True)
-    files = read_row_files(client, run)
-    return StoredRows(
-        parse_rows(files), rows_digest(run_id, files), matrix_tag(run_id, files), False
-    )
+    yield from map_in_threads(partial(_read_matrix, client, read_files, metrics), runs, _JOBS)
 
 
 def _read_matrix(
@@ -69,7 +50,7 @@ def _read_matrix(
     problem: str | None = None
     from_tag = False
     try:
-        rows = stored_rows_of(client, run, read_files=read_files)
+        rows = load_stored_rows(client, run, read_files=read_files)
         from_tag = rows.from_tag
         if rows.records:
             assembled = assemble(rows.records)

@@ -89,27 +89,27 @@ IMAGE_PER_ROW = "accuracy_matrix_by_row"
 IMAGE_FINAL = "accuracy_matrix"
 
 
-def dataset_digest(digest: str) -> str:
+def shorten_digest(digest: str) -> str:
     """A dataset's digest, as much of it as MLflow keeps of one: 36 characters."""
     return digest.removeprefix("sha256:")[:36]
 
 
-def bucket_series(score: str = "accuracy") -> str:
+def format_bucket_prefix(score: str = "accuracy") -> str:
     """What the names of a run's numbers per bucket begin with: "test_accuracy/bucket_"."""
     return f"test_{score}/bucket_"
 
 
-def is_of_bucket(metric: str) -> bool:
+def is_bucket_series(metric: str) -> bool:
     """Whether a metric is the series of one bucket, of accuracies or of another score."""
     return _ANY_BUCKET_SERIES.match(metric) is not None
 
 
-def model_file_name(row: int) -> str:
+def format_model_file_name(row: int) -> str:
     """The file of the weights that gave a row: "after_004.safetensors"."""
     return f"after_{row:03d}.safetensors"
 
 
-def row_of_weights(name: str) -> int | None:
+def parse_model_file_name(name: str) -> int | None:
     """The row of a file of weights, or of a training state; None: it is no such file."""
     match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
-    return int(match[1]) if match and model_file_name(int(match[1])) == name else None
+    return int(match[1]) if match and format_model_file_name(int(match[1])) == name else None

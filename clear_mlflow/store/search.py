@@ -20,8 +20,7 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store import names
-from clear_mlflow.store.client import DEFAULT_EXPERIMENT_ID, mlflow_errors
-from clear_mlflow.store.conflicts import retry_on_conflict
+from clear_mlflow.store.client import DEFAULT_EXPERIMENT_ID, mlflow_errors, retry_on_conflict
 
 # Runs that one request lists. A listed run takes 50 kB of memory, so a page of them 10 MB.
 _PAGE = 200
@@ -40,7 +39,7 @@ class MissingRun:
     problem: str
 
 
-def select(
+def select_runs(
     client: MlflowClient,
     *,
     run_ids: Iterable[str] = (),
@@ -52,7 +51,7 @@ def select(
     if named := tuple(dict.fromkeys(run_ids)):
         found: Iterable[Run | MissingRun] = (_get(client, run_id) for run_id in named)
     else:
-        listed = search(client, experiment_ids(client, experiment), filter or "")
+        listed = search_runs(client, find_experiment_ids(client, experiment), filter or "")
         found = (r for r in listed if r.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS)
     return (run for run in found if not (unscored_only and _is_scored(run)))
 
@@ -64,7 +63,9 @@ def expand_run_id(client: MlflowClient, text: str) -> str:
     """
     if not re.fullmatch("[0-9a-f]{6,31}", text):
         return text
-    matches = [*search(client, experiment_ids(client), f"attributes.run_id LIKE '{text}%'")]
+    matches = [
+        *search_runs(client, find_experiment_ids(client), f"attributes.run_id LIKE '{text}%'")
+    ]
     if len(matches) > 1:
         listed = ", ".join(
             safe_repr(f"{run.info.run_id} {run.info.run_name}") for run in matches[:10]
@@ -77,7 +78,7 @@ def _is_scored(run: Run | MissingRun) -> bool:
     return isinstance(run, Run) and names.SCORED_TAG in run.data.tags
 
 
-def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
+def search_runs(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
     """All active runs of experiments that MLflow's search finds, newest first."""
     num_conditions = 1 + len(_AND.findall(_QUOTED.sub("", wanted)))
     if num_conditions > _MOST_CONDITIONS:
@@ -113,7 +114,7 @@ def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterato
         at_since |= {run.info.run_id for run in page if run.info.start_time == last}
 
 
-def run_of_project(client: MlflowClient, entry_point: str) -> Run | None:
+def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
     """The run that ``mlflow run -e ENTRY_POINT`` opened for this process, if it did."""
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
@@ -123,9 +124,9 @@ def run_of_project(client: MlflowClient, entry_point: str) -> Run | None:
     return run if run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) == entry_point else None
 
 
-def mark_run_of_project(client: MlflowClient, kind: str) -> str | None:
+def tag_project_run(client: MlflowClient, kind: str) -> str | None:
     """Tag the run that ``mlflow run -e KIND`` opened for a command that opens none; its id."""
-    run = run_of_project(client, kind)
+    run = get_project_run(client, kind)
     if run is None:
         return None
     with mlflow_errors(f"tag run {run.info.run_id}"):
@@ -133,7 +134,7 @@ def mark_run_of_project(client: MlflowClient, kind: str) -> str | None:
     return str(run.info.run_id)
 
 
-def experiment_for(client: MlflowClient, wanted: str | None = None) -> str:
+def get_or_create_experiment(client: MlflowClient, wanted: str | None = None) -> str:
     """The id of the experiment to open runs in, made where absent; None: the environment's."""
     name = wanted or MLFLOW_EXPERIMENT_NAME.get()
     if not name:
@@ -167,7 +168,7 @@ def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
     return run
 
 
-def experiment_ids(client: MlflowClient, wanted: str | None = None) -> list[str]:
+def find_experiment_ids(client: MlflowClient, wanted: str | None = None) -> list[str]:
     """Ids of all experiments, or of those of a name, else of an id."""
     listed = _experiments(client)
     if wanted is None:

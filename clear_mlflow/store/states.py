@@ -72,7 +72,7 @@ class StoredState:
 
 def state_names(row: int) -> tuple[str, str]:
     """Names of the files of the state after a row, the manifest last."""
-    return names.model_file_name(row), f"after_{row:03d}.json"
+    return names.format_model_file_name(row), f"after_{row:03d}.json"
 
 
 def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
@@ -97,7 +97,7 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
             states.local.rmdir()  # MLflow would show it, with nothing in it
 
 
-def stored_states(client: MlflowClient, run: Run) -> tuple[int, ...]:
+def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
     """The rows that states with a manifest are stored of, ascending; whether whole is not known."""
     return _with_manifest(_listed(run, ArtifactFolder(client, run, names.STATE_FOLDER)))
 
@@ -125,7 +125,7 @@ def _read_state(
     if size is not None and size > MAX_MANIFEST_BYTES:
         raise StateError(f"{manifest_name} has {size} bytes; a manifest has at most 1 MiB")
     with mlflow_errors(f"read {manifest_name} of run {run.info.run_id}"):
-        content = states.file(manifest_name, folder).read_bytes()
+        content = states.fetch_file(manifest_name, folder).read_bytes()
     manifest = Manifest.from_json(content, source=manifest_name)
     if manifest.row != row or not 0 < manifest.size <= MAX_STATE_BYTES:
         raise StateError(
@@ -133,7 +133,7 @@ def _read_state(
             f"{row} and at most {MAX_STATE_BYTES >> 30} GiB"
         )
     with mlflow_errors(f"read {name} of run {run.info.run_id}"):
-        file = states.file(name, folder)
+        file = states.fetch_file(name, folder)
     found = sha256_of(file)
     if found != manifest.sha256 or file.stat().st_size != manifest.size:
         raise StateError(
@@ -145,7 +145,7 @@ def _read_state(
 def _listed(run: Run, states: ArtifactFolder) -> dict[str, int | None]:
     """Names of the files in the state folder that are of a state, and their bytes where known."""
     with mlflow_errors(f"list the training states of run {run.info.run_id}"):
-        found = states.sizes()
+        found = states.list_sizes()
     found = {name: size for name, size in found.items() if _row_of(name) is not None}
     if len(found) > MAX_STATES:
         raise TrackingError(f"run {run.info.run_id} holds {len(found)} files of training states")
@@ -159,4 +159,4 @@ def _with_manifest(listed: Mapping[str, object]) -> tuple[int, ...]:
 
 
 def _row_of(name: str) -> int | None:
-    return names.row_of_weights(re.sub(r"\.json$", ".safetensors", name))
+    return names.parse_model_file_name(re.sub(r"\.json$", ".safetensors", name))

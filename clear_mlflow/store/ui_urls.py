@@ -24,9 +24,9 @@ from clear_mlflow.metrics import get_first_ranking_metric, get_headlines
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
-from clear_mlflow.store.matrices import stored_rows_of
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
-from clear_mlflow.store.search import expand_run_id, experiment_ids, has_experiment
+from clear_mlflow.store.rows import load_stored_rows
+from clear_mlflow.store.search import expand_run_id, find_experiment_ids, has_experiment
 
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
 _VIEW = "clear_mlflow_leaderboard"
@@ -36,7 +36,7 @@ _WITH_ROWS = f"tags.`{names.ROWS_TAG}` != 'none'"
 _MOST_READ = 20  # newest runs whose score is looked at
 
 
-def run_links(client: MlflowClient, run: Run, *, alone: bool = True) -> list[str]:
+def format_run_links(client: MlflowClient, run: Run, *, alone: bool = True) -> list[str]:
     """Lines that say how to see a run, unless it is one of several, and its experiment."""
     experiment_id, run_id = run.info.experiment_id, run.info.run_id if alone else None
     uri = client.tracking_uri
@@ -46,25 +46,25 @@ def run_links(client: MlflowClient, run: Run, *, alone: bool = True) -> list[str
         )  # credentials are not shown
         where = "" if told else f"MLFLOW_TRACKING_URI={shlex.quote(uri)} "
         return [f"open     {where}clear-mlflow open {run_id or experiment_id}"]
-    experiment = f"{server_address(uri)}/#/experiments/{experiment_id}"
+    experiment = f"{format_server_url(uri)}/#/experiments/{experiment_id}"
     lines = [f"compare  {experiment}/runs?{_runs_view()}&compareRunsMode=CHART"]
     if run_id is not None:
         lines.insert(0, f"run      {experiment}/runs/{run_id}?{_runs_view()}")
     return lines
 
 
-def artifact_link(run: Run, path: str | None) -> str:
+def format_artifact_link(run: Run, path: str | None) -> str:
     """A run's artifact as an address within MLflow's UI; None: the run itself."""
     experiment, run_id = (quote(i, safe="") for i in (run.info.experiment_id, run.info.run_id))
     artifact = f"/artifacts/{path}" if path else ""
     return f"#/experiments/{experiment}/runs/{run_id}{artifact}?{_runs_view()}"
 
 
-def run_addresses(tracking_uri: str) -> Callable[[str], str] | None:
+def make_run_url_builder(tracking_uri: str) -> Callable[[str], str] | None:
     """Run id to where a browser finds it; None of a store that is no server."""
     if not is_server(tracking_uri):
         return None
-    base, where = server_address(tracking_uri), _in_workspace()
+    base, where = format_server_url(tracking_uri), _in_workspace()
     return lambda run_id: f"{base}/#/runs/{quote(run_id, safe='')}{f'?{where}' if where else ''}"
 
 
@@ -81,16 +81,16 @@ def _in_workspace() -> str:
     return f"workspace={quote(workspace, safe='')}" if workspace else ""
 
 
-def server_address(uri: str) -> str:
+def format_server_url(uri: str) -> str:
     """A server's address, as a browser takes it: without what this program logs in with."""
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]
     return mask_credentials(f"{parts.scheme}://{host}{parts.path}").rstrip("/")
 
 
-def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
+def format_comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that say how to see a comparison, and where its page is if it is on this machine."""
-    run_id, lines = run.info.run_id, run_links(client, run)
+    run_id, lines = run.info.run_id, format_run_links(client, run)
     folder = ArtifactFolder(client, run).local
     if folder is not None:
         lines.append(f"page     {folder / COMPARISON_PAGE}")
@@ -105,7 +105,7 @@ def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
     return lines
 
 
-def prepared_view(score: Score) -> str:
+def build_leaderboard_view(score: Score) -> str:
     """Our runs with rows, as MLflow's page gives a view that a user shares: sections and all."""
     # The metric that ranks, and next to it the headlines, which are charts over the buckets, too.
     metrics = (get_first_ranking_metric(score), *get_headlines(score))
@@ -183,7 +183,7 @@ def _chart(number: int, section: str, shown: Mapping[str, object]) -> dict[str, 
     return {**common, **shown}
 
 
-def page_of_target(client: MlflowClient, target: str | None) -> str:
+def find_page_url(client: MlflowClient, target: str | None) -> str:
     """The address, below the server's, of a run or experiment; None: of the newest run's."""
     if target is None:
         return _leaderboard(client, _newest(client))
@@ -194,22 +194,22 @@ def page_of_target(client: MlflowClient, target: str | None) -> str:
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
-    (experiment_id,) = experiment_ids(client, target)[:1]
+    (experiment_id,) = find_experiment_ids(client, target)[:1]
     return _leaderboard(client, client.get_experiment(experiment_id))
 
 
 def _page_of_run(client: MlflowClient, run: Run) -> str:
     """A run's report, a comparison's page, a sweep's comparison; else the run itself."""
     tags = run.data.tags
-    if compared := comparison_of_sweep(tags).get("run_id"):
+    if compared := read_sweep_comparison(tags).get("run_id"):
         return _page_of_run(client, client.get_run(str(compared)))
     page = names.REPORT_HTML if names.SCORED_TAG in tags else None
     if tags.get(names.KIND_TAG) == names.KIND_COMPARE:
         page = names.COMPARISON_PAGE
-    return artifact_link(run, page)
+    return format_artifact_link(run, page)
 
 
-def comparison_of_sweep(tags: Mapping[str, str]) -> Mapping[str, Any]:
+def read_sweep_comparison(tags: Mapping[str, str]) -> Mapping[str, Any]:
     """The ``run_id`` that a sweep was compared in, and a digest ``of`` what; empty: in none."""
     with suppress(RecordError):
         return json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
@@ -220,7 +220,7 @@ def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:
     experiment_id = experiment.experiment_id
     with mlflow_errors(f"keep the leaderboard of experiment {experiment_id}"):
         # In a tag of its own, up to date; what a page shares has other names.
-        state = prepared_view(_score_of_runs(client, experiment_id))
+        state = build_leaderboard_view(_score_of_runs(client, experiment_id))
         if experiment.tags.get(VIEW_TAG) != state:
             client.set_experiment_tag(experiment_id, VIEW_TAG, state)
     address = f"#/experiments/{quote(experiment_id, safe='')}/runs"
@@ -231,13 +231,13 @@ def _score_of_runs(client: MlflowClient, experiment_id: str) -> Score:
     """What the newest run whose rows can be read was scored by; accuracy, where none has rows."""
     for run in client.search_runs([experiment_id], _WITH_ROWS, max_results=_MOST_READ):
         with suppress(ClearError):  # whoever scores or compares it says why
-            for record in stored_rows_of(client, run, read_files=False).records.values():
+            for record in load_stored_rows(client, run, read_files=False).records.values():
                 return record.row.score
     return ACCURACY
 
 
 def _newest(client: MlflowClient) -> Experiment:
-    ids = experiment_ids(client)
+    ids = find_experiment_ids(client)
     with mlflow_errors("look for the newest run"):
         found = client.search_runs(ids, f"tags.`{names.KIND_TAG}` != ''", max_results=1)
         if not found:

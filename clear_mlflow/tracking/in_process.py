@@ -48,7 +48,7 @@ def _train(client: MlflowClient, training: Training, asked: Mapping[str, str]) -
         run_id = str(active.info.run_id)
         join(client, run_id)
     run = run_of(client, run_id, training.config, asked)
-    rows = run.writer.sender.rows
+    rows = run.recorder.rows_by_run
     try:
         with run:
             run.track(training)

@@ -43,7 +43,7 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     run_id = run.info.run_id
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
     with mlflow_errors(f"list the models of run {run_id}"):
-        rows = {names.row_of_weights(name) for name in weights.sizes()} - {None}
+        rows = {names.parse_model_file_name(name) for name in weights.list_sizes()} - {None}
         there = {model.tags.get(names.MODEL_ROW_TAG): model for model in _models_of(client, run)}
     made = 0
     for row in sorted(row for row in rows if row is not None):
@@ -73,10 +73,10 @@ def _log_model(
     known: LoggedModel | None,
 ) -> bool:
     """Log one model; return False if its file is too large or does not describe its predictions."""
-    run_id, file = run.info.run_id, names.model_file_name(row)
+    run_id, file = run.info.run_id, names.format_model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read {file} of run {run_id}"):
-            weights = stored.file(file, scratch)
+            weights = stored.fetch_file(file, scratch)
         if weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
         if (about := read_description(weights)) is None:
@@ -152,14 +152,14 @@ def _grey(side: int) -> bytes:
 
 def _accuracies(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
     """The run's own points at this row, which MLflow then has of the model, too."""
-    prefix = names.bucket_series(record.matrix.score.name)
+    prefix = names.format_bucket_prefix(record.matrix.score.name)
     series = set(name_bucket_series(record.masked_matrix.buckets, prefix))
     return [
         Metric(
             *point,
             model_id=model.model_id,
             dataset_name=record.dataset.name,
-            dataset_digest=names.dataset_digest(record.dataset.digest),
+            dataset_digest=names.shorten_digest(record.dataset.digest),
         )
         for point in build_points(scores.stored, scores.results)
         if point.step == row and point.name in series

@@ -22,8 +22,8 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_i
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.journal import HeldError, left_journals
-from clear_mlflow.journal.resend import list_artifacts, send_left_journals
+from clear_mlflow.journal.run_folder import FolderHeldError, find_run_folders
+from clear_mlflow.journal.uploader import list_artifacts, upload_left_folders
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
@@ -32,17 +32,16 @@ from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
-from clear_mlflow.store.heartbeat import (
-    begins_now,
-    give_back,
-    heartbeat,
-    refuse_if_lost,
-    take_hold,
+from clear_mlflow.store.lease import (
+    Lease,
+    check_not_held,
+    format_lease,
+    is_recent_claim,
 )
-from clear_mlflow.store.rows import is_torn, parse_rows, read_row_files, row_sizes
-from clear_mlflow.store.search import MissingRun, select
-from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
-from clear_mlflow.tracking.lifecycle import open_again, refuse_second
+from clear_mlflow.store.rows import is_torn_row, list_row_sizes, parse_rows, read_row_files
+from clear_mlflow.store.search import MissingRun, select_runs
+from clear_mlflow.store.states import StoredState, list_state_rows, read_newest_state
+from clear_mlflow.tracking.lifecycle import open_again
 from clear_mlflow.tracking.loop_run import LOOP_JSON
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
@@ -113,8 +112,8 @@ class ResumePoint:
 def holds_rows(client: MlflowClient, run_id: str) -> bool:
     """Whether a run holds rows of an earlier training; TrackingError: one trains into it now."""
     run = client.get_run(run_id)
-    refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
-    return bool(left_journals(run_id)) or bool(row_sizes(client, run))
+    check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
+    return bool(find_run_folders(run_id)) or bool(list_row_sizes(client, run))
 
 
 def read_resume_point(
@@ -127,10 +126,10 @@ def read_resume_point(
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
     try:
-        send_left_journals(client, run)
-    except HeldError as error:  # its process had not reported yet when the run was read
+        upload_left_folders(client, run)
+    except FolderHeldError as error:  # its process had not reported yet when the run was read
         raise _taken(run_id) from error
-    states = stored_states(client, run)
+    states = list_state_rows(client, run)
     state, problems = read_newest_state(client, run, folder)
     for problem in problems:
         instead = "the one before is used" if state else "there is no other"
@@ -179,7 +178,7 @@ def _whole_rows(
         try:
             whole |= parse_rows({name: content})
         except RecordError as error:
-            if state is None or row is None or row < state.manifest.row or not is_torn(content):
+            if state is None or row is None or row < state.manifest.row or not is_torn_row(content):
                 raise
             warn(f"run {run.info.run_id}: {error}; it is written anew from the training state")
             damaged.add(row)
@@ -258,15 +257,14 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
     run_id = point.run.info.run_id
     with mlflow_errors(f"take over run {run_id}"):
         run = client.get_run(run_id)
-        refuse_second(client, run, _WAIT, assume_dead=assume_dead)
+        check_not_held(client, run, _WAIT, assume_dead=assume_dead)
         number = claim(client, run)
-        take_hold(client, run)
-        now = client.get_run(run_id)
-    refuse_if_lost(now)
-    rows = {int(name[4:-5]) for name in row_sizes(client, now)}
-    if rows != point.records.keys() | point.damaged or stored_states(client, now) != point.states:
-        with mlflow_errors(f"give run {run_id} back"):
-            give_back(client, run)
+    lease = Lease(client, run_id)
+    lease.acquire()
+    now = lease.check()
+    rows = {int(name[4:-5]) for name in list_row_sizes(client, now)}
+    if rows != point.records.keys() | point.damaged or list_state_rows(client, now) != point.states:
+        lease.release()
         raise TrackingError(
             f"run {run_id} was resumed by another process just now; resume it again"
         )
@@ -281,7 +279,7 @@ def claim(client: MlflowClient, run: Run) -> int:
     number = len(_list_claims(run)) + 1
     # Of those that begin at once, one can write it: MLflow lets nobody write it again.
     try:
-        client.log_param(run_id, f"{_CLAIM}{number}", heartbeat())
+        client.log_param(run_id, f"{_CLAIM}{number}", format_lease())
     except MlflowException as error:
         if error.error_code == "INVALID_PARAMETER_VALUE":
             raise _taken(run_id) from error
@@ -292,7 +290,7 @@ def claim(client: MlflowClient, run: Run) -> int:
 def is_claimed(run: Run) -> bool:
     """Return True if another process has claimed a run just now and has not begun to train."""
     claims = _list_claims(run)
-    return len(claims) > _resumes(run) and begins_now(claims[-1])
+    return len(claims) > _resumes(run) and is_recent_claim(claims[-1])
 
 
 def _list_claims(run: Run) -> list[str]:
@@ -313,14 +311,14 @@ def _resumes(run: Run) -> int:
 
 def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
     with mlflow_errors(f"read run {run_id[:80]}"):
-        (run,) = select(client, run_ids=(run_id,))
+        (run,) = select_runs(client, run_ids=(run_id,))
     if isinstance(run, MissingRun):
         raise _refused(run_id[:80], run.problem)
     kind = run.data.tags.get(names.KIND_TAG)
     if kind != names.KIND_TRAIN:
         what = kind or "no run of clear_mlflow"
         raise _refused(run_id, f"it is {what}, not a training; pass the id of one")
-    refuse_second(client, run, _WAIT, assume_dead=assume_dead)
+    check_not_held(client, run, _WAIT, assume_dead=assume_dead)
     if (trained_with := run.data.tags.get(names.VERSION_TAG, "unknown")) != __version__:
         raise _refused(
             run_id,
@@ -339,20 +337,20 @@ def stored_config(client: MlflowClient, run: Run) -> dict[str, str]:
     """The parameters of a run as its config.json has them; RecordError where it is damaged."""
     folder = ArtifactFolder(client, run)
     with mlflow_errors(f"read {names.CONFIG_JSON} of run {run.info.run_id}"):
-        files = folder.sizes()
+        files = folder.list_sizes()
         if LOOP_JSON in files:
             raise _refused(
                 run.info.run_id,
                 "a loop of your own trained it; start that with MLFLOW_RUN_ID set to the run's id",
             )
         if names.CONFIG_JSON not in files:
-            row_sizes(client, run)  # where its rows are gone, too, the store is not all there
+            list_row_sizes(client, run)  # where its rows are gone, too, the store is not all there
             raise TrackingError(
                 f"run {run.info.run_id} lacks {names.CONFIG_JSON}, which has its parameters; start "
                 "a new run"
             )
-        with folder.scratch() as scratch:
-            content = read_bytes(folder.file(names.CONFIG_JSON, scratch), MAX_CONFIG_BYTES)
+        with folder.open_scratch() as scratch:
+            content = read_bytes(folder.fetch_file(names.CONFIG_JSON, scratch), MAX_CONFIG_BYTES)
         return json_texts(content, MAX_CONFIG_BYTES)
 
 

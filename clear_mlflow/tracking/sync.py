@@ -14,27 +14,27 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, TrackingError
-from clear_mlflow.journal.journal import (
-    JOURNAL_JSON,
-    End,
-    HeldError,
-    Journal,
-    Origin,
-    journal_places,
-    journals_in,
-    left_journals,
-    read_origin,
+from clear_mlflow.journal.run_folder import (
+    HEADER_JSON,
+    FolderHeldError,
+    Outcome,
+    RunFolder,
+    RunHeader,
+    candidate_folders,
+    find_run_folders,
+    list_run_folders,
+    read_header,
 )
-from clear_mlflow.journal.resend import send_waiting
+from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.scoring import Scores, read_scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store, mlflow_errors, preflight, switch_store
-from clear_mlflow.store.heartbeat import is_abandoned, is_trainer
-from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
+from clear_mlflow.store.lease import check_not_held, is_expired, read_trainer_token
+from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking import lifecycle
 
 _MEMBERS_WAIT = "its members are not all stored yet"
-_KILLED = End("KILLED", "its process was killed while the tracking store was away")
+_KILLED = Outcome("KILLED", "its process was killed while the tracking store was away")
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Synced:
 def find_journals(folder: Path | None) -> list[Path]:
     """Journals to send: a folder that is one, those in it, or those in the default places."""
     if folder is None:
-        return left_journals()
-    if (folder / JOURNAL_JSON).is_file():
+        return find_run_folders()
+    if (folder / HEADER_JSON).is_file():
         return [folder]
     try:
-        found = journals_in(folder)
+        found = list_run_folders(folder)
     except OSError as error:
         raise TrackingError(f"{folder} cannot be read: {error.strerror}") from error
     if not found:
         raise TrackingError(
-            f"{folder} holds nothing that waits for a store; expected {JOURNAL_JSON} in it, or in "
+            f"{folder} holds nothing that waits for a store; expected {HEADER_JSON} in it, or in "
             "folders in it"
         )
     return found
@@ -89,33 +89,33 @@ def sync_each(folders: Sequence[Path], *, to_named_store: bool = False) -> Itera
 def _sync_one(folder: Path, to_named_store: bool) -> Synced:
     run_id, sent = None, 0
     try:
-        origin = read_origin(folder)
+        origin = read_header(folder)
         run_id = origin.run_id
-        journal = Journal.take(folder, run_id)
+        journal = RunFolder.reopen(folder, run_id)
         done = False
         try:
             client = _connect(origin, folder, to_named_store)
             run = _run_of(client, origin)
             # Another process may train; the writer of this journal has released its lock.
-            if not is_trainer(run, origin.process):
-                lifecycle.refuse_second(client, run, "sync again when it has ended")
-            end = journal.end() or (_KILLED if is_abandoned(client, run) else None)
-            for _ in send_waiting(client, run, journal):
+            if read_trainer_token(run) not in (None, origin.process):
+                check_not_held(client, run, "sync again when it has ended")
+            end = journal.read_outcome() or (_KILLED if is_expired(client, run) else None)
+            for _ in Uploader(client).upload_folder(run, journal):
                 sent += 1
             detail = _close(client, client.get_run(run_id), end)
             done = detail != _MEMBERS_WAIT
         finally:
             journal.close(remove=done)
     except (ClearError, OSError) as error:
-        is_live = isinstance(error, HeldError)
+        is_live = isinstance(error, FolderHeldError)
         return Synced(folder, run_id, sent, str(error), done=False, is_live=is_live)
     links: tuple[str, ...] = ()
     with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):  # it is stored and closed
-        links = tuple(run_links(client, run))
+        links = tuple(format_run_links(client, run))
     return Synced(folder, run_id, sent, detail, done, links)
 
 
-def _close(client: MlflowClient, run: Run, end: End | None) -> str:
+def _close(client: MlflowClient, run: Run, end: Outcome | None) -> str:
     """Score a run whose rows are all there, give it the status that is true, and say so."""
     run_id = run.info.run_id
     if run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
@@ -149,16 +149,16 @@ def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
     return {number: read_scores(client, member) for number, member in enumerate(runs)}
 
 
-def _connect(origin: Origin, folder: Path, to_named_store: bool) -> MlflowClient:
+def _connect(origin: RunHeader, folder: Path, to_named_store: bool) -> MlflowClient:
     """Connect to the store of the environment, or to the one that a journal of this user names."""
     uri = MLFLOW_TRACKING_URI.get()
     # A journal in another place may be anyone's: credentials would be sent where it says.
-    is_own = folder.absolute() in journal_places(folder.name)
+    is_own = folder.absolute() in candidate_folders(folder.name)
     if (
         to_named_store
         and is_own
         and uri
-        and mask_credentials(absolute_store(uri)) != origin.tracking_uri
+        and mask_credentials(resolve_store_uri(uri)) != origin.tracking_uri
     ):
         uri = None
     if not uri:
@@ -173,7 +173,7 @@ def _connect(origin: Origin, folder: Path, to_named_store: bool) -> MlflowClient
     return preflight(opens_run=False)
 
 
-def _run_of(client: MlflowClient, origin: Origin) -> Run:
+def _run_of(client: MlflowClient, origin: RunHeader) -> Run:
     with mlflow_errors(f"read run {origin.run_id} (its process wrote to {origin.tracking_uri})"):
         run = client.get_run(origin.run_id)
     if run.info.lifecycle_stage == LifecycleStage.DELETED:

@@ -26,7 +26,7 @@ from clear_mlflow.core.record import TIMES, DatasetIdentity, row_file_name
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__, software
-from clear_mlflow.journal.resend import stored_steps
+from clear_mlflow.journal.uploader import read_curve_steps
 from clear_mlflow.learning.measured import (
     MeasuredRow,
     StreamMetadata,
@@ -41,12 +41,12 @@ from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.heartbeat import LostRunError
-from clear_mlflow.store.rows import refuse_foreign_rows
+from clear_mlflow.store.lease import LeaseLostError
+from clear_mlflow.store.rows import check_has_no_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
 from clear_mlflow.tracking.lifecycle import open_run
 from clear_mlflow.tracking.resume import ResumePoint, data_of
-from clear_mlflow.tracking.run_writer import RunWriter, now
+from clear_mlflow.tracking.run_recorder import RunRecorder, utc_now
 
 _CHECKOUT = Path(__file__).parents[2]  # of this program, where it is one
 
@@ -72,8 +72,8 @@ class TrainingRun:
         self.config = config
         self.asked = asked
         families = split_families(config.metrics)
-        of_all: RunWriter | None = above.writer if above else None
-        self.writer: RunWriter = RunWriter(client, run_id, families, above=of_all)
+        of_all: RunRecorder | None = above.recorder if above else None
+        self.recorder: RunRecorder = RunRecorder(client, run_id, families, parent=of_all)
         self._facts: StreamMetadata | None = None
         self._kind = kind
         self._is_member = above is not None
@@ -86,12 +86,12 @@ class TrainingRun:
         with mlflow_errors(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._describe(run)
-        self.writer.open(run)
+        self.recorder.open(run)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.writer.close(error)
-        rows, facts = self.writer.rows, self._facts
+        self.recorder.close(error)
+        rows, facts = self.recorder.rows, self._facts
         is_whole = bool(facts and len(facts.buckets) in rows)
         if is_whole and error is None and not self._is_member:
             self._remove_states(before=None)
@@ -99,7 +99,7 @@ class TrainingRun:
     def track(self, training: Training) -> None:
         """Train; store each row before the next bucket starts, and the state during it."""
         self.log_facts(training.facts)
-        for measured in training.rows(self.writer.write_curve, self.log_test, self.log_state):
+        for measured in training.rows(self.recorder.write_curve, self.log_test, self.log_state):
             self.log_row(measured)
 
     def log_facts(self, facts: StreamMetadata) -> None:
@@ -113,7 +113,7 @@ class TrainingRun:
             "extra": _extra_of(facts),
         }
         if self._resumed is not None and self._resumed.is_described(facts):
-            self.writer.describe_rows(**of_rows)
+            self.recorder.set_row_fields(**of_rows)
             return
         for warning in facts.warnings:
             warn(f"dataset {facts.name}: {warning}")
@@ -129,7 +129,7 @@ class TrainingRun:
             **({"absent_classes": facts.absent} if facts.absent else {}),
             **_extra_of(facts),
         }
-        self.writer.log_dataset(source=facts.source, profile=profile, **of_rows)
+        self.recorder.log_dataset(source=facts.source, profile=profile, **of_rows)
         tags = {"dataset_digest": facts.digest}
         if facts.features is not None and facts.features_digest is not None:
             tags |= {"features": facts.features, "features_digest": facts.features_digest}
@@ -138,7 +138,7 @@ class TrainingRun:
         with mlflow_errors(f"log the dataset of run {self.run_id}"):
             log_tags(self.client, self.run_id, tags)
         if facts.evaluation_set is not None:
-            self.writer.write_file(
+            self.recorder.write_file(
                 f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", facts.evaluation_set
             )
 
@@ -150,10 +150,10 @@ class TrainingRun:
             self._complete_row(measured, stored, resumed)
         else:
             # Of a row whose state was stored and that itself was not: the time that it carries.
-            written_at = (None if resumed is None else resumed.time_of(row)) or now()
-            record = self.writer.record_of(row=row, written_at=written_at)
+            written_at = (None if resumed is None else resumed.time_of(row)) or utc_now()
+            record = self.recorder.build_record(row=row, written_at=written_at)
             # Before the state: a run that is resumed from it does not repeat these steps.
-            self.writer.write_row(record, files=_files_of(measured), curve=measured.curve)
+            self.recorder.write_row(record, files=_files_of(measured), curve=measured.curve)
             self._written_at = written_at
 
     def log_test(self, test: AnytimeRow) -> None:
@@ -161,12 +161,12 @@ class TrainingRun:
         name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         resumed = self._resumed
         if resumed is None or test.bucket not in resumed.records or name not in resumed.files:
-            self.writer.write_test(test)
+            self.recorder.write_test(test)
 
     def _describe(self, run: Run) -> None:
         """Say what is being run, once it is sure that rows may be stored in the run."""
         if self._resumed is None:
-            refuse_foreign_rows(self.client, run)
+            check_has_no_rows(self.client, run)
         params = parameters_to_log(self.config, self.asked, run.data.params)
         missing = [Param(name, text) for name, text in params.items()]
         self.client.log_batch(self.run_id, params=missing)
@@ -176,9 +176,9 @@ class TrainingRun:
             content = self.config.to_json().encode()
             log_durably(self.client, self.run_id, content, names.CONFIG_JSON)
         else:
-            self.writer.rows.update(self._resumed.rows_before)
+            self.recorder.rows.update(self._resumed.rows_before)
             # Now that nobody else adds to them.
-            self.writer.steps_there = stored_steps(self.client, run)
+            self.recorder.curve_steps = read_curve_steps(self.client, run)
 
     def _set_tags(self, run: Run) -> None:
         config = self.config
@@ -198,7 +198,7 @@ class TrainingRun:
             names.KIND_TAG: self._kind,
             names.VERSION_TAG: __version__,
             names.SOFTWARE_TAG: software("torch", "torchvision"),
-            **build_families_tag(self.writer.families, run.data.tags),
+            **build_families_tag(self.recorder.families, run.data.tags),
         }
         # A run above others tests nothing.
         if config.test_interval is not None and self._kind == names.KIND_TRAIN:
@@ -220,24 +220,22 @@ class TrainingRun:
     ) -> None:
         """Send what a stored row lacks; it stays, another is kept beside it."""
         row = measured.row
-        self._written_at = now()
-        again = self.writer.record_of(row=row, written_at=self._written_at)
+        self._written_at = utc_now()
+        again = self.recorder.build_record(row=row, written_at=self._written_at)
         files = {
             path: content
             for path, content in _files_of(measured).items()
             if path not in resumed.files
         }
-        beside = None
         if stored != row:
-            files = {}
             folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resumed.number}"
-            beside = f"{folder}/{row_file_name(row.row)}", again.to_json().encode()
+            files = {f"{folder}/{row_file_name(row.row)}": again.to_json().encode()}
             warn(
                 f"row {row.row} of run {self.run_id} was measured again and differs: the device "
                 "does not repeat what it computes to the last digit; the stored row stays, the "
                 f"other is kept in {folder}, and training goes on"
             )
-        self.writer.write_beside_row(stored, artifact=beside, files=files, curve=measured.curve)
+        self.recorder.complete_row(stored, files=files, curve=measured.curve)
 
     def log_state(self, made: TrainingState) -> None:
         """Store the state after the last row, then remove the one before; nothing waits for it."""
@@ -246,7 +244,7 @@ class TrainingRun:
             warn(f"run {self.run_id} could not be resumed from here: {made.problem}")
         content, facts, written_at = made.file, self._facts, self._written_at
         # No state is kept on local disk: a large model would fill it.
-        if content is None or facts is None or self.writer.sender.is_away:
+        if content is None or facts is None or self.recorder.uploader.is_away:
             return
 
         def store() -> None:
@@ -260,9 +258,9 @@ class TrainingRun:
                 torch_version=version("torch"),
             )
             try:
-                self.writer.sender.hold.check(self.run_id)
+                self.recorder.uploader.get_lease(self.run_id).check()
                 store_state(self.client, self.run_id, manifest, content)
-            except LostRunError:  # the next row reports it
+            except LeaseLostError:  # the next row reports it
                 return
             except (TrackingError, OSError) as error:  # the one before stays
                 if not self._warned_of_no_state:
@@ -273,20 +271,20 @@ class TrainingRun:
             self._warned_of_no_state = False
             self._remove_states(before=made.row)
 
-        self.writer.sender.send(store)
+        self.recorder.uploader.enqueue(store)
 
     def _remove_states(self, *, before: int | None) -> None:
         """Remove the states that a newer one replaces or, of a run that has all its rows, all."""
-        sender = self.writer.sender
-        if self._holds_states and not sender.is_away:
+        uploader = self.recorder.uploader
+        if self._holds_states and not uploader.is_away:
             with suppress(Exception):
-                run = sender.hold.check(self.run_id)
+                run = uploader.get_lease(self.run_id).check()
                 remove_states(self.client, run, before=before)
 
 
 def open_training_run(client: MlflowClient, config: TrainConfig, name: str | None = None) -> str:
     """Start a run for a training, or take up the one that the environment names."""
-    check = functools.partial(refuse_foreign_rows, client)
+    check = functools.partial(check_has_no_rows, client)
     return open_run(client, name or run_name(config), check, system_metrics=True)
 
 
@@ -302,7 +300,7 @@ def _files_of(measured: MeasuredRow) -> dict[str, bytes]:
     row = measured.row.row
     files = {
         f"{PREDICTIONS_FOLDER}/{predictions_file_name(row)}": measured.predictions,
-        f"{names.MODELS_FOLDER}/{names.model_file_name(row)}": measured.model,
+        f"{names.MODELS_FOLDER}/{names.format_model_file_name(row)}": measured.model,
     }
     return {path: content for path, content in files.items() if content is not None}
 

@@ -23,7 +23,7 @@ from servers import tracking_server
 
 from clear_mlflow.cli import main
 from clear_mlflow.data.fetching.download import RELEASES, Archive, Release
-from clear_mlflow.journal.journal import End, Journal
+from clear_mlflow.journal.run_folder import Outcome, RunFolder
 from clear_mlflow.store.client import preflight
 from clear_mlflow.store.rows import read_row_files
 
@@ -154,12 +154,12 @@ def resend_run(commands, trained):
     run = client.get_run(trained)
     tags = {name: text for name, text in run.data.tags.items() if name == "clear_mlflow.kind"}
     resent = client.create_run(run.info.experiment_id, tags=tags)
-    journal = Journal.create(
+    journal = RunFolder.create(
         Path("unsent_rows", resent.info.run_id), resent.info.run_id, client.tracking_uri
     )
     for name, content in read_row_files(client, run).items():
         journal.append(f"accuracy_matrix/rows/{name}", content)
-    journal.write_end(End("FINISHED"))
+    journal.append_outcome(Outcome("FINISHED"))
     journal.close()
     assert "scored, FINISHED" in commands.run("sync")
     assert not list(Path("unsent_rows").iterdir())

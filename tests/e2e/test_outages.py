@@ -33,7 +33,7 @@ from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal.sender import UnsentError
+from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
 from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.run_log import collect_series
@@ -292,7 +292,7 @@ def test_a_server_that_is_silent_holds_training_up_for_seconds(
     proxy.plan = lambda method, path: None
     proxy.release()
     # The call that hung may still store what sync is about to read; a process would have ended.
-    senders = "clear_mlflow sender"
+    senders = "clear_mlflow upload"
     wait_until(lambda: senders not in {thread.name for thread in threading.enumerate()}, LONG)
     result = sync()
     assert result.exit_code == 0, result.output

@@ -24,13 +24,13 @@ from stored_runs import histories, row_texts
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
-from clear_mlflow.store.search import select
+from clear_mlflow.store.lease import format_lease
+from clear_mlflow.store.search import select_runs
 from clear_mlflow.tracking.in_process import train_in_process
 
 ADMIN = ("admin", "a-password-of-the-admin")
@@ -275,8 +275,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monke
     assert while_training[0].info.status == "RUNNING"
     of_run = f"{server.database}/{while_training[0].info.experiment_id}/{run_id}/artifacts/"
     wait_for(lambda: f"{of_run}{ROWS_FOLDER}/row_001.json" in server.objects.names(of_run))
-    meanwhile = Evaluation()
-    (verdict,) = meanwhile.over(client, while_training)
+    (verdict,) = rescore_runs(client, while_training)
     assert verdict.action == "skipped", verdict
     os.killpg(training.pid, signal.SIGKILL)
     training.communicate(timeout=LONG)
@@ -293,7 +292,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monke
     assert told == [2 if "another process" in idle[0] else 0]
 
     # A listing that is as old as that is not believed: the run is not closed a second time.
-    (verdict,) = meanwhile.over(client, while_training)
+    (verdict,) = rescore_runs(client, while_training)
     assert verdict.action == "unchanged", verdict
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
@@ -329,11 +328,11 @@ def test_artifacts_without_the_server_between(plain, monkeypatch):
     client.create_experiment("direct", artifact_location=f"s3://{BUCKET}/direct")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "direct")
     train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"})
-    runs = list(select(client, experiment="direct"))
+    runs = list(select_runs(client, experiment="direct"))
     (run,) = runs
     assert f"direct/{run.info.run_id}/artifacts/{ROWS_FOLDER}/row_004.json" in plain.objects.names()
     assert_stored_once(plain, client, run.info.run_id, EXPECTED)
-    (verdict,) = Evaluation(named=True).over(client, runs)
+    (verdict,) = rescore_runs(client, runs, explicit=True)
     assert verdict.action == "unchanged", verdict
 
 
@@ -478,7 +477,7 @@ def test_runs_at_once(plain, monkeypatch):
 
     def train(_):
         ready.wait(LONG)
-        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).run_id
+        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).stored.run_id
 
     with ThreadPoolExecutor(4) as threads:
         run_ids = list(threads.map(train, range(4)))
@@ -497,15 +496,14 @@ def test_evaluates_at_once(plain, monkeypatch):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(LONG)
     abandoned = runs[0].info.run_id
-    process = {**json.loads(heartbeat()), "pid": gone.pid}
+    process = {**json.loads(format_lease()), "pid": gone.pid}
     client.set_tag(abandoned, names.PROCESS_TAG, json.dumps(process))
     client.update_run(abandoned, "RUNNING")
     runs[0] = client.get_run(abandoned)
     together = threading.Barrier(2)
 
     def evaluate(_):
-        evaluation = Evaluation(jobs=1, prepare=lambda *_: together.wait(LONG))
-        return list(evaluation.over(client, runs))
+        return list(rescore_runs(client, runs, jobs=1, prepare=lambda *_: together.wait(LONG)))
 
     with ThreadPoolExecutor(2) as threads:
         verdicts = [verdict for found in threads.map(evaluate, range(2)) for verdict in found]

@@ -31,7 +31,7 @@ from clear_mlflow.engines import Task
 from clear_mlflow.engines.ray_cluster import RayEngine, refuse_far_file
 from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store
+from clear_mlflow.store.client import resolve_store_uri
 
 LONG = 240  # seconds: a bound, not a measurement
 CORES = 2  # of the machine that trains
@@ -567,5 +567,5 @@ def test_a_store_that_is_a_file_is_refused_where_workers_are_elsewhere():
 def test_a_relative_store_is_made_absolute(tmp_path, monkeypatch):
     """A worker in another folder would open another database."""
     monkeypatch.chdir(tmp_path)
-    assert absolute_store("sqlite:///a.db") == f"sqlite:///{tmp_path}/a.db"
-    assert absolute_store("sqlite:////b/a.db") == "sqlite:////b/a.db"
+    assert resolve_store_uri("sqlite:///a.db") == f"sqlite:///{tmp_path}/a.db"
+    assert resolve_store_uri("sqlite:////b/a.db") == "sqlite:////b/a.db"

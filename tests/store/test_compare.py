@@ -16,7 +16,7 @@ from forked import run_python
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.api.compare import listed
+from clear_mlflow.api.compared import join_run_ids
 from clear_mlflow.cli import main
 from clear_mlflow.grids.grid import fingerprint, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -466,7 +466,7 @@ def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_i
     assert invoke("test").exit_code == 0
     compared, _ = comparison_of(store, experiment_id)
     assert compared.data.tags[names.COMPARED_COUNT_TAG] == "4"
-    assert compared.data.params["experiment"] == "test"
+    assert compared.data.params["runs"] == "test"
     ids = [run.info.run_id for run in runs]
     assert invoke(ids[0][:8], ids[2][:31]).exit_code == 0
     assert invoke("test", "--filter", "tags.strategy = 'naive'").exit_code == 0
@@ -504,6 +504,6 @@ def test_an_ambiguous_beginning_of_a_run_id_lists_the_runs(store, experiment_id)
 def test_the_tag_of_very_many_runs_is_as_long_as_mlflow_keeps_one():
     """At once, however many there are."""
     ids = [f"{number:032x}" for number in range(200_000)]
-    assert listed(ids[:200]) == ",".join(ids[:200])
-    assert len(listed(ids)) <= 8_000
-    assert listed(ids).endswith(f"{ids[199]},...")
+    assert join_run_ids(ids[:200]) == ",".join(ids[:200])
+    assert len(join_run_ids(ids)) <= 8_000
+    assert join_run_ids(ids).endswith(f"{ids[199]},...")

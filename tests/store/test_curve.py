@@ -8,14 +8,13 @@ from mlflow.entities import Metric
 from stored_runs import histories
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.journal.journal import Journal, default_root
-from clear_mlflow.journal.sender import MOST_METRICS
+from clear_mlflow.journal.run_folder import MAX_POINTS, RunFolder, default_root
 from clear_mlflow.learning.measured import CurvePoint, ignore
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.lifecycle import take
-from clear_mlflow.tracking.run_writer import RunWriter
+from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.sync import find_journals, sync_each
 
 FIRST = CurvePoint(1, 2.5, 0.1, 100.0, 1_000)
@@ -120,7 +119,7 @@ def test_a_loss_that_is_no_finite_number_is_in_no_chart(store, experiment_id, lo
 
 def left_spool(store, run_id, *batches):
     """What a process leaves that was killed while the store was away."""
-    journal = Journal.create(default_root() / run_id, run_id, store.tracking_uri)
+    journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
     for batch in batches:
         journal.append_metrics(batch)
     journal.close()
@@ -149,8 +148,8 @@ def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run
 def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
     """The first point of a step stays; what the run lacks of each series is added."""
     store.log_metric(run_id, names.CURVE_LOSS, 9.0, timestamp=500, step=FIRST.step)
-    writer = RunWriter(store, run_id, ())
-    writer.steps_there = {names.CURVE_LOSS: frozenset({FIRST.step})}
+    writer = RunRecorder(store, run_id, ())
+    writer.curve_steps = {names.CURVE_LOSS: frozenset({FIRST.step})}
     writer.open(store.get_run(run_id))
     writer.write_curve([FIRST, SECOND])
     writer.close(None)
@@ -161,19 +160,19 @@ def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
 
 def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, monkeypatch):
     """The points wait, more of them than one request takes."""
-    writer = RunWriter(store, run_id, ())
+    writer = RunRecorder(store, run_id, ())
     writer.open(store.get_run(run_id))
-    points = [CurvePoint(step, 1 / step, 0.1, 5.0, step) for step in range(1, MOST_METRICS)]
-    whole = Journal.append_metrics
+    points = [CurvePoint(step, 1 / step, 0.1, 5.0, step) for step in range(1, MAX_POINTS)]
+    whole = RunFolder.append_metrics
 
     def full(journal, metrics):
         if metrics[0].step > 1:
             raise OSError(28, "No space left on device")
         return whole(journal, metrics)
 
-    monkeypatch.setattr(Journal, "append_metrics", full)
+    monkeypatch.setattr(RunFolder, "append_metrics", full)
     writer.write_curve(points)
-    monkeypatch.setattr(Journal, "append_metrics", whole)
+    monkeypatch.setattr(RunFolder, "append_metrics", whole)
     writer.close(None)
     assert curve_of(store, run_id) == series_of(*points)
     assert find_journals(None) == []

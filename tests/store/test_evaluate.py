@@ -8,10 +8,10 @@ from stored_runs import histories, stored_run
 from trainings import FOUR_BUCKETS
 
 import clear_mlflow
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
-from clear_mlflow.store.search import select
+from clear_mlflow.store.lease import format_lease
+from clear_mlflow.store.search import select_runs
 
 
 def local(run):
@@ -20,8 +20,8 @@ def local(run):
 
 
 def run_evaluate(store, *run_ids, dry_run=False):
-    chosen = select(store, run_ids=run_ids)
-    return list(Evaluation(named=True, dry_run=dry_run).over(store, chosen))
+    chosen = select_runs(store, run_ids=run_ids)
+    return list(rescore_runs(store, chosen, explicit=True, dry_run=dry_run))
 
 
 def everything(store, run_id):
@@ -70,7 +70,7 @@ def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, experiment_i
     failed, unchanged = run_evaluate(store, foreign, good.info.run_id)
     assert (failed.action, unchanged.action) == ("failed", "unchanged")
     assert "nowhere" in failed.detail
-    everywhere = list(Evaluation(named=False, dry_run=False).over(store, select(store)))
+    everywhere = list(rescore_runs(store, select_runs(store), explicit=False, dry_run=False))
     assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
 
 
@@ -79,7 +79,7 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
     """A run that trains now is left alone; one whose process is gone is scored and closed."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     store.update_run(run.info.run_id, status="RUNNING")
-    process = json.loads(heartbeat())
+    process = json.loads(format_lease())
     if not alive:
         process["started"] -= 100  # a process id that was given out again
     store.set_tag(run.info.run_id, names.PROCESS_TAG, json.dumps(process))

@@ -9,11 +9,11 @@ import pytest
 from forked import Forked
 from stored_runs import change, histories, rows_folder, stored_run
 
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.store import names
-from clear_mlflow.store.search import select
+from clear_mlflow.store.search import select_runs
 
 
 def worst_bucket(matrix: AccuracyMatrix) -> float:
@@ -25,8 +25,8 @@ OWN = Metric(name="lab/bucket", function=worst_bucket)
 
 def search(client, **options):
     """Evaluate the test's experiment as a search does; verdicts in the order of the runs."""
-    runs = select(client, experiment="test")
-    return list(Evaluation(**options).over(client, runs))
+    runs = select_runs(client, experiment="test")
+    return list(rescore_runs(client, runs, **options))
 
 
 def by_name(verdicts):
@@ -93,7 +93,7 @@ def test_another_metric_writes_that_metric_alone(store, many):
     files = {p: p.stat().st_mtime_ns for p in rows_folder(run).parent.rglob("*") if p.is_file()}
     (verdict,) = search(store, metrics=(*METRICS, OWN))
     assert verdict.action == "scored"
-    assert [point.name for point in verdict.scores.plan.points] == ["lab/bucket"] * 4
+    assert [point.name for point in verdict.scores.changes.points] == ["lab/bucket"] * 4
     after = histories(store, run.info.run_id)
     assert [value for _, _, value in after.pop("lab/bucket")] == [0.60, 0.71, 0.80, 0.70]
     assert after == before

@@ -18,14 +18,14 @@ from mlflow_stores import EXPERIMENT
 
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal import sender
-from clear_mlflow.journal.journal import left_journals
+from clear_mlflow.journal import uploader
+from clear_mlflow.journal.run_folder import RunFolder, find_run_folders
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import read_resume_point
-from clear_mlflow.tracking.run_writer import RunWriter
+from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.sync import sync_each
 from clear_mlflow.tracking.training_run import TrainingRun
 
@@ -52,9 +52,9 @@ def points_in(client, run_id):
 def one(store, tmp_path, monkeypatch, capfd):
     """Train while a call fails, and look at what is left, as a user would."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv(sender.EXIT_VARIABLE, "0.2")
-    monkeypatch.setattr(sender, "_LONGEST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(sender, "_LAST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setenv(uploader.EXIT_WAIT_VARIABLE, "0.2")
+    monkeypatch.setattr(uploader, "_MAX_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(uploader, "_MAX_LAST_PAUSE_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -68,10 +68,10 @@ def one(store, tmp_path, monkeypatch, capfd):
         monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / f"cache{next(places)}"))
         known = {run.info.run_id for run in _runs(store)}
         kept = set()
-        append = sender.Sender.append
+        append = RunFolder.append
 
-        def noting(self, run_id, artifact, content):
-            entry = append(self, run_id, artifact, content)
+        def noting(self, artifact, content):
+            entry = append(self, artifact, content)
             if artifact.startswith(f"{ROWS_FOLDER}/"):
                 kept.add(artifact.rpartition("/")[2])
             return entry
@@ -79,7 +79,7 @@ def one(store, tmp_path, monkeypatch, capfd):
         capfd.readouterr()
         error = None
         with monkeypatch.context() as patch:
-            patch.setattr(sender.Sender, "append", noting)
+            patch.setattr(RunFolder, "append", noting)
             with failing() as calls:
                 try:
                     train_in_process(store, training(SETTINGS, STREAM), {})
@@ -112,7 +112,7 @@ def _recovered(store, run_id, kept, rows, points, told, tmp_path):
     run = store.get_run(run_id)
     if names.PROCESS_TAG in run.data.tags:  # the process of a user has ended by then
         store.delete_tag(run_id, names.PROCESS_TAG)
-    for synced in sync_each(left_journals(run_id)):
+    for synced in sync_each(find_run_folders(run_id)):
         assert synced.done, (told, synced.detail)
     found = rows_in(store, run_id)
     assert kept <= found.keys(), (told, "lost", kept - found.keys())
@@ -168,17 +168,17 @@ def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, monkeypa
     """A bug, or Ctrl-C, between the disk and the store: the row is stored before the run ends."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
 
-    append_points = RunWriter._append_points
+    append_points = RunRecorder._append_points
 
-    def interrupted(self, others=()):
-        if max(self.rows, default=0) == 1 and others:
+    def interrupted(self, points=()):
+        if max(self.rows, default=0) == 1 and points:
             raise KeyboardInterrupt
-        return append_points(self, others)
+        return append_points(self, points)
 
-    monkeypatch.setattr(RunWriter, "_append_points", interrupted)
+    monkeypatch.setattr(RunRecorder, "_append_points", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_in_process(store, training(SETTINGS, STREAM), {})
     (run,) = _runs(store)
     assert run.info.status == "KILLED"
     assert list(rows_in(store, run.info.run_id)) == ["row_000.json", "row_001.json"]
-    assert left_journals() == []
+    assert find_run_folders() == []

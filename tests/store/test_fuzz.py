@@ -38,8 +38,8 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.text import one_line
 from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, new_array
 from clear_mlflow.data.features.torch_files import load_torch_file
-from clear_mlflow.importers import FORMATS, Source, read_runs
-from clear_mlflow.journal.journal import End, Journal, read_origin
+from clear_mlflow.importers import FORMATS, ResultFile, read_runs
+from clear_mlflow.journal.run_folder import METRICS_JSON, Outcome, RunFolder, read_header
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults, parse_parameter
@@ -249,19 +249,19 @@ def test_import_formats(data):
         content = data.draw(changed_json(json.loads(content)))
     else:
         content = data.draw(mangled(content) | st.binary(max_size=200))
-    kind = data.draw(st.sampled_from(("auto", "auto", *FORMATS)))
-    runs = read_or_refused(lambda: read_runs(Source(name, content), kind=kind)) or ()
+    format_name = data.draw(st.sampled_from(("auto", "auto", *FORMATS)))
+    runs = read_or_refused(lambda: read_runs(ResultFile(name, content), format_name)) or ()
     found = [run.matrix.values[~np.isnan(run.matrix.values)] for run in runs]
     for run, cells in zip(runs, found, strict=True):
         assert bool(((cells >= 0) & (cells <= 1)).all())
         assert run.matrix.num_buckets <= 1000
         assert all(key.isprintable() for key in run.matrix.buckets)
     # The two plain formats, by readers of the standard library.
-    if runs and name == "a.csv" and kind in ("auto", "text") and b"#" not in content:
+    if runs and name == "a.csv" and format_name in ("auto", "text") and b"#" not in content:
         plain = content.decode("utf-8").replace("\x00", "")
         cells = [cell for line in csv.reader(plain.splitlines()) for cell in line]
         assert {*found[0].tolist()} <= {as_float(cell.strip()) for cell in cells}
-    if runs and name == "a.json" and kind == "json":
+    if runs and name == "a.json" and format_name == "json":
         said = json.loads(content.decode("utf-8-sig"))
         rows = said
         if isinstance(said, dict):
@@ -428,11 +428,11 @@ def test_manifests_of_states(data):
 def journal(tmp_path_factory) -> Path:
     """A journal that a training left."""
     root = tmp_path_factory.mktemp("journal") / "journal"
-    journal = Journal.create(root, "ab" * 16, "sqlite:////x.db")
+    journal = RunFolder.create(root, "ab" * 16, "sqlite:////x.db")
     journal.append("accuracy_matrix/rows/row_001.json", b"one")
     journal.append_metrics([Metric("renate/average_accuracy", 0.5, 1, 1)])
     journal.append("accuracy_matrix/rows/row_002.json", b"two")
-    journal.write_end(End("FAILED", "because"))
+    journal.append_outcome(Outcome("FAILED", "because"))
     journal.close()
     return root
 
@@ -448,14 +448,14 @@ def test_journals(tmp_path, journal, data):
     spoil(root, outside, data.draw)
 
     def everything() -> list[tuple[str | None, bytes]]:
-        taken = Journal.take(root, read_origin(root).run_id)
+        taken = RunFolder.reopen(root, read_header(root).run_id)
         try:
-            taken.end()
+            taken.read_outcome()
             found = []
             for entry in taken.entries():
-                if entry.artifact is None:
-                    entry.metrics()
-                found.append((entry.artifact, entry.file.read_bytes()))
+                if entry.name == METRICS_JSON:
+                    entry.read_metrics()
+                found.append((entry.name, entry.file.read_bytes()))
             return found
         finally:
             taken.close()

@@ -20,7 +20,7 @@ from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.report.pictures import heatmap_png
-from clear_mlflow.store.ui_urls import artifact_link
+from clear_mlflow.store.ui_urls import format_artifact_link
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",
@@ -129,7 +129,7 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
     assert len(done.output) < 6_000
     note = store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
     assert len(note.encode()) <= 8_000
-    ours = f"({artifact_link(run, 'report.html')})"
+    ours = f"({format_artifact_link(run, 'report.html')})"
     assert note.count(ours) == 1
     note = note.replace(f"]{ours}", "")
     assert not re.search(r"<(?!/?br)|\]\(|!\[", note)

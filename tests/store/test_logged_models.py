@@ -19,7 +19,7 @@ from released_layout import write_released
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.api.train import train_ensemble
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import RecordError
@@ -177,7 +177,7 @@ def test_nothing_in_a_model_is_a_pickle(store, run):
 
 
 def score_again(store, run, **options):
-    (verdict,) = Evaluation(named=True, **options).over(store, [store.get_run(run.info.run_id)])
+    (verdict,) = rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True, **options)
     return verdict
 
 

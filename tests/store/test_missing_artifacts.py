@@ -12,12 +12,12 @@ from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.store import names
-from clear_mlflow.store.rows import row_sizes
-from clear_mlflow.store.search import select
+from clear_mlflow.store.rows import list_row_sizes
+from clear_mlflow.store.search import select_runs
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.lifecycle import take
 from clear_mlflow.tracking.resume import holds_rows, read_resume_point
@@ -61,8 +61,8 @@ def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, t
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
-    chosen = select(store, run_ids=(run_id,))
-    (verdict,) = Evaluation(named=named, dry_run=False).over(store, chosen)
+    chosen = select_runs(store, run_ids=(run_id,))
+    (verdict,) = rescore_runs(store, chosen, explicit=named, dry_run=False)
     assert (verdict.action, verdict.is_problem) == ("failed", True)
     assert LOST in verdict.detail
     assert known(store, run_id) == before
@@ -90,7 +90,7 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
     unmount()
     with pytest.raises(RecordError, match=LOST):
         holds_rows(store, run_id)
-    (verdict,) = Evaluation(named=False, dry_run=False).over(store, select(store))
+    (verdict,) = rescore_runs(store, select_runs(store), explicit=False, dry_run=False)
     assert LOST in verdict.detail
     assert known(store, run_id) == before
 
@@ -106,7 +106,7 @@ def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experi
     assert not histories(store, run.info.run_id)
     unmount()
     with pytest.raises(RecordError, match=LOST):
-        row_sizes(store, store.get_run(run.info.run_id))
+        list_row_sizes(store, store.get_run(run.info.run_id))
 
 
 @dataclass
@@ -152,8 +152,8 @@ def test_a_row_that_is_gone_is_named(store, trained):
     """A part of the rows is no smaller matrix: the complete run stays tagged so."""
     before = known(store, trained.info.run_id)
     (rows_folder(trained) / "row_002.json").unlink()
-    (verdict,) = Evaluation(named=True, dry_run=False).over(
-        store, [store.get_run(trained.info.run_id)]
+    (verdict,) = rescore_runs(
+        store, [store.get_run(trained.info.run_id)], explicit=True, dry_run=False
     )
     assert f"{LOST} (row_002.json in" in verdict.detail
     assert known(store, trained.info.run_id) == before
@@ -183,13 +183,13 @@ def test_a_row_of_a_matrix_too_large_for_a_tag_is_missed(store, experiment_id):
     counts = random.Random(0)
     correct = [[counts.randrange(101) for _ in range(90)] for _ in range(91)]
     run = stored_run(store, experiment_id, correct)
-    (scored,) = Evaluation(named=False, dry_run=False).over(store, [run])
+    (scored,) = rescore_runs(store, [run], explicit=False, dry_run=False)
     assert scored.action == "scored"
     before = known(store, run.info.run_id)
     assert names.MATRIX_TAG not in before[1]
     (rows_folder(run) / "row_090.json").unlink()
-    (verdict,) = Evaluation(named=False, dry_run=False).over(
-        store, [store.get_run(run.info.run_id)]
+    (verdict,) = rescore_runs(
+        store, [store.get_run(run.info.run_id)], explicit=False, dry_run=False
     )
     assert f"{LOST} (row_090.json in" in verdict.detail
     assert known(store, run.info.run_id) == before

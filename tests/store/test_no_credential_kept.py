@@ -11,7 +11,7 @@ from mlflow_stores import EXPERIMENT
 from stored_runs import stored_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.journal.journal import Journal
+from clear_mlflow.journal.run_folder import RunFolder
 from clear_mlflow.server.views import _answering
 
 SECRET = "c4n4ry-s3cr3t"
@@ -105,7 +105,7 @@ def test_no_command_leaves_a_credential_behind(empty_store, place, monkeypatch):
         result = CliRunner().invoke(main, command)
         assert result.exit_code == code, result.output
         assert SECRET not in result.output, command
-    Journal.create(place / "cache" / "journal", run.info.run_id, address).close(remove=False)
+    RunFolder.create(place / "cache" / "journal", run.info.run_id, address).close(remove=False)
     assert not leaks_in(place)
 
 

@@ -19,8 +19,8 @@ from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.ui_urls import (
     VIEW_TAG,
-    page_of_target,
-    run_links,
+    find_page_url,
+    format_run_links,
 )
 from clear_mlflow.tracking.in_process import train_in_process
 
@@ -32,17 +32,17 @@ def test_a_run_opens_at_its_best_page(store, experiment_id):
     run = stored_run(store, experiment_id)
     at = f"#/experiments/{experiment_id}/runs/{run.info.run_id}"
     view = "?workflowType=machine_learning"
-    assert page_of_target(store, run.info.run_id) == at + view
-    assert page_of_target(store, run.info.run_id[:8]) == at + view
+    assert find_page_url(store, run.info.run_id) == at + view
+    assert find_page_url(store, run.info.run_id[:8]) == at + view
     score(store, run.info.run_id)
-    assert page_of_target(store, run.info.run_id) == f"{at}/artifacts/report.html{view}"
+    assert find_page_url(store, run.info.run_id) == f"{at}/artifacts/report.html{view}"
     compared, sweep = (store.create_run(experiment_id).info.run_id for _ in range(2))
     store.set_tag(compared, names.KIND_TAG, names.KIND_COMPARE)
     made = json.dumps({"run_id": compared, "of": "0123"})
     store.set_tag(sweep, names.SWEEP_COMPARISON_TAG, made)
     for target in (compared, sweep):
         expected = f"#/experiments/{experiment_id}/runs/{compared}/artifacts/comparison.html{view}"
-        assert page_of_target(store, target) == expected
+        assert find_page_url(store, target) == expected
 
 
 def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
@@ -55,7 +55,7 @@ def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
         "&viewStateShareKey=clear_mlflow_leaderboard"
     )
     for target in ("test", experiment_id, None):
-        assert page_of_target(store, target) == expected
+        assert find_page_url(store, target) == expected
     tags = store.get_experiment(experiment_id).tags
     assert tags[THEIRS] == "theirs"
     state = json.loads(tags[VIEW_TAG])
@@ -68,7 +68,7 @@ def test_the_leaderboard_brings_charts_of_what_runs_hold(store, experiment_id):
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     (run,) = store.search_runs([experiment_id])
     store.create_run(experiment_id)
-    page_of_target(store, "test")
+    find_page_url(store, "test")
     tag = store.get_experiment(experiment_id).tags[VIEW_TAG]
     assert len(tag) < 5000  # characters that a database keeps
     state = json.loads(tag)
@@ -86,7 +86,7 @@ def test_the_leaderboard_brings_charts_of_what_runs_hold(store, experiment_id):
 
 
 def view_of(store):
-    page_of_target(store, "test")
+    find_page_url(store, "test")
     return json.loads(store.get_experiment_by_name("test").tags[VIEW_TAG])
 
 
@@ -123,9 +123,9 @@ def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, 
 def test_what_is_not_there_is_told(store):
     for target in ("no such", "0123456789abcdef0123456789abcdef", "77"):
         with pytest.raises(TrackingError, match="no experiment has the name or id"):
-            page_of_target(store, target)
+            find_page_url(store, target)
     with pytest.raises(TrackingError, match="no run of clear_mlflow yet"):
-        page_of_target(store, None)
+        find_page_url(store, None)
     answer = CliRunner().invoke(main, ["open", "--port", "many"])
     assert answer.exit_code == 2
     assert "port is 'many'" in answer.output
@@ -159,7 +159,7 @@ def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, m
     monkeypatch.setattr(
         store, "search_experiments", lambda max_results, **o: search(max_results=1, **o)
     )
-    assert page_of_target(store, None).startswith(f"#/experiments/{experiment_id}/runs?")
+    assert find_page_url(store, None).startswith(f"#/experiments/{experiment_id}/runs?")
 
 
 def test_a_port_of_another_program_is_refused_at_once(store, experiment_id):
@@ -193,7 +193,7 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(
         assert opened.wait(60) == 0
         with pytest.raises(OSError, match="refused"):
             urllib.request.urlopen(base)
-        assert run_links(store, run)[0] == f"open     clear-mlflow open {run.info.run_id}"
+        assert format_run_links(store, run)[0] == f"open     clear-mlflow open {run.info.run_id}"
     finally:
         if opened.poll() is None:
             opened.kill()

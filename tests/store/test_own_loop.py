@@ -32,8 +32,8 @@ from clear_mlflow.core.loop_metadata import (
     row_of_predictions,
     row_of_values,
 )
-from clear_mlflow.journal.journal import left_journals
-from clear_mlflow.journal.sender import Sender
+from clear_mlflow.journal.run_folder import find_run_folders
+from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
@@ -528,7 +528,7 @@ def test_several_processes_track_in_the_first_alone(store, experiment_id, monkey
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(ConfigError, match="track in the process of rank 0"),
+        pytest.raises(ConfigError, match="call track only on rank 0"),
         clear_mlflow.track(**LOOP),
     ):
         pass
@@ -661,10 +661,10 @@ def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
     answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     run = clear_mlflow.track(buckets=3, test_labels=LABELS)
     with monkeypatch.context() as patch:
-        patch.setattr(Sender, "send", lambda self, *items: None)
+        patch.setattr(Uploader, "enqueue", lambda self, *items: None)
         with pytest.raises(RecordError, match="missing now"), run:
             run.log_predictions(1, answers)
-    assert left_journals(run.run_id)
+    assert find_run_folders(run.run_id)
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with (
         pytest.raises(TrackingError, match="with buckets"),
@@ -678,7 +678,7 @@ def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
         again.log_predictions(2, answers)
     assert clear_mlflow.load(run.run_id).predictions.rows.keys() == {1, 2}
     assert store.get_run(run.run_id).info.status == "FINISHED"
-    assert not left_journals(run.run_id)
+    assert not find_run_folders(run.run_id)
 
 
 MOVED_AWAY = """
@@ -777,14 +777,14 @@ def test_threads_that_log_tests_and_rows(store):
 def test_a_call_that_was_interrupted_may_be_repeated(store, monkeypatch):
     """The row is on the disk by then."""
     interrupts = [KeyboardInterrupt()]
-    wait = Sender.wait_delivered
+    wait = Uploader.wait_until_stored
 
     def interrupted(self):
         if interrupts:
             raise interrupts.pop()
         wait(self)
 
-    monkeypatch.setattr(Sender, "wait_delivered", interrupted)
+    monkeypatch.setattr(Uploader, "wait_until_stored", interrupted)
     with clear_mlflow.track(**LOOP) as run:
         with pytest.raises(KeyboardInterrupt):
             run.log_counts(0, FOUR_BUCKETS[0])

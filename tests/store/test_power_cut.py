@@ -11,7 +11,7 @@ from power_cuts import recorded, restore
 from stored_runs import of_any_machine
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.journal.journal import Journal, default_root, left_journals
+from clear_mlflow.journal.run_folder import RunFolder, default_root, find_run_folders
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
@@ -135,7 +135,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
         # The process is gone with its machine.
         if names.PROCESS_TAG in store.get_run(run_id).data.tags:
             store.delete_tag(run_id, names.PROCESS_TAG)
-        for synced in sync_each(left_journals(run_id)):
+        for synced in sync_each(find_run_folders(run_id)):
             assert synced.done, (disk.when, synced.detail)
         found = rows_in(store, run_id)
         assert len(found) >= disk.note, disk.when
@@ -174,10 +174,10 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
     for waits in (True, False):
         restore(disk, folders, tmp_path / "mlflow.db")
         store.delete_tag(run_id, names.PROCESS_TAG)
-        list(sync_each(left_journals(run_id)))
+        list(sync_each(find_run_folders(run_id)))
         (tmp_path / row).write_bytes(b"")
         if waits:
-            journal = Journal.create(default_root() / run_id, run_id, store.tracking_uri)
+            journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
             journal.append("accuracy_matrix/rows/row_001.json", whole)
             journal.close()
             assert [synced.done for synced in sync_each([journal.folder])] == [True]

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.store import conflicts
+from clear_mlflow.store import sqlite
 from clear_mlflow.store.client import preflight
 
 SCRIPT = Path(__file__).parents[1] / "support" / "first_opening.py"
@@ -45,7 +45,7 @@ def test_a_program_that_takes_no_lock_is_waited_for(tmp_path):
 
 def test_what_is_no_database_of_mlflow_is_refused(tmp_path, store, monkeypatch):
     """It is waited for as long as somebody may be at work on it, and left as it is."""
-    monkeypatch.setattr(conflicts, "_ABANDONED_SECONDS", 0.5)
+    monkeypatch.setattr(sqlite, "_ABANDONED_SECONDS", 0.5)
     file = tmp_path / "other.db"
     file.write_text("not a database")
     mlflow.set_tracking_uri(f"sqlite:///{file}")

@@ -16,28 +16,28 @@ from servers import tracking_server
 from stored_runs import change, histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.store.client import map_in_threads
 from clear_mlflow.store.matrices import read_matrices
-from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag, rows_digest
-from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.search import select
+from clear_mlflow.store.rows import hash_rows, pack_matrix_tag, read_matrix_tag
+from clear_mlflow.store.search import select_runs
 
 ROWS = {name: text.encode() for name, text in row_texts().items()}
 
 
 def scored(client, **options):
-    runs = select(client, experiment="test")
-    return list(Evaluation(**options).over(client, runs))
+    runs = select_runs(client, experiment="test")
+    return list(rescore_runs(client, runs, **options))
 
 
 def matrices(client, **options):
-    return list(read_matrices(client, select(client, experiment="test"), **options))
+    return list(read_matrices(client, select_runs(client, experiment="test"), **options))
 
 
 def test_tag_gives_back_the_rows():
     """Every byte of every row, in a fraction of the room."""
-    text = matrix_tag("run", ROWS)
+    text = pack_matrix_tag("run", ROWS)
     assert list(read_matrix_tag("run", text).items()) == list(ROWS.items())
     assert len(text) < sum(map(len, ROWS.values())) / 2
 
@@ -46,26 +46,26 @@ def test_a_tag_is_as_long_as_mlflow_keeps_one():
     """8,000 characters; one more, and MLflow would cut it off without a word."""
 
     def tag_with(length):
-        return matrix_tag(
+        return pack_matrix_tag(
             "run", {"row_000.json": random.Random(0).randbytes(length).hex().encode()}
         )
 
     lengths = [len(tag_with(length) or "") for length in range(4900, 5300)]
     assert max(lengths) == 8_000
     assert lengths[-1] == 0
-    assert matrix_tag("run", {}) is None
+    assert pack_matrix_tag("run", {}) is None
 
 
 def test_a_tag_of_another_run_is_none():
     """A run that was copied with its tags is not taken for what its tag says."""
-    assert read_matrix_tag("another", matrix_tag("run", ROWS)) == {}
+    assert read_matrix_tag("another", pack_matrix_tag("run", ROWS)) == {}
 
 
 @settings(max_examples=200)
 @given(data=st.data())
 def test_a_tag_that_was_changed_is_none(data):
     """One character, cut off, or anything at all: the artifacts are read, or it says the same."""
-    text = matrix_tag("run", ROWS)
+    text = pack_matrix_tag("run", ROWS)
     at = data.draw(st.integers(0, len(text) - 1))
     changed = text[:at] + data.draw(st.characters()) + text[at + 1 :]
     assert read_matrix_tag("run", changed) in ({}, ROWS)
@@ -76,14 +76,14 @@ def test_a_tag_that_was_changed_is_none(data):
 @pytest.mark.parametrize("packed", [b"null", b"[]", b"{}", b"[" * 9999, b'{"a": 1}', b"\xff"])
 def test_a_tag_of_anything_else_is_none(packed):
     """No kind of JSON stops a listing."""
-    text = rows_digest("run", {}) + b64encode(zlib.compress(packed)).decode()
+    text = hash_rows("run", {}) + b64encode(zlib.compress(packed)).decode()
     assert read_matrix_tag("run", text) == {}
     assert read_matrix_tag("run", None) == {}
 
 
 def test_a_tag_that_swells_takes_no_memory():
     """A hundred megabytes fit a tag, and is not unpacked."""
-    bomb = rows_digest("run", {}) + b64encode(zlib.compress(b" " * 10**8)).decode()
+    bomb = hash_rows("run", {}) + b64encode(zlib.compress(b" " * 10**8)).decode()
     tracemalloc.start()
     assert read_matrix_tag("run", bomb) == {}
     assert tracemalloc.get_traced_memory()[1] < 5 * 10**7
@@ -149,11 +149,11 @@ def test_a_pool_keeps_the_order_and_takes_items_as_there_is_room(jobs):
         time.sleep(0.002 * (3 - i % 3))
         return i
 
-    results: Any = mapped(work, items(), jobs)
+    results: Any = map_in_threads(work, items(), jobs)
     assert [next(results) for _ in range(20)] == list(range(20))
     assert len(taken) <= 20 + 4 * jobs
     results.close()
-    results = mapped(lambda i: 6 // i, [3, 2, 0, 1], jobs)
+    results = map_in_threads(lambda i: 6 // i, [3, 2, 0, 1], jobs)
     assert [next(results), next(results)] == [2, 3]
     with pytest.raises(ZeroDivisionError):
         next(results)
@@ -193,7 +193,7 @@ def test_behind_a_server(store, server, monkeypatch):
     assert histories(client, runs[0].info.run_id) == expected
     # The second time, the tags are enough.
     again = scored(client)
-    assert [(v.action, v.scores.from_tag) for v in again] == [("unchanged", True)] * 3
+    assert [(v.action, v.scores.stored.from_tag) for v in again] == [("unchanged", True)] * 3
     assert all(m.from_tag for m in matrices(client))
 
     cut, replaced, _ = runs
@@ -201,7 +201,7 @@ def test_behind_a_server(store, server, monkeypatch):
     file.write_bytes(file.read_bytes()[:40])
     change_digest(artifacts_of(replaced) / "row_003.json")
     assert [v.action for v in scored(client)] == ["unchanged"] * 3
-    found = {v.run_name: v for v in scored(client, named=True)}
+    found = {v.run_name: v for v in scored(client, explicit=True)}
     assert [found[name].action for name in "012"] == ["failed", "failed", "unchanged"]
     assert "row_002.json" in found["0"].detail
     assert "dataset digest" in found["1"].detail

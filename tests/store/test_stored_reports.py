@@ -42,7 +42,7 @@ def test_a_training_leaves_its_page(store, experiment_id):
     ids = f"{run.info.experiment_id}/runs/{run.info.run_id}"
     address = f"#/experiments/{ids}/artifacts/report.html?workflowType=machine_learning"
     assert note[2] == f"[**Report**, with every class]({address})"
-    assert score(store, run, named=True).action == "unchanged"
+    assert score(store, run, explicit=True).action == "unchanged"
     before = page_file(run).stat()
     assert score(store, run).action == "unchanged"
     assert page_file(run).stat() == before
@@ -56,7 +56,9 @@ def test_a_run_without_a_page_gets_its_page(store, experiment_id):
     assert set(data_of(run)["answers"]["rows"]) == {"0", "1", "2"}
     forget(store, run)
     verdict = score(store, run, dry_run=True)
-    assert "would write the page, the tags mlflow.clear_mlflow.report" in verdict.detail
+    assert (
+        "would write the reports, the page, the tags mlflow.clear_mlflow.scored" in verdict.detail
+    )
     assert not page_file(run).exists()
     assert score(store, run).action == "scored"
     assert page_file(run).read_text() == whole
@@ -71,7 +73,7 @@ def test_a_page_that_was_lost_is_written_again(store, experiment_id):
     assert "the run kept none" in whole
     page_file(run).unlink()
     assert score(store, run).action == "unchanged"
-    assert score(store, run, named=True).action == "scored"
+    assert score(store, run, explicit=True).action == "scored"
     assert page_file(run).exists()
 
 
@@ -110,9 +112,9 @@ def test_what_earlier_versions_did_not_count_is_said_in_one_place(store, experim
 def test_classes_stay_on_the_page_when_predictions_are_removed(store, experiment_id):
     """Whoever makes room keeps what was made of them."""
     run = kept_run(store, experiment_id)
-    score(store, run, named=True)
+    score(store, run, explicit=True)
     whole = page_file(run).read_text()
     for path in predictions_folder(run).rglob("*.safetensors"):
         path.unlink()
-    assert score(store, run, named=True).action == "unchanged"
+    assert score(store, run, explicit=True).action == "unchanged"
     assert page_file(run).read_text() == whole

@@ -16,8 +16,7 @@ from clear_mlflow.store import names
 FAMILY = '''
 import numpy as np
 from clear_mlflow.metrics import Metric
-from clear_mlflow.metrics._metric import select_cells, require_trained
-from clear_mlflow.metrics import PredictionMetric
+from clear_mlflow.metrics._metric import require_trained, select_cells
 
 
 def late_learning(matrix):
@@ -32,7 +31,7 @@ def worst(matrix):
 
 
 METRICS = (Metric(name="evenness/late", function=late_learning, higher_is_better=False),)
-answers = Metric(needs="predictions", name="mylab/answers", function=worst)
+answers = Metric(name="mylab/answers", function=worst, needs="predictions")
 '''
 
 

@@ -18,9 +18,9 @@ from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import holding
+from clear_mlflow.store.lease import lease_tags
 from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.run_writer import RunWriter
+from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.supervised import train_supervised
 
 ASKED = {"seed": "7", "epochs": "auto"}
@@ -70,9 +70,9 @@ def test_reports_are_artifacts(store, finished):
 
 
 def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkeypatch):
-    """With each heartbeat, and once: a picture shows the rows before it, too."""
+    """With each renewal of the lease, and once: a picture shows the rows before it, too."""
     writers = []
-    opened = RunWriter.open
+    opened = RunRecorder.open
 
     def noted(self, *arguments):
         writers.append(self)
@@ -85,7 +85,7 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
                 for _ in range({0: 1, 2: 2}.get(measured.row.row, 0)):
                     writers[0]._beat()
 
-    monkeypatch.setattr(RunWriter, "open", noted)
+    monkeypatch.setattr(RunRecorder, "open", noted)
     train_in_process(store, BeatenAfter(FOUR_BUCKETS), ASKED)
     run_id = the_run(store, experiment_id).info.run_id
     files = [re.split("[+%]", file.path) for file in store.list_artifacts(run_id, "images")]
@@ -95,14 +95,14 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
 
 
 def test_a_run_lives_while_its_artifact_store_is_away(store, experiment_id):
-    """A heartbeat is of the tracking store alone."""
-    run = store.create_run(experiment_id, tags=holding())
-    writer = RunWriter(store, run.info.run_id, ())
-    writer.sender.problem = TrackingError("the bucket is not there")
+    """The lease is in the tracking store alone."""
+    run = store.create_run(experiment_id, tags=lease_tags())
+    recorder = RunRecorder(store, run.info.run_id, ())
+    recorder.uploader.problem = TrackingError("the bucket is not there")
     before = run.data.tags[names.PROCESS_TAG]
-    store.set_tag(run.info.run_id, names.PROCESS_TAG, before.replace("alive_at", "before"))
-    writer._beat()
-    assert "alive_at" in store.get_run(run.info.run_id).data.tags[names.PROCESS_TAG]
+    store.set_tag(run.info.run_id, names.PROCESS_TAG, before.replace("renewed_at", "before"))
+    recorder._beat()
+    assert "renewed_at" in store.get_run(run.info.run_id).data.tags[names.PROCESS_TAG]
 
 
 def test_tags_params_and_dataset(finished):

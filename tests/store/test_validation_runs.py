@@ -17,8 +17,7 @@ from clear_mlflow.core.record import RowRecord, assemble
 from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.scoring import read_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.matrix_tag import read_matrix_tag
-from clear_mlflow.store.rows import parse_rows
+from clear_mlflow.store.rows import parse_rows, read_matrix_tag
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": 16, "epochs": 1}
 SMALL |= {"batch_size": 8, "device": "cpu", "precision": "off", "log_models": "last"}

@@ -28,7 +28,7 @@ DAMAGES = {
         '{"format": "1.0", "run_id": "../../x", "tracking_uri": "y"}'
     ),
     "format": lambda journal: (journal / "journal.json").write_text('{"format": 99}'),
-    "end": lambda journal: (journal / "end.json").write_text("[" * 100_000),
+    "end": lambda journal: (journal / "00000099-outcome.json").write_text("[" * 100_000),
     "renamed": lambda journal: shutil.copy(_row_2(journal), journal / f"00000000-{_ROWS}009.json"),
     "twice": lambda journal: _with(
         journal,

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
@@ -43,11 +43,11 @@ from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, TrainingState, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.scoring import plan
+from clear_mlflow.scoring import run_log
 from clear_mlflow.scoring.run_log import collect_series
-from clear_mlflow.store import heartbeat
+from clear_mlflow.store import lease
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.tracking import run_writer
+from clear_mlflow.tracking import run_recorder
 from clear_mlflow.tracking.lifecycle import close, result_of
 from clear_mlflow.tracking.resume import ResumePoint, read_resume_point, take_over
 from clear_mlflow.tracking.supervised import _close_complete
@@ -139,22 +139,20 @@ def become(machine: Path, uri: str) -> None:
     MachineClock.file = machine / "clock"
     patch = pytest.MonkeyPatch()
     patch.setattr(socket, "gethostname", lambda: machine.name)
-    for module in (heartbeat, run_writer):
-        patch.setattr(module, "datetime", MachineClock)
-    patch.setattr(heartbeat, "SILENCE", timedelta(seconds=3))
-    patch.setattr(heartbeat, "CLOCKS_DIFFER", timedelta(seconds=2))
-    patch.setattr(heartbeat, "WATCH_SECONDS", 1.5)
-    patch.setattr(heartbeat, "_LOOK_SECONDS", 0.3)
-    patch.setattr(run_writer, "_HEARTBEAT_SECONDS", 0.4)
+    patch.setattr(lease, "_read_clock", lambda: MachineClock.now(timezone.utc))
+    patch.setattr(run_recorder, "datetime", MachineClock)
+    patch.setattr(lease, "EXPIRY_SECONDS", 3.0)
+    patch.setattr(lease, "_POLL_SECONDS", 0.3)
+    patch.setattr(run_recorder, "RENEW_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
-    patch.setattr(plan, "heatmap_png", lambda matrix, title: PICTURE)
+    patch.setattr(run_log, "heatmap_png", lambda matrix, title: PICTURE)
     no_route = MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
     for name in ("get_run", "log_batch", "set_tag", "log_param", "delete_tag", "update_run_info"):
         call = getattr(SqlAlchemyStore, name)
         patch.setattr(SqlAlchemyStore, name, _while(machine / CUT_OFF, no_route, call))
     no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(machine))
     written = _while(machine / FULL, no_space, write_durably)
-    patch.setattr("clear_mlflow.journal.journal.write_durably", written)
+    patch.setattr("clear_mlflow.journal.run_folder.write_durably", written)
     os.environ |= {
         "CLEAR_MLFLOW_CACHE": str(machine),
         "MLFLOW_TRACKING_URI": uri,

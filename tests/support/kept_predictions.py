@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from stored_runs import row_texts, rows_folder
 
-from clear_mlflow.api.evaluate import Evaluation
+from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,
@@ -73,6 +73,6 @@ def predictions_folder(run) -> Path:
 
 def score(client, run, **options):
     """One verdict, as a search for runs would reach it."""
-    options = {"named": False, "dry_run": False, **options}
-    (verdict,) = Evaluation(**options).over(client, [client.get_run(run.info.run_id)])
+    options = {"explicit": False, "dry_run": False, **options}
+    (verdict,) = rescore_runs(client, [client.get_run(run.info.run_id)], **options)
     return verdict

@@ -177,8 +177,8 @@ def test_what_mlflow_keeps_to_itself_is_named_in_one_module():
     assert private == {"clear_mlflow.store.compat"}
 
 
-def test_runs_are_opened_and_ended_in_one_module():
-    """Whoever asks who closes a run finds one file."""
+def test_runs_are_opened_and_ended_in_one_module_each():
+    """A run is opened by lifecycle, and ended by the upload of its outcome."""
     calls = {"start_run", "create_run", "end_run", "set_terminated"}
     callers = {
         name
@@ -186,7 +186,7 @@ def test_runs_are_opened_and_ended_in_one_module():
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in calls
     }
-    assert callers == {"clear_mlflow.tracking.lifecycle"}
+    assert callers == {"clear_mlflow.tracking.lifecycle", "clear_mlflow.journal.uploader"}
 
 
 def test_a_folder_can_be_taken_in_at_a_glance():

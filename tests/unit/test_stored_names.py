@@ -66,4 +66,6 @@ def test_the_artifacts_of_stored_runs_stay():
     assert names.MATRIX_JSON == "accuracy_matrix/matrix.json"
     assert names.REPORT_HTML == "report.html"
     assert names.STATE_FOLDER == "training_state"
-    assert f"{names.MODELS_FOLDER}/{names.model_file_name(4)}" == "models/after_004.safetensors"
+    assert (
+        f"{names.MODELS_FOLDER}/{names.format_model_file_name(4)}" == "models/after_004.safetensors"
+    )

@@ -8,14 +8,15 @@ import pytest
 from mlflow.entities import Metric
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.journal.journal import (
-    END_JSON,
-    JOURNAL_JSON,
-    End,
-    HeldError,
-    Journal,
-    left_journals,
-    read_origin,
+from clear_mlflow.journal import run_folder
+from clear_mlflow.journal.run_folder import (
+    HEADER_JSON,
+    METRICS_JSON,
+    FolderHeldError,
+    Outcome,
+    RunFolder,
+    find_run_folders,
+    read_header,
 )
 
 RUN = "0123456789abcdef" * 2
@@ -23,7 +24,7 @@ RUN = "0123456789abcdef" * 2
 
 @pytest.fixture
 def journal(tmp_path):
-    found = Journal.create(tmp_path / RUN, RUN, "http://me:secret@host:1")
+    found = RunFolder.create(tmp_path / RUN, RUN, "http://me:secret@host:1")
     yield found
     found.close()
 
@@ -45,13 +46,13 @@ def test_an_entry_and_an_end_are_on_the_disk_before_they_count(journal, monkeypa
     monkeypatch.setattr(os, "fsync", flush)
     monkeypatch.setattr(Path, "replace", name)
     entry = journal.append("a/b.json", b"measured")
-    assert (entry.artifact, entry.file.read_bytes()) == ("a/b.json", b"measured")
-    journal.write_end(End("FAILED", "no more"))
+    assert (entry.name, entry.file.read_bytes()) == ("a/b.json", b"measured")
+    outcome = journal.append_outcome(Outcome("FAILED", "no more"))
     (end,) = [content for what, _, content in happened[3:4] if what == "flush"]
     assert json.loads(end)["error"] == "no more"
     for file, content, steps in (
         (entry.file, b"measured", happened[:3]),
-        (journal.folder / END_JSON, end, happened[3:]),
+        (outcome.file, end, happened[3:]),
     ):
         draft = steps[0][1]
         assert draft.parent == file.parent
@@ -75,31 +76,47 @@ def test_what_the_disk_does_not_take_is_not_there(journal, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             journal.append("b.json", b"2")
         with pytest.raises(OSError, match="No space"):
-            journal.write_end(End("FINISHED"))
+            journal.append_outcome(Outcome("FINISHED"))
     names = sorted(path.name for path in journal.folder.iterdir())
-    assert names == [first.file.name, JOURNAL_JSON, "lock"]
+    assert names == [first.file.name, HEADER_JSON, "lock"]
     assert journal.append("c.json", b"3").file.name == "00000002-c.json"
+
+
+def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(journal, monkeypatch):
+    """Whoever measured them keeps them, and would write those again that are there."""
+    monkeypatch.setattr(run_folder, "MAX_POINTS", 1)
+    write, answers = run_folder.write_durably, iter([None])
+
+    def filling(file, content):
+        for _ in answers:
+            return write(file, content)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_durably", filling)
+    with pytest.raises(OSError, match="No space"):
+        journal.append_metrics([Metric("m", 0.5, 1_000, step) for step in (1, 2)])
+    assert journal.entries() == []
 
 
 def test_a_journal_is_one_process_s(journal):
     """Another one is refused; when it is closed, what waits is there for the next, in order."""
-    with pytest.raises(HeldError, match="a process that lives writes to"):
-        Journal.take(journal.folder, RUN)
+    with pytest.raises(FolderHeldError, match="another process writes to"):
+        RunFolder.reopen(journal.folder, RUN)
     for number in range(11):
         journal.append(f"of/{number}.json", b"")
     journal.append_metrics([Metric("m", 0.5, 1_000, 3)])
     journal.close()
-    again = Journal.take(journal.folder, RUN)
+    again = RunFolder.reopen(journal.folder, RUN)
     found = again.entries()
-    assert [entry.artifact for entry in found] == [*(f"of/{n}.json" for n in range(11)), None]
-    (point,) = found[-1].metrics()
+    assert [entry.name for entry in found] == [*(f"of/{n}.json" for n in range(11)), METRICS_JSON]
+    (point,) = found[-1].read_metrics()
     assert (point.key, point.value, point.timestamp, point.step) == ("m", 0.5, 1_000, 3)
     assert again.append("next.json", b"").file.name == "00000013-next.json"
     found[0].remove()
     assert len(again.entries()) == 12
     again.close()
     with pytest.raises(TrackingError, match="12 files that an earlier process measured"):
-        Journal.create(journal.folder, RUN, "http://host:1")
+        RunFolder.create(journal.folder, RUN, "http://host:1")
 
 
 def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(journal):
@@ -108,7 +125,7 @@ def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(j
     for entry in entries[:2]:
         entry.remove()
     journal.close()
-    again = Journal.take(journal.folder, RUN)
+    again = RunFolder.reopen(journal.folder, RUN)
     again.append("a.json", b"4")
     assert [entry.file.read_bytes() for entry in again.entries()] == [b"2", b"3", b"4"]
     again.close()
@@ -117,7 +134,7 @@ def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(j
 def test_a_point_that_is_not_a_number_is_read_back(journal):
     """MLflow stores it, so it may wait for MLflow."""
     journal.append_metrics([Metric("loss", float("nan"), 1_000, 3)])
-    ((point,),) = [entry.metrics() for entry in journal.entries()]
+    ((point,),) = [entry.read_metrics() for entry in journal.entries()]
     assert str(point.value) == "nan"
 
 
@@ -137,31 +154,34 @@ def test_what_no_training_wrote_is_neither_sent_nor_removed(journal, tmp_path):
 
 def test_whose_journal_it_is(journal, tmp_path, monkeypatch):
     """Without the password, and with a path that means the same elsewhere."""
-    origin = read_origin(journal.folder)
+    origin = read_header(journal.folder)
     assert (origin.run_id, origin.tracking_uri) == (RUN, "http://***@host:1")
     assert origin.password
     monkeypatch.chdir(tmp_path)
-    local = Journal.create(tmp_path / "other", "f" * 32, "sqlite:///mlflow.db")
-    origin = read_origin(local.folder)
+    local = RunFolder.create(tmp_path / "other", "f" * 32, "sqlite:///mlflow.db")
+    origin = read_header(local.folder)
     assert origin.tracking_uri == f"sqlite:////{str(tmp_path).lstrip('/')}/mlflow.db"
     assert not origin.password
     local.close()
-    (local.folder / JOURNAL_JSON).write_text(json.dumps({"format": "2.0", "run_id": RUN}))
-    with pytest.raises(TrackingError, match=r"is of format '2.0'; this program knows 1.0"):
-        read_origin(local.folder)
+    (local.folder / HEADER_JSON).write_text(json.dumps({"format": "2.0", "run_id": RUN}))
+    with pytest.raises(TrackingError, match=r"has format '2.0'; this program reads 1.0"):
+        read_header(local.folder)
 
 
 def test_an_end_is_read_back_and_a_new_training_starts_without_one(journal):
     """What an earlier one left does not close the run of the next."""
-    assert journal.end() is None
-    journal.write_end(End("KILLED", "two\nlines", diverged=True))
-    assert journal.end() == End("KILLED", "two\N{REPLACEMENT CHARACTER}lines", diverged=True)
-    (journal.folder / END_JSON).write_text(json.dumps({"status": "DELETED", "error": None}))
-    with pytest.raises(TrackingError, match=r"end\.json is damaged: "):
-        journal.end()
+    assert journal.read_outcome() is None
+    journal.append_outcome(Outcome("KILLED", "two\nlines", diverged=True))
+    assert journal.read_outcome() == Outcome(
+        "KILLED", "two\N{REPLACEMENT CHARACTER}lines", diverged=True
+    )
+    outcome = journal.append_outcome(Outcome("KILLED"))
+    outcome.file.write_text(json.dumps({"status": "DELETED", "error": None}))
+    with pytest.raises(TrackingError, match=r"outcome\.json is damaged: "):
+        journal.read_outcome()
     journal.close()
-    again = Journal.create(journal.folder, RUN, "http://host:1")
-    assert again.end() is None
+    again = RunFolder.create(journal.folder, RUN, "http://host:1")
+    assert again.read_outcome() is None
     again.close(remove=True)
     assert not journal.folder.exists()
 
@@ -173,7 +193,7 @@ def test_journals_that_were_left_are_found(tmp_path, monkeypatch):
     runs = ["a" * 32, "b" * 32]
     places = [tmp_path / "cache" / "unsent" / runs[0], tmp_path / "unsent_rows" / runs[1]]
     for place, run_id in zip(places, runs, strict=True):
-        Journal.create(place, run_id, "http://host:1").close()
+        RunFolder.create(place, run_id, "http://host:1").close()
     (tmp_path / "unsent_rows" / "other").mkdir()
-    assert left_journals() == places
-    assert left_journals(runs[1]) == places[1:]
+    assert find_run_folders() == places
+    assert find_run_folders(runs[1]) == places[1:]

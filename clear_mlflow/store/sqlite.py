@@ -8,43 +8,26 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote, unquote
 
-from mlflow.exceptions import MlflowException
 from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 
 from clear_mlflow.core.durable import flush_folder
-
-_Made = TypeVar("_Made")
-
-# What MLflow answers: for an experiment, and for a row of any other table (mlflow 3.17).
-_MADE_BY_ANOTHER = ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST")
 
 # MLflow writes to a database many times a second while it sets it up; on a machine with other work
 # a pause of three seconds was seen.
 _ABANDONED_SECONDS = 10.0
 
 
-def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
-    """Look for what runs share and make it where it is not there; again if another was faster."""
-    try:
-        return make()
-    except MlflowException as error:
-        if error.error_code not in _MADE_BY_ANOTHER:
-            raise
-        return make()
-
-
 @contextmanager
-def one_opens_at_a_time(tracking_uri: str) -> Iterator[None]:
+def lock_store_opening(tracking_uri: str) -> Iterator[None]:
     """Hold a lock while a store's sqlite database is opened; a new one is set up first."""
     # MLflow sets a new database up in the first call of each process: of several at once all but
     # one fail, and one that is killed leaves what no later one can open (mlflow 3.17).
-    database = sqlite_file(tracking_uri)
+    database = get_sqlite_path(tracking_uri)
     if database is None:
         yield
         return
@@ -66,9 +49,9 @@ def one_opens_at_a_time(tracking_uri: str) -> Iterator[None]:
 
 
 @contextmanager
-def one_writer(tracking_uri: str) -> Iterator[None]:
+def lock_store_writes(tracking_uri: str) -> Iterator[None]:
     """One thread of one process of this user and machine at a time, of an sqlite store alone."""
-    database = sqlite_file(tracking_uri)
+    database = get_sqlite_path(tracking_uri)
     if database is None:
         yield
         return
@@ -82,10 +65,10 @@ def one_writer(tracking_uri: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def sqlite_file(tracking_uri: str) -> Path | None:
+def get_sqlite_path(tracking_uri: str) -> Path | None:
     """The file of an sqlite store; None for any other store.
 
-    >>> sqlite_file("sqlite:////data/mlflow.db"), sqlite_file("http://127.0.0.1:5000")
+    >>> get_sqlite_path("sqlite:////data/mlflow.db"), get_sqlite_path("http://127.0.0.1:5000")
     (PosixPath('/data/mlflow.db'), None)
     """
     scheme, _, rest = tracking_uri.partition("://")

@@ -9,9 +9,9 @@ from stored_runs import row_texts, rows_folder, stored_run
 
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal import sender
-from clear_mlflow.journal.journal import Journal
-from clear_mlflow.journal.resend import send_waiting
+from clear_mlflow.journal import uploader
+from clear_mlflow.journal.run_folder import RunFolder
+from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.rows import RowConflictError, read_rows
@@ -28,7 +28,7 @@ def run(store, experiment_id):
 
 @pytest.fixture
 def journal(store, run, tmp_path):
-    found = Journal.create(tmp_path / "journal", run.info.run_id, store.tracking_uri)
+    found = RunFolder.create(tmp_path / "journal", run.info.run_id, store.tracking_uri)
     yield found
     found.close()
 
@@ -44,7 +44,7 @@ def test_rows_and_files_are_sent_in_order_and_forgotten(store, run, journal):
     put(journal, "row_001.json", json.dumps(again))
     put(journal, "row_002.json", texts["row_002.json"])
     journal.append("other/file.txt", b"x")
-    sent = [entry.artifact for entry in send_waiting(store, run, journal)]
+    sent = [entry.name for entry in Uploader(store).upload_folder(run, journal)]
     folder = ROWS_FOLDER
     assert sent == [f"{folder}/row_001.json", f"{folder}/row_002.json", "other/file.txt"]
     assert journal.entries() == []
@@ -58,8 +58,10 @@ def test_a_row_with_other_numbers_is_not_sent(store, run, journal):
     other = row_texts([[1, 2], [6, 4]])["row_001.json"]
     entry = put(journal, "row_001.json", other)
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
-    with pytest.raises(RecordError, match=r"contradicts row_001.json of run .* measured twice"):
-        list(send_waiting(store, run, journal))
+    with pytest.raises(
+        RowConflictError, match=r"row_001.json of run .* is stored already with other"
+    ):
+        list(Uploader(store).upload_folder(run, journal))
     assert entry.file.exists()
     assert len(journal.entries()) == 2
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT[:2]
@@ -70,14 +72,14 @@ def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal
     journal.append("before.txt", b"x")
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     journal.append("behind.txt", b"x")
-    sending = send_waiting(store, run, journal)
-    assert next(sending).artifact == "before.txt"
+    sending = Uploader(store).upload_folder(run, journal)
+    assert next(sending).name == "before.txt"
     (rows_folder(run) / "row_002.json").write_text(
         row_texts([*CORRECT[:2], [0, 0]])["row_002.json"]
     )
     with pytest.raises(RowConflictError):
         list(sending)
-    left = [entry.artifact for entry in journal.entries()]
+    left = [entry.name for entry in journal.entries()]
     assert left == [f"{ROWS_FOLDER}/row_002.json", "behind.txt"]
 
 
@@ -85,8 +87,8 @@ def test_of_two_in_one_journal_the_first_counts(store, run, journal):
     """As if it had been sent the moment it was measured."""
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     put(journal, "row_002.json", row_texts([*CORRECT[:2], [0, 0]])["row_002.json"])
-    with pytest.raises(RecordError, match=r"contradicts row_002\.json"):
-        list(send_waiting(store, run, journal))
+    with pytest.raises(RowConflictError, match=r"row_002\.json"):
+        list(Uploader(store).upload_folder(run, journal))
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
 
 
@@ -98,12 +100,12 @@ def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, mon
             raise MlflowException("too large", PERMISSION_DENIED)
         log_durably(client, run_id, content, artifact)
 
-    monkeypatch.setattr(sender, "log_durably", refusing)
+    monkeypatch.setattr(uploader, "log_durably", refusing)
     journal.append("too/large.bin", b"x")
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     with pytest.raises(TrackingError, match="too large"):
-        list(send_waiting(store, run, journal))
-    assert [entry.artifact for entry in journal.entries()] == ["too/large.bin"]
+        list(Uploader(store).upload_folder(run, journal))
+    assert [entry.name for entry in journal.entries()] == ["too/large.bin"]
     assert names.HOLDER_TAG not in store.get_run(run.info.run_id).data.tags  # it was given back
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
 
@@ -111,16 +113,16 @@ def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, mon
 def test_a_journal_that_cannot_be_read_stops_no_other(store, run, journal, tmp_path, monkeypatch):
     """As on a disk with a fault."""
     journal.close()
-    broken = Journal.create(tmp_path / "broken", run.info.run_id, store.tracking_uri)
+    broken = RunFolder.create(tmp_path / "broken", run.info.run_id, store.tracking_uri)
     broken.close()
-    end = Journal.end
+    read_outcome = RunFolder.read_outcome
 
     def failing(self):
         if self.folder == broken.folder:
             raise OSError(5, "Input/output error")
-        return end(self)
+        return read_outcome(self)
 
-    monkeypatch.setattr(Journal, "end", failing)
+    monkeypatch.setattr(RunFolder, "read_outcome", failing)
     first, second = sync_each([broken.folder, journal.folder])
     assert (first.done, second.done) == (False, True)
     assert "Input/output error" in first.detail
@@ -132,7 +134,7 @@ def test_a_file_that_is_damaged_or_renamed_is_no_row(store, run, journal, name):
     put(journal, name, "{" if name == "row_001.json" else row_texts(CORRECT)["row_002.json"])
     before = {path.name: path.read_bytes() for path in rows_folder(run).iterdir()}
     with pytest.raises(RecordError, match=name):
-        list(send_waiting(store, run, journal))
+        list(Uploader(store).upload_folder(run, journal))
     assert {path.name: path.read_bytes() for path in rows_folder(run).iterdir()} == before
 
 

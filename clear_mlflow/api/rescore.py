@@ -1,0 +1,373 @@
+"""Score stored runs from their rows, one by one, and report the outcome of each."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
+
+from clear_mlflow.api.bundle import is_bundle
+from clear_mlflow.api.import_ import build_records
+from clear_mlflow.api.load import Runs, chosen, open_store
+from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.loop_metadata import UNKNOWN
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, measured_split
+from clear_mlflow.core.record import row_file_name
+from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
+from clear_mlflow.importers import (
+    ReadOptions,
+    RowPattern,
+    combine_rows,
+    load_file,
+    read_row,
+    read_runs,
+)
+from clear_mlflow.learning.parameters.logged import is_of_a_training
+from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_metrics
+from clear_mlflow.scoring import Scores, log_results, read_scores
+from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import download_artifact, is_local
+from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
+from clear_mlflow.store.lease import is_expired, is_held
+from clear_mlflow.store.matrices import NO_ROWS
+from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
+from clear_mlflow.store.search import MissingRun, tag_project_run
+from clear_mlflow.store.sqlite import lock_store_writes
+from clear_mlflow.tracking.lifecycle import close_abandoned
+from clear_mlflow.tracking.logged_models import log_models
+
+# Runs scored at a time. A server delays each request by about 50 ms and answers many at a time; an
+# object store behind a database is slow, too. Local files are read faster than threads take turns.
+_JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
+
+
+@dataclass(frozen=True)
+class ScoringResult:
+    """Outcome of scoring one run.
+
+    Attributes:
+        run_id: id of the run.
+        run_name: name of the run.
+        action: "scored", "unchanged", "skipped" or "failed".
+        detail: description of what was written, or the reason why nothing was.
+        scores: metrics of the run; None if it has no rows that could be read.
+        is_problem: True if the user should look at the run.
+        is_partial: True if rows are missing, at the end or in between.
+        undefined: names of the user's own metrics that are undefined for the run.
+    """
+
+    run_id: str
+    run_name: str
+    action: str
+    detail: str
+    scores: Scores | None = field(default=None, repr=False)
+    is_problem: bool = False
+    is_partial: bool = False
+    undefined: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the outcome for JSON, with metric values and the reasons of undefined metrics."""
+        results = self.scores.results if self.scores else {}
+        return {
+            "run_id": self.run_id,
+            "run_name": self.run_name,
+            "action": self.action,
+            "detail": self.detail,
+            "metrics": {name: result.value for name, result in results.items()},
+            "reasons": {n: result.reason for n, result in results.items() if result.reason},
+        }
+
+
+def rescore_chosen_runs(
+    runs: Runs,
+    *,
+    filter: str | None,  # noqa: A002
+    unscored_only: bool,
+    metrics: str | Sequence[Any],
+    rows: str | None,
+    rows_scale: str,
+    rows_future: str,
+    rows_score: str,
+    rows_lower_is_better: bool,
+    jobs: int | None,
+    dry_run: bool,
+) -> Iterator[ScoringResult]:
+    """Score runs of the store, and yield the outcome of each; see :func:`clear_mlflow.evaluate`.
+
+    Under ``mlflow run -e evaluate``, the outcomes are also logged in the run that MLflow opened.
+    """
+    added_metrics = load_metrics(metrics)
+    prepare = None
+    if rows:
+        score = Score(rows_score, higher_is_better=not rows_lower_is_better)
+        options = ReadOptions(scale=rows_scale, future=rows_future, score=score)
+        prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
+    client = open_store()
+    selected_runs, are_named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
+    project_run_id = tag_project_run(client, names.KIND_EVALUATE)
+    outcomes: list[dict[str, object]] = []
+    for result in rescore_runs(
+        client,
+        selected_runs,
+        explicit=are_named,
+        dry_run=dry_run,
+        metrics=added_metrics,
+        jobs=jobs,
+        prepare=prepare,
+    ):
+        if project_run_id:
+            outcomes.append(result.to_dict())
+        yield result
+    if project_run_id and not dry_run:
+        _log_outcomes(client, project_run_id, outcomes)
+
+
+def rescore_runs(
+    client: MlflowClient,
+    runs: Iterable[Run | MissingRun],
+    *,
+    explicit: bool = False,
+    dry_run: bool = False,
+    metrics: Sequence[Metric] = (),
+    jobs: int | None = None,
+    prepare: Callable[[MlflowClient, Run], object] | None = None,
+) -> Iterator[ScoringResult]:
+    """Score runs from their stored rows, and yield the outcome of each in order.
+
+    Logs what the store lacks. Closes runs whose process is dead as KILLED. A run that cannot be
+    scored does not stop the others.
+
+    Args:
+        client: client of the store.
+        runs: stored runs, and placeholders of runs that the store lacks.
+        explicit: True if the user named the runs one by one: all artifacts are read again, and a
+            run without rows is a problem instead of being skipped.
+        dry_run: report what would be done, and write nothing.
+        metrics: metrics to compute in addition to those of the families that a run logs.
+        jobs: number of runs scored at a time; None to choose it for the store.
+        prepare: called with each run before its rows are read, but not in a dry run.
+    """
+    remaining = iter(runs)
+    for first in remaining:
+        score = partial(
+            _score_run, client, metrics=metrics, dry_run=dry_run, explicit=explicit, prepare=prepare
+        )
+        yield from map_in_threads(
+            score, chain([first], remaining), jobs or _choose_jobs(client, first)
+        )
+
+
+def _score_run(
+    client: MlflowClient,
+    run: Run | MissingRun,
+    *,
+    metrics: Sequence[Metric],
+    explicit: bool,
+    dry_run: bool,
+    prepare: Callable[[MlflowClient, Run], object] | None,
+) -> ScoringResult:
+    if isinstance(run, MissingRun):
+        return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
+    run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
+    failed = partial(ScoringResult, run_id, name, "failed", is_problem=True)
+    skipped = partial(ScoringResult, run_id, name, "skipped")
+    if is_bundle(run):
+        return failed("is a bundle, which cannot be written to; load it instead")
+    if run.info.status == "RUNNING":
+        # The search result may be hours old. A process sets the status before it ends, so a run
+        # that is still RUNNING after its process was seen dead stays RUNNING.
+        try:
+            with mlflow_errors(f"read run {run_id}"):
+                run = client.get_run(run_id)
+        except ClearError as error:
+            return failed(str(error))
+    if is_held(client, run):
+        return skipped("is training now; it scores itself at its end")
+    abandoned = is_expired(client, run)
+    must_have_rows = explicit or run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
+    try:
+        if prepare is not None and not dry_run:
+            prepare(client, run)
+        scores = read_scores(client, run, metrics, reread=explicit)
+        if not dry_run:
+            log_results(client, scores.stored, scores.results, scores.changes)
+            log_models(client, run, scores)
+            if abandoned:
+                with lock_store_writes(client.tracking_uri):
+                    close_abandoned(client, run)
+    except ClearError as error:
+        detail = str(error)
+        if abandoned and not dry_run:
+            try:
+                close_abandoned(client, run)
+                detail += "; its process is dead: run closed as KILLED"
+            except ClearError as closing_error:
+                detail += f"; {closing_error}"
+        # A damaged row proves that the run was one of ours; other errors do not.
+        is_ours = must_have_rows or isinstance(error, RecordError)
+        return failed(detail) if is_ours else skipped(detail)
+    if scores.record is None and not abandoned:
+        return failed(NO_ROWS) if must_have_rows else skipped(NO_ROWS, scores)
+    missing_rows = scores.record.missing if scores.record else ()
+    if not is_of_a_training(run.data.params):  # a loop need not test its untrained model
+        missing_rows = tuple(row for row in missing_rows if row)
+    undefined = [
+        result
+        for name, result in scores.results.items()
+        if result.reason and name.partition("/")[0] not in BUILT_IN_FAMILIES
+    ]
+    notes = list(_describe_scores(scores, missing_rows, undefined, dry_run))
+    if abandoned:
+        closed = "would be closed" if dry_run else "run closed"
+        notes.append(f"its process is dead: {closed} as KILLED")
+    return ScoringResult(
+        run_id,
+        name,
+        "scored" if abandoned or not scores.changes.is_empty else "unchanged",
+        "; ".join(notes),
+        scores,
+        is_problem=bool(missing_rows or scores.stored.problem is not None)
+        or any(result.is_failed for result in scores.results.values()),
+        is_partial=scores.stored.rows_state != "complete",
+        undefined=tuple(result.name for result in undefined if not result.is_failed),
+    )
+
+
+def _describe_scores(
+    scores: Scores, missing_rows: Sequence[int], undefined: Sequence[MetricResult], dry_run: bool
+) -> Iterator[str]:
+    if scores.record is None:
+        yield "no rows"
+        return
+    yield f"{scores.record.num_stored} of {scores.record.matrix.num_buckets} rows"
+    if missing_rows:
+        yield f"missing {', '.join(f'row {row}' for row in missing_rows)}"
+    if dry_run and not scores.changes.is_empty:
+        yield f"would write {scores.changes}"
+    elif scores.changes.points:
+        yield f"{len(scores.changes.points)} metric values logged"
+    if scores.changes.changed:
+        yield f"values changed: {', '.join(scores.changes.changed)}"
+    if scores.stored.problem is not None:
+        yield scores.stored.problem
+    for result in undefined:
+        yield f"{result.name} left out: {result.reason}"
+
+
+def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
+    if is_server(client.tracking_uri):
+        return _JOBS_SERVER
+    if isinstance(first, MissingRun) or is_local(first.info.artifact_uri):
+        return _JOBS_LOCAL
+    return _JOBS_REMOTE
+
+
+def _log_outcomes(
+    client: MlflowClient, run_id: str, outcomes: Sequence[Mapping[str, object]]
+) -> None:
+    counts = Counter(str(outcome["action"]) for outcome in outcomes)
+    summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
+    note = (
+        f"Re-scored runs from their stored rows: {summary}. The outcome for each run is in "
+        f"`{names.EVALUATED_JSON}`."
+    )
+    with mlflow_errors(f"log the outcomes into run {run_id}"):
+        client.log_text(run_id, json.dumps(outcomes, indent=2) + "\n", names.EVALUATED_JSON)
+        log_tags(client, run_id, {names.EVALUATED_TAG: str(len(outcomes)), MLFLOW_RUN_NOTE: note})
+
+
+def copy_foreign_rows(
+    client: MlflowClient, run: Run, pattern: RowPattern, options: ReadOptions
+) -> None:
+    """Write the rows that another program stored in a run as rows of this package.
+
+    Rows that are already stored are kept, and runs whose rows a training wrote are not changed.
+    """
+    stored_rows = parse_rows(read_row_files(client, run, waiting=None))
+    if any("imported" not in record.extra for record in stored_rows.values()):
+        return
+    paths = pattern.find_rows(_list_matching_artifacts(client, run, pattern))
+    if not paths:
+        return
+    matrix = _read_matrix(client, run, paths, options)
+    labels = {**run.data.params, **run.data.tags}
+    protocol = labels.get("protocol", "")
+    metadata = {
+        "dataset": truncate(labels.get("dataset", ""), 150) or UNKNOWN,
+        "protocol": protocol if protocol in PROTOCOLS else "iid",
+        "split": measured_split(labels.get("split", "")),
+        "seed": labels.get("seed", ""),
+    }
+    for record in build_records(matrix, metadata, {"format": "rows", "pattern": pattern.pattern}):
+        name = row_file_name(record.row.row)
+        if name not in stored_rows:
+            store_row(client, run, name, record.to_json().encode())
+
+
+def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
+    """Return the paths of artifacts that match, searching folder by folder."""
+    folders, num_listed = [""], 0
+    for depth in range(len(pattern.parts)):
+        is_last = depth == len(pattern.parts) - 1
+        if len(folders) > MAX_ARTIFACT_FOLDERS:
+            raise RecordError(
+                f"more than {MAX_ARTIFACT_FOLDERS} folders match {safe_repr(pattern.pattern)}"
+            )
+        matches = []
+        for folder in folders:
+            with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
+                files = client.list_artifacts(run.info.run_id, folder or None)
+            num_listed += len(files)
+            if num_listed > MAX_ARTIFACTS:
+                raise RecordError(f"has more than {MAX_ARTIFACTS} artifacts where rows may be")
+            for file in files:
+                # Only the last part: a path from the store is never followed.
+                name = file.path.rsplit("/", 1)[-1]
+                is_name = name not in ("", ".", "..") and pattern.matches_part(depth, name)
+                if file.is_dir == is_last or not is_name:
+                    continue
+                if is_last and file.file_size is not None and file.file_size > MAX_RESULTS_BYTES:
+                    raise RecordError(
+                        f"{safe_repr(name)} has {file.file_size} bytes, which is too large for rows"
+                    )
+                if "#" in name or "?" in name:  # a request to a server would hang for minutes
+                    raise RecordError(f"{safe_repr(name)} matches; rename it, without # and ?")
+                matches.append(f"{folder}/{name}" if folder else name)
+        folders = matches
+    return folders
+
+
+def _read_matrix(
+    client: MlflowClient, run: Run, paths: Mapping[int | None, str], options: ReadOptions
+) -> AccuracyMatrix:
+    """Read artifacts by their row number, or the one with key None, which has the complete matrix.
+
+    Raises RecordError if that one contains more than one run.
+    """
+    rows: dict[int, list[float]] = {}
+    for row, path in paths.items():
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+            file = load_file(download_artifact(client, run, path, folder), options)
+        if row is None:
+            runs = read_runs(file)
+            if len(runs) != 1:
+                raise RecordError(
+                    f"{safe_repr(path)} contains {len(runs)} runs; expected only this run's"
+                )
+            return runs[0].matrix
+        try:
+            rows[row] = read_row(file)
+        except RecordError as error:
+            raise RecordError(f"{safe_repr(file.name, 120)}: {error}") from error
+    return combine_rows(rows, options)

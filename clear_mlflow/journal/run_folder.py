@@ -1,0 +1,313 @@
+"""A run on local disk: a folder of numbered entries, in the order in which they were measured.
+
+An entry is one file. It is named by its number and its path among the run's artifacts, for example
+``00000001-accuracy_matrix+rows+row_000.json``, and it is either complete or absent. Entries that
+are not artifacts are named ``params.json``, ``tags.json``, ``metrics.json`` and ``outcome.json``.
+``journal.json`` names the run and its store, as far as there are any.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from mlflow.entities import Metric
+
+from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.credentials import has_credentials, mask_credentials
+from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.errors import DataError, RecordError, TrackingError
+from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.core.untrusted import convert, json_value, read_bytes
+from clear_mlflow.store import names
+from clear_mlflow.store.client import resolve_store_uri
+from clear_mlflow.store.lease import process_token
+
+HEADER_JSON = "journal.json"
+OUTCOME_JSON = "outcome.json"
+METRICS_JSON = "metrics.json"
+PARAMS_JSON = "params.json"
+TAGS_JSON = "tags.json"
+MAX_POINTS = 900  # in one entry: MLflow takes 1,000 in a request
+# A folder may come from anyone, so no other tags are set.
+_VALID_TAGS = frozenset(
+    {names.ROWS_TAG, names.ANYTIME_TAG, names.PREDICTIONS_TAG, "dataset_digest"}
+)
+_LOCK = "lock"
+_FORMAT = "1.0"
+_MAX_BYTES = 1 << 20  # of an entry that is not an artifact
+_MAX_ERROR_CHARACTERS = 4000  # it becomes a tag that people read
+# Without "#", "?" and "%": MLflow's requests to a server hang on them or name another file.
+_ENTRY = re.compile(r"([0-9]{8})-((?:(?!\.)[A-Za-z0-9._-]+\+)*(?!\.)[A-Za-z0-9._-]+)")
+Status: TypeAlias = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class FolderHeldError(TrackingError):
+    """Another process appends to a run's folder now."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: Status | None  # None: the status in the store stays as it is
+    error: str | None = None  # one line
+    diverged: bool = False  # the loss or the output was not a finite number
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """The run that a folder belongs to, and the store of that run."""
+
+    run_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None = None
+    tracking_uri: Annotated[str, msgspec.Meta(max_length=2000)] = ""  # without credentials
+    password: bool = False  # True if the store needs credentials, which are not written down
+    process: str = ""  # token of the process that wrote the folder, as in the run's lease
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a run's folder."""
+
+    run_id: str
+    file: Path
+
+    @property
+    def name(self) -> str:
+        """The path among the run's artifacts, or the name of an entry that is not an artifact."""
+        return self.file.name[9:].replace("+", "/")
+
+    def read_params(self) -> dict[str, str]:
+        """Return parameter names and values, or raise TrackingError if the file is damaged."""
+        params: dict[str, str] = _read_json(self.file, dict[str, str])
+        return params
+
+    def read_tags(self) -> dict[str, str]:
+        """Return tag names and values, or raise TrackingError if the file is damaged."""
+        tags: dict[str, str] = _read_json(self.file, dict[str, str])
+        if invalid := tags.keys() - _VALID_TAGS:
+            raise TrackingError(
+                f"{self.file} is damaged: it sets the tag {safe_repr(min(invalid))}"
+            )
+        return tags
+
+    def read_metrics(self) -> list[Metric]:
+        """Return the points of metrics, or raise TrackingError if the file is damaged."""
+        points = _read_json(self.file, list[tuple[str, float, int, int]])
+        return [Metric(name, value, time, step) for name, value, time, step in points]
+
+    def read_outcome(self) -> Outcome:
+        """Return how the run ended, or raise TrackingError if the file is damaged."""
+        outcome: Outcome = _read_json(self.file, Outcome)
+        return replace(
+            outcome, error=outcome.error and truncate(outcome.error, _MAX_ERROR_CHARACTERS)
+        )
+
+    def remove(self) -> None:
+        """Remove the file. If that fails, it is uploaded again, which changes nothing."""
+        with suppress(OSError):
+            self.file.unlink()
+
+
+class RunFolder:
+    """A folder of entries, locked for this process until it is closed."""
+
+    def __init__(self, folder: Path, run_id: str = "") -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self._lock: int | None = _lock_folder(folder)
+        self._next_number = 1 + max((number for number, _ in self._list_numbered()), default=0)
+
+    @classmethod
+    def create(cls, folder: Path, run_id: str | None, tracking_uri: str | None) -> RunFolder:
+        """Create the folder of a run that begins here, with or without an id and a store.
+
+        Raises OSError if it cannot be written, and TrackingError if entries of an earlier process
+        are in it. An outcome of an earlier process is removed.
+        """
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        run_folder = cls(folder, run_id or "")
+        try:
+            if num_entries := len(run_folder.entries()):
+                raise TrackingError(
+                    f"{num_entries} files that an earlier process measured for run {run_id} wait "
+                    f"in {folder}; send them first: clear-mlflow sync {folder}"
+                )
+            uri = resolve_store_uri(tracking_uri or "")
+            header = RunHeader(run_id, mask_credentials(uri), has_credentials(uri), process_token())
+            content = json.dumps({"format": _FORMAT, **asdict(header)}, indent=1).encode()
+            write_durably(folder / HEADER_JSON, content)
+            for entry in run_folder._list_outcomes():
+                entry.file.unlink()
+        except BaseException:
+            run_folder.close(remove=is_new)
+            raise
+        return run_folder
+
+    @classmethod
+    def reopen(cls, folder: Path, run_id: str) -> RunFolder:
+        """Open the folder that an earlier process left.
+
+        Raises FolderHeldError if that process is still alive, and TrackingError if the folder
+        cannot be opened.
+        """
+        try:
+            return cls(folder, run_id)
+        except OSError as error:
+            raise TrackingError(f"{folder} cannot be opened: {error.strerror}") from error
+
+    def append(self, name: str, content: bytes) -> Entry:
+        """Write an entry, which is on the disk when this returns.
+
+        Raises OSError if the disk does not take it; no part of it is left then.
+        """
+        file = self.folder / f"{self._next_number:08d}-{name.replace('/', '+')}"
+        write_durably(file, content)
+        self._next_number += 1
+        return Entry(self.run_id, file)
+
+    def append_params(self, params: Mapping[str, str]) -> Entry:
+        """Write parameters of the run; like :meth:`append`."""
+        return self.append(PARAMS_JSON, json.dumps(params).encode())
+
+    def append_tags(self, tags: Mapping[str, str]) -> Entry:
+        """Write tags of the run; like :meth:`append`."""
+        return self.append(TAGS_JSON, json.dumps(tags).encode())
+
+    def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
+        """Write points of metrics, in as few entries as possible.
+
+        Raises OSError if the disk does not take all of them; none of them is left then.
+        """
+        entries: list[Entry] = []
+        try:
+            for start in range(0, len(points), MAX_POINTS):
+                batch = points[start : start + MAX_POINTS]
+                values = [[p.key, p.value, p.timestamp, p.step] for p in batch]
+                entries.append(self.append(METRICS_JSON, json.dumps(values).encode()))
+        except OSError:
+            for entry in entries:
+                entry.remove()
+            raise
+        return entries
+
+    def append_outcome(self, outcome: Outcome) -> Entry:
+        """Write how the run ended; like :meth:`append`. The last outcome counts."""
+        return self.append(OUTCOME_JSON, json.dumps(asdict(outcome)).encode())
+
+    def entries(self) -> list[Entry]:
+        """Return the entries in order, without outcomes."""
+        return [entry for entry in self._list_entries() if entry.name != OUTCOME_JSON]
+
+    def read_outcome(self) -> Outcome | None:
+        """Return how the run ended, or None if that was not written.
+
+        Raises TrackingError if the file is damaged.
+        """
+        outcomes = self._list_outcomes()
+        return outcomes[-1].read_outcome() if outcomes else None
+
+    def close(self, *, remove: bool = False) -> None:
+        """Unlock the folder; with *remove*, delete it first, with its header and outcomes.
+
+        Files of other names are kept, and so is the folder then.
+        """
+        if remove:
+            with suppress(OSError):
+                for entry in self._list_outcomes():
+                    entry.file.unlink()
+                for path in self.folder.iterdir():
+                    if path.name in (HEADER_JSON, _LOCK) or path.suffix == ".part":
+                        path.unlink()
+                self.folder.rmdir()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _list_entries(self) -> list[Entry]:
+        return [Entry(self.run_id, self.folder / name) for _, name in sorted(self._list_numbered())]
+
+    def _list_outcomes(self) -> list[Entry]:
+        return [entry for entry in self._list_entries() if entry.name == OUTCOME_JSON]
+
+    def _list_numbered(self) -> Iterator[tuple[int, str]]:
+        for path in self.folder.iterdir():
+            # A link may lead to any file of this machine, which would then be uploaded.
+            match = _ENTRY.fullmatch(path.name)
+            if match and not path.is_symlink() and path.is_file():
+                yield int(match[1]), path.name
+
+
+def default_root() -> Path:
+    """Return the folder for run folders in the cache folder, or raise DataError without one."""
+    return default_cache_dir() / "unsent"
+
+
+def candidate_folders(run_id: str) -> list[Path]:
+    """Return the folders that a run may be kept in, the best first, then the working folder's."""
+    folders = [Path("unsent_rows", run_id).absolute()]
+    with suppress(DataError):  # no cache folder
+        folders.insert(0, default_root() / run_id)
+    return folders
+
+
+def find_run_folders(run_id: str | None = None) -> list[Path]:
+    """Return the existing folders of one run or of all runs, in the default locations."""
+    folders = []
+    for candidate in candidate_folders("any"):
+        with suppress(OSError):
+            folders += [
+                path for path in list_run_folders(candidate.parent) if run_id in (None, path.name)
+            ]
+    return folders
+
+
+def list_run_folders(parent: Path) -> list[Path]:
+    """Return the run folders directly in a folder."""
+    return sorted(path for path in parent.iterdir() if (path / HEADER_JSON).is_file())
+
+
+def read_header(folder: Path) -> RunHeader:
+    """Return a folder's header, or raise TrackingError if it is damaged or of another format."""
+    file = folder / HEADER_JSON
+    version: Any = _read_json(file, dict[str, Any]).get("format")
+    if version != _FORMAT:
+        raise TrackingError(
+            f"{file} has format {safe_repr(version, 40)}; this program reads {_FORMAT}: update it"
+        )
+    header: RunHeader = _read_json(file, RunHeader)
+    return header
+
+
+def _lock_folder(folder: Path) -> int:
+    """Lock a folder and return the lock's file descriptor; the lock ends with this process."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(folder / _LOCK, flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise FolderHeldError(
+            f"another process writes to {folder} now and uploads it itself"
+        ) from None
+    return lock
+
+
+def _read_json(file: Path, expected_type: Any) -> Any:
+    try:
+        if not stat.S_ISREG(file.lstat().st_mode):  # opening a pipe would never return
+            raise RecordError("it is not a regular file")
+        content = read_bytes(file, _MAX_BYTES)
+        return convert(json_value(content, _MAX_BYTES, nan=True), expected_type)
+    except (OSError, RecordError) as error:
+        raise TrackingError(f"{file} is damaged: {error}") from error

@@ -1,0 +1,467 @@
+"""Upload the entries of run folders to MLflow, in order: during training, by ``sync``, on a resume.
+
+During training a thread uploads. While the store is away, entries stay on disk and training
+continues.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run
+from mlflow.exceptions import MlflowException
+
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
+from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
+from clear_mlflow.core.text import warn
+from clear_mlflow.journal.run_folder import (
+    METRICS_JSON,
+    OUTCOME_JSON,
+    PARAMS_JSON,
+    TAGS_JSON,
+    Entry,
+    Outcome,
+    RunFolder,
+    find_run_folders,
+    read_header,
+)
+from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.client import log_tags, mlflow_errors
+from clear_mlflow.store.lease import Lease, LeaseLostError
+from clear_mlflow.store.rows import RowConflictError, parse_rows, read_row_files, store_row
+
+# Metric name to the steps at which a run has points of it.
+CurveSteps = Mapping[str, frozenset[int]]
+EXIT_WAIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
+_EXIT_WAIT_SECONDS, _MAX_EXIT_WAIT_SECONDS = 60.0, 86_400.0
+_WAIT_SECONDS = 5.0  # for one row; a healthy store takes it in a tenth of a second
+_HURRIED_WAIT_SECONDS = 2.0  # at the end, after Ctrl-C
+_FIRST_PAUSE_SECONDS = 0.5  # between tries; doubles with each try
+_MAX_PAUSE_SECONDS = 15.0
+_MAX_LAST_PAUSE_SECONDS = 1.0  # once training has ended
+_JOIN_SECONDS = 1.0
+# HTTP statuses below 500 that mean "try again later".
+_RETRY_STATUSES = (408, 425, 429)
+
+
+class UnsentError(TrackingError):
+    """Training is over, and some of what it measured is only on local disk."""
+
+    def __init__(self, message: str, folders: Mapping[str, Path]) -> None:
+        super().__init__(message)
+        self.folders = folders  # run id to a folder with entries of the run
+
+
+class Uploader:
+    """Uploads entries in order, from a thread or in the calling thread.
+
+    Every upload checks the run's lease first, and may be repeated without a change in the store.
+    """
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+        self._leases: dict[str, Lease] = {}  # by run id
+        self.problem: TrackingError | None = None  # why the last upload failed; None if it did not
+        self._changed = threading.Condition()
+        self._queue: deque[Entry | Callable[[], None]] = deque()
+        self._refused: list[Entry] = []  # tried once more at the end
+        self._has_warned = False
+        self._is_finishing = False
+        self._is_stopped = False
+        self._last_progress, self._max_wait = 0.0, math.inf
+        # A daemon, since a call that hangs must not keep the process: its entry is on the disk.
+        self._thread = threading.Thread(target=self._work, name="clear_mlflow upload", daemon=True)
+
+    @property
+    def is_away(self) -> bool:
+        """True if the store did not take the last entry that it was sent."""
+        return self.problem is not None
+
+    @property
+    def lost(self) -> LeaseLostError | None:
+        """The error after which nothing is uploaded, or None: another process has the lease."""
+        return next((lease.lost for lease in list(self._leases.values()) if lease.lost), None)
+
+    def get_lease(self, run_id: str) -> Lease:
+        """Return this process's lease of a run."""
+        return self._leases.setdefault(run_id, Lease(self._client, run_id))
+
+    def start(self) -> None:
+        """Start the thread that uploads."""
+        self._thread.start()
+
+    def enqueue(self, *items: Entry | Callable[[], None]) -> None:
+        """Have the thread upload entries, or call functions, after all earlier items.
+
+        A function is called once; a TrackingError of it is printed as a warning.
+        """
+        with self._changed:
+            self._queue.extend(items)
+            self._changed.notify_all()
+
+    def wait_until_stored(self, seconds: float = _WAIT_SECONDS) -> None:
+        """Wait until the store has all items; returns at once while the store is away.
+
+        Raises LeaseLostError if another process has acquired the run's lease.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue or self.is_away, seconds)
+            if self._queue and not self.is_away:
+                # Later rows do not wait, until the store has taken something again.
+                entry = next((item for item in self._queue if isinstance(item, Entry)), None)
+                name = "the training state" if entry is None else entry.name
+                error = TrackingError(f"the tracking store has not taken {name} so far")
+                self._report_failure(error, entry)
+        if self.lost is not None:
+            raise self.lost
+
+    def finish(self, seconds: float) -> None:
+        """Upload what is left and stop the thread.
+
+        Gives up when the store has taken nothing for so many seconds, or the lease is lost.
+        """
+        with self._changed:
+            self._is_finishing = True
+            self._queue.extend(self._refused)
+            self._refused.clear()
+            self._last_progress = time.monotonic()
+            self._changed.notify_all()
+            while self._queue and self.lost is None and self._thread.is_alive():
+                deadline = self._last_progress + min(seconds, self._max_wait)
+                if (left := deadline - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(min(left, _HURRIED_WAIT_SECONDS))  # hurry() notifies nobody
+            self._is_stopped = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def hurry(self) -> None:
+        """Shorten the wait of :meth:`finish` to 2 seconds. Safe in a signal handler."""
+        self._max_wait = _HURRIED_WAIT_SECONDS
+
+    def list_unsent(self) -> dict[str, list[Entry]]:
+        """Return the entries that the store does not have, by run id."""
+        with self._changed:
+            unsent: dict[str, list[Entry]] = {}
+            for item in (*self._queue, *self._refused):
+                if isinstance(item, Entry):
+                    unsent.setdefault(item.run_id, []).append(item)
+            return unsent
+
+    def build_unsent_error(self) -> UnsentError | None:
+        """Return the error that names what the store does not have, or None if it has all."""
+        unsent = self.list_unsent()
+        if not unsent:
+            return None
+        num_files = sum(map(len, unsent.values()))
+        folders = {entry.file.parent for entries in unsent.values() for entry in entries}
+        # Runs of an ensemble have one parent folder, which is enough to name; unless there are
+        # two, on two disks.
+        num_siblings = Counter(folder.parent for folder in folders)
+        paths = sorted({f.parent if num_siblings[f.parent] > 1 else f for f in folders})
+        reason = f" ({self.problem})" if self.problem else ""
+        commands = " and ".join(f"'clear-mlflow sync {shlex.quote(str(path))}'" for path in paths)
+        return UnsentError(
+            f"the tracking store did not take {num_files} files of rows and metrics{reason}; they "
+            f"are in {' and '.join(map(str, paths))}: send them with {commands}",
+            {run_id: entries[-1].file.parent for run_id, entries in unsent.items()},
+        )
+
+    def upload(self, entry: Entry) -> None:
+        """Store one entry. A row that is stored with the same numbers is left as it is.
+
+        Raises:
+            LeaseLostError: another process has acquired the run's lease.
+            RowConflictError: the row is stored with other numbers.
+            TrackingError: the store does not take the entry.
+        """
+        run_id, name = entry.run_id, entry.name
+        run = self.get_lease(run_id).check()
+        with mlflow_errors(f"store {name} of run {run_id}"):
+            if name == METRICS_JSON:
+                self._client.log_batch(run_id, metrics=entry.read_metrics())
+            elif name == TAGS_JSON:
+                log_tags(self._client, run_id, entry.read_tags())
+            elif name == PARAMS_JSON:
+                params = [Param(key, value) for key, value in entry.read_params().items()]
+                self._client.log_batch(run_id, params=params)
+            elif name == OUTCOME_JSON:
+                store_outcome(self._client, run_id, entry.read_outcome())
+            elif name.startswith(f"{ROWS_FOLDER}/"):
+                row_file = name.removeprefix(f"{ROWS_FOLDER}/")
+                store_row(self._client, run, row_file, entry.file.read_bytes())
+            else:
+                log_durably(self._client, run_id, entry.file.read_bytes(), name)
+
+    def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
+        """Upload what an earlier process left, in order; remove and yield each stored entry.
+
+        Acquires the run's lease, and keeps it unless this fails. Outcomes are not uploaded. An
+        entry that the store refuses for good is kept, and the error is raised at the end.
+
+        Raises:
+            RecordError: a row is damaged, or the run lacks rows that it was stored with.
+            RowConflictError: a row is stored with other numbers. Later entries are kept, too.
+            TrackingError: the store does not take an entry.
+        """
+        entries = folder.entries()
+        unsent_rows = {entry.name.removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
+        read_row_files(self._client, run, waiting=unsent_rows)  # raises if rows are missing
+        read_steps = cache(lambda: read_curve_steps(self._client, run))
+        list_tests = cache(lambda: list_artifacts(self._client, run.info.run_id, ANYTIME_FOLDER))
+        refusal: TrackingError | None = None
+        try:
+            for number, entry in enumerate(entries):
+                _check_row(entry)
+                if number == 0:
+                    self.get_lease(folder.run_id).acquire()
+                try:
+                    if entry.name == METRICS_JSON:
+                        self._upload_curve(entry, read_steps)
+                    # If another process trained on a bucket again, the tests of that process stay.
+                    elif not entry.name.startswith(f"{ANYTIME_FOLDER}/") or (
+                        entry.name not in list_tests()
+                    ):
+                        self.upload(entry)
+                except RowConflictError as error:
+                    raise RowConflictError(
+                        f"{error}; {entry.file} was measured again: remove that file if the stored "
+                        "row is right"
+                    ) from error
+                except TrackingError as error:
+                    if not is_final(error) or isinstance(error, LeaseLostError):
+                        raise
+                    refusal = refusal or error
+                    continue
+                entry.remove()
+                yield entry
+            if refusal is not None:
+                raise refusal
+        except ClearError:
+            with suppress(ClearError):
+                self.get_lease(folder.run_id).release()
+            raise
+
+    def _upload_curve(self, entry: Entry, read_steps: Callable[[], CurveSteps]) -> None:
+        """Store the points of an entry that belong to the training curve and are not stored.
+
+        Other points follow from rows: scoring logs those that are missing. If another process has
+        stored the same rows since, this entry's points have other times and would be duplicates.
+        """
+        curve = [point for point in entry.read_metrics() if point.key in names.CURVE]
+        if curve and (points := drop_stored_points(curve, read_steps())):
+            self.get_lease(entry.run_id).check()
+            with mlflow_errors(f"store metrics of run {entry.run_id}"):
+                self._client.log_batch(entry.run_id, metrics=points)
+
+    def _work(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._is_stopped)
+                if self._is_stopped:
+                    return
+                item = self._queue[0]
+            entry = item if isinstance(item, Entry) else None
+            try:
+                if isinstance(item, Entry):
+                    self.upload(item)
+                else:
+                    item()
+            except LeaseLostError as error:
+                with self._changed:
+                    self.problem = error
+                    self._changed.notify_all()
+                return
+            except TrackingError as error:
+                with self._changed:
+                    if self._is_stopped:
+                        return
+                    if entry is None or is_final(error):
+                        self._set_aside(error, entry)
+                    else:
+                        self._report_failure(error, entry)
+                        longest = (
+                            _MAX_LAST_PAUSE_SECONDS if self._is_finishing else _MAX_PAUSE_SECONDS
+                        )
+                        pause = min(2 * pause, longest)
+                        self._pause(pause)
+                continue
+            if entry is not None:
+                entry.remove()
+                pause = _FIRST_PAUSE_SECONDS
+            with self._changed:
+                self._queue.popleft()
+                if entry is not None:
+                    self.problem = None
+                self._last_progress = time.monotonic()
+                if self._has_warned and not self._queue:
+                    warn("the tracking store is back; what waited is stored")
+                    self._has_warned = False
+                self._changed.notify_all()
+
+    def _set_aside(self, error: TrackingError, entry: Entry | None) -> None:
+        """Continue with the next item. An entry is kept for the end, a function is dropped."""
+        self._queue.popleft()
+        self._refused += filter(None, [entry])
+        self.problem = error
+        warn(f"{error}; it is kept in {entry.file.parent}" if entry else str(error))
+        self._changed.notify_all()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait between two tries, at most until :meth:`finish` begins or ends."""
+        was_finishing = self._is_finishing
+        self._changed.wait_for(
+            lambda: self._is_stopped or self._is_finishing != was_finishing, seconds
+        )
+
+    def _report_failure(self, error: TrackingError, entry: Entry | None) -> None:
+        self.problem = error
+        if not self._has_warned:
+            location = "on local disk" if entry is None else f"in {entry.file.parent}"
+            warn(
+                f"{error}; training continues; what is measured is kept {location} and sent when "
+                "the store takes it"
+            )
+            self._has_warned = True
+        self._changed.notify_all()
+
+
+def upload_left_folders(client: MlflowClient, run: Run) -> None:
+    """Upload and remove what earlier processes on this machine left of a run, except outcomes.
+
+    Releases the run's lease afterwards, since another process may continue the run.
+
+    Raises:
+        FolderHeldError: one of these processes is still alive.
+        RecordError, TrackingError: as :meth:`Uploader.upload_folder`.
+    """
+    run_id = run.info.run_id
+    for path in find_run_folders(run_id):
+        header_run_id = read_header(path).run_id
+        if header_run_id != run_id:
+            raise TrackingError(
+                f"{path} contains what was measured for run {header_run_id}; move it to a folder "
+                "of that name, or send it: clear-mlflow sync FOLDER"
+            )
+        folder = RunFolder.reopen(path, run_id)
+        is_uploaded = False
+        try:
+            uploader = Uploader(client)
+            for _ in uploader.upload_folder(run, folder):
+                pass
+            uploader.get_lease(run_id).release()
+            is_uploaded = True
+        finally:
+            folder.close(remove=is_uploaded)
+
+
+def store_outcome(
+    client: MlflowClient,
+    run_id: str,
+    outcome: Outcome,
+    *,
+    check: Callable[[Run], object] | None = None,
+) -> Run:
+    """Set a run's tags of an error and of divergence, then its status; return the ended run.
+
+    Deletes the tag of the process that trained it. check: is called first, with the stored run,
+    and may raise.
+    """
+    with mlflow_errors(f"close run {run_id}"):
+        if check is not None:
+            check(client.get_run(run_id))
+        tags = {names.ERROR_TAG: outcome.error[:8000]} if outcome.error else {}
+        if outcome.diverged:
+            tags[names.DIVERGED_TAG] = "true"
+        for name, value in tags.items():
+            client.set_tag(run_id, name, value)
+        # The status before the process: while a run is RUNNING, its process has to be known.
+        active = mlflow.active_run()
+        if outcome.status is not None and active is not None and active.info.run_id == run_id:
+            mlflow.end_run(outcome.status)
+        elif outcome.status is not None:
+            client.set_terminated(run_id, outcome.status)
+        run = client.get_run(run_id)
+        if names.PROCESS_TAG in run.data.tags:
+            try:
+                client.delete_tag(run_id, names.PROCESS_TAG)
+            except MlflowException as error:  # another evaluate has closed the run, too
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+    return run
+
+
+def list_artifacts(client: MlflowClient, run_id: str, folder: str) -> frozenset[str]:
+    """Return the paths of the files in a folder of a run's artifacts."""
+    with mlflow_errors(f"list {folder} of run {run_id}"):
+        files = client.list_artifacts(run_id, folder)
+    return frozenset(f"{folder}/{file.path.rsplit('/', 1)[-1]}" for file in files)
+
+
+def read_curve_steps(client: MlflowClient, run: Run) -> CurveSteps:
+    """Return the steps at which a run has points of its training curve."""
+    run_id = run.info.run_id
+    steps = {}
+    for name in names.CURVE:
+        if name in run.data.metrics:
+            with mlflow_errors(f"read {name} of run {run_id}"):
+                history = client.get_metric_history(run_id, name)
+            steps[name] = frozenset(point.step for point in history)
+    return steps
+
+
+def drop_stored_points(points: Iterable[Metric], steps: CurveSteps) -> list[Metric]:
+    """Return the points at whose steps the run has none: the first point of a step is kept."""
+    return [point for point in points if point.step not in steps.get(point.key, ())]
+
+
+def is_final(error: ClearError) -> bool:
+    """Return True if the store will not take this, however often it is sent."""
+    if isinstance(error, (LeaseLostError, RowConflictError)):
+        return True
+    cause = error.__cause__
+    if isinstance(cause, MlflowException):
+        status = cause.get_http_status_code()
+    else:
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+    return isinstance(status, int) and 400 <= status < 500 and status not in _RETRY_STATUSES
+
+
+def read_exit_wait() -> float:
+    """Return how many seconds the end of a training waits for a store that takes nothing.
+
+    Raises TrackingError if the environment variable is not a number of seconds.
+    """
+    value = os.environ.get(EXIT_WAIT_VARIABLE, "")
+    try:
+        seconds = float(value) if value else _EXIT_WAIT_SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MAX_EXIT_WAIT_SECONDS:
+        raise TrackingError(
+            f"{EXIT_WAIT_VARIABLE} is {value!r}; expected seconds, 0 to "
+            f"{_MAX_EXIT_WAIT_SECONDS:.0f}"
+        )
+    return seconds
+
+
+def _check_row(entry: Entry) -> None:
+    """Raise RecordError if an entry that is a row is damaged or has another row's name."""
+    folder, _, name = entry.name.rpartition("/")
+    if folder == ROWS_FOLDER and row_index(name) is not None:
+        assemble(parse_rows({name: entry.file.read_bytes()}))

@@ -1,0 +1,390 @@
+"""Record what is measured in one MLflow run: on local disk at once, then in the store."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
+from clear_mlflow.core.text import warn
+from clear_mlflow.core.version import __version__
+from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, Outcome, RunFolder, candidate_folders
+from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
+from clear_mlflow.learning.measured import CurvePoint
+from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
+from clear_mlflow.report.page.run_page import load_run_page
+from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
+from clear_mlflow.scoring.run_log import Point, evaluate_step, to_mlflow_metrics
+from clear_mlflow.scoring.run_record import to_milliseconds
+from clear_mlflow.store import names
+from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
+from clear_mlflow.store.lease import RENEW_SECONDS, LeaseLostError
+
+_MAX_STOPPED_WAIT_SECONDS = 10.0  # at the end of a training that failed or was stopped
+_JOIN_SECONDS = 1.0
+_FIRST_ROW_WITH_ALL_METRICS = 2  # the first row after which each summary metric has a value
+_LOADING_SECONDS = 10.0  # on a busy machine; usually one or two
+
+
+class RunRecorder:
+    """Appends to the folder of one run on local disk, from which an uploader sends to the store.
+
+    Args:
+        client: MLflow client of the store.
+        run_id: id of the open run.
+        families: names of the metric families to log after each row.
+        parent: recorder of the parent run, whose uploader and thread this one uses, or None.
+    """
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        run_id: str,
+        families: Sequence[str],
+        *,
+        parent: RunRecorder | None = None,
+    ) -> None:
+        self.client = client
+        self.run_id = run_id
+        self.families = tuple(families)
+        # Builds the record of a row from row= and written_at=.
+        self.build_record: Callable[..., RowRecord] = RowRecord
+        self.curve_steps: CurveSteps = {}  # steps of the stored curve, if a run is resumed
+        self.uploader: Uploader = parent.uploader if parent else Uploader(client)
+        self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
+        self._parent = parent
+        self._recorders = [self]  # this one, then those of child runs
+        if parent is not None:
+            parent._recorders.append(self)
+        self._run_name = run_id
+        self._candidates = iter(candidate_folders(run_id))  # folders that were not tried yet
+        self._folders: list[RunFolder] = []  # the last one is written to
+        self._bucket_points: list[Metric] = []  # points of the first rows, to be sent after others
+        self._curve: list[Metric] = []  # points of the curve that are not on local disk yet
+        self._exit_wait = 0.0  # seconds
+        self._unplotted: AccuracyMatrix | None = None  # the matrix, if no picture shows it yet
+        self._is_loaded, self._is_over = threading.Event(), threading.Event()
+        # A daemon, since a call that hangs must not keep the process.
+        self._heart = threading.Thread(target=self._live, name="clear_mlflow heart", daemon=True)
+
+    @property
+    def rows_by_run(self) -> dict[str, dict[int, AccuracyRow]]:
+        """The rows of this run and of its child runs, by run id."""
+        return {recorder.run_id: recorder.rows for recorder in self._recorders}
+
+    def open(self, run: Run) -> None:
+        """Create the run's folder, and start to upload; load in the background what plots.
+
+        Raises TrackingError if no disk can be written.
+        """
+        self._exit_wait = read_exit_wait()
+        self._run_name = run.info.run_name or self.run_id
+        self._open_folder()
+        if self._parent is None:
+            self.uploader.start()
+            self._heart.start()
+
+    def finish(self, error: BaseException | None) -> None:
+        """Upload what is left and stop. error: why training ended early, or None.
+
+        Does nothing for a child run: its entries are uploaded when the parent run finishes.
+
+        Raises:
+            UnsentError: the store did not take everything; the rest stays on local disk.
+            LeaseLostError: another process has acquired the run's lease.
+        """
+        uploader = self.uploader
+        if uploader.lost is None:  # otherwise the process with the lease measures these steps again
+            self.write_curve(())
+            if self._curve:
+                warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
+        if self._parent is not None:
+            return
+        try:
+            uploader.finish(min(self._exit_wait, _MAX_STOPPED_WAIT_SECONDS if error else math.inf))
+        finally:
+            self._is_over.set()  # no renewal of the lease after the end of the run
+            self._heart.join(_JOIN_SECONDS if uploader.is_away else None)
+        unsent = uploader.build_unsent_error()
+        if uploader.lost is not None:
+            suffix = f"; {unsent}" if unsent else ""
+            raise LeaseLostError(
+                f"{uploader.lost}; what this one measured since is not stored{suffix}"
+            )
+        if unsent:
+            raise unsent from error
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Write how the run ended to local disk, then store it.
+
+        Raises TrackingError if the store does not take it: it stays on disk for ``sync``.
+        """
+        entry = self._append(lambda folder: folder.append_outcome(outcome), "outcome.json")
+        self.uploader.upload(entry)
+        entry.remove()
+
+    def release(self) -> None:
+        """Unlock the folders of this run and of its child runs; remove those without entries."""
+        for recorder in self._recorders:
+            for folder in recorder._folders:
+                has_entries = folder.entries() or folder.read_outcome()
+                folder.close(remove=not has_entries)
+
+    def close(self, error: BaseException | None) -> None:
+        """Call :meth:`finish`, then :meth:`release`; child runs are closed by their parent."""
+        try:
+            self.finish(error)
+        finally:
+            if self._parent is None:
+                self.release()
+
+    def log_dataset(self, *, source: str, profile: Mapping[str, object], **row_fields: Any) -> None:
+        """Log the dataset as an MLflow input, and set the fields that all records of rows share.
+
+        source: where the data is from. profile: counts and digests, as JSON. row_fields: as
+        :meth:`set_row_fields`.
+        """
+        self.set_row_fields(**row_fields)
+        identity, split = row_fields["dataset"], row_fields["split"]
+        dataset = Dataset(
+            name=identity.name,
+            digest=names.shorten_digest(identity.digest),
+            source_type="local",
+            source=json.dumps({"uri": source}),
+            profile=json.dumps(profile),
+        )
+        context = "training" if split == TEST else split
+        inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
+        with mlflow_errors(f"log the dataset of run {self.run_id}"):
+            retry_on_conflict(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
+
+    def set_row_fields(self, **row_fields: Any) -> None:
+        """Set the fields of RowRecord that are the same in all rows, such as seed and dataset."""
+        self.build_record = partial(RowRecord, package_version=__version__, **row_fields)
+
+    def write_row(
+        self,
+        record: RowRecord,
+        *,
+        files: Mapping[str, bytes],
+        curve: Iterable[CurvePoint] = (),
+    ) -> None:
+        """Write a row to disk, then *files* that belong to it and points of metrics.
+
+        Waits some seconds until the store has the row and its files. Raises LeaseLostError if
+        another process has acquired the run's lease, and TrackingError if no disk can be written.
+        """
+        row = record.row
+        self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
+        points: list[Entry] = []
+        try:
+            self._add_to_curve(curve)
+            self._write_files(files)
+            if row.row == 0:
+                self.write_tags({names.ROWS_TAG: "partial"})
+            self.rows[row.row] = row  # from here on the row is on disk with all of its files
+            matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
+            time = to_milliseconds(record.written_at)
+            prefix = names.format_bucket_prefix(row.score.name)
+            values = evaluate_step(
+                matrix, row.row, add_cost_metrics(get_family_metrics(self.families), matrix), prefix
+            )
+            metrics = to_mlflow_metrics(
+                Point(n, value, time, row.row) for n, value in values.items()
+            )
+            points = self._append_points(self._sort_points(metrics, row.row))
+        finally:  # whatever happens, what is on disk is uploaded
+            self._wait_and_enqueue(points)
+        self._unplotted = matrix
+        if self._parent is None and row.row > 0:  # there is time during the first bucket
+            self._is_loaded.wait(_LOADING_SECONDS)
+
+    def complete_row(
+        self,
+        stored: AccuracyRow,
+        *,
+        files: Mapping[str, bytes],
+        curve: Iterable[CurvePoint],
+    ) -> None:
+        """Write the files and the curve that a resumed run lacks of a row that is stored."""
+        self.rows[stored.row] = stored  # metrics are computed from what is stored
+        self._add_to_curve(curve)
+        points = self._append_points()
+        try:
+            self._write_files(files)
+        finally:
+            self._wait_and_enqueue(points)
+
+    def write_file(self, path: str, content: bytes) -> None:
+        """Write an artifact to disk and enqueue it. Raises TrackingError if no disk takes it."""
+        self.uploader.enqueue(self._append(lambda folder: folder.append(path, content), path))
+
+    def write_tags(self, tags: Mapping[str, str]) -> None:
+        """Write tags of the run to disk and enqueue them. Raises TrackingError like write_file."""
+        self.uploader.enqueue(self._append(lambda folder: folder.append_tags(tags), TAGS_JSON))
+
+    def write_curve(self, points: Iterable[CurvePoint]) -> None:
+        """Write points of the training curve to disk and enqueue them.
+
+        Points that the disk does not take are written with the next ones.
+        """
+        self._add_to_curve(points)
+        self.uploader.enqueue(*self._append_points())
+
+    def write_test(self, test: AnytimeRow) -> None:
+        """Write a test within a bucket, and wait like :meth:`write_row`."""
+        path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
+        self.write_file(path, test.to_json(utc_now()).encode())
+        # Otherwise the bucket's row would wait for all of them, and take the store for away.
+        self.uploader.wait_until_stored()
+
+    def _write_files(self, files: Mapping[str, bytes]) -> None:
+        for path, content in files.items():
+            self.write_file(path, content)
+
+    def _wait_and_enqueue(self, points: Sequence[Entry]) -> None:
+        """Wait until the store has the row, then enqueue its points."""
+        try:
+            self.uploader.wait_until_stored()
+        finally:
+            self.uploader.enqueue(*points)
+
+    def _append(self, append: Callable[[RunFolder], Entry], name: str) -> Entry:
+        """Append an entry to the folder, or to one on another disk if this disk is full."""
+        while True:
+            folder = self._folders[-1]
+            try:
+                return append(folder)
+            except OSError as error:
+                full = f"{folder.folder} takes no more ({error.strerror})"
+                try:
+                    self._open_folder()
+                except TrackingError as no_folder:
+                    raise TrackingError(f"{full}; {no_folder}; {name} is lost") from error
+                warn(f"{full}; what follows is kept in {self._folders[-1].folder}")
+
+    def _open_folder(self) -> None:
+        """Create a folder in the next location that can be written, or raise TrackingError."""
+        problems = []
+        for path in self._candidates:
+            try:
+                folder = RunFolder.create(path, self.run_id, self.client.tracking_uri)
+            except OSError as error:
+                problems.append(f"{error.filename or path}: {error.strerror}")
+            else:
+                self._folders.append(folder)
+                if problems:
+                    others = "; ".join(problems)
+                    warn(f"rows on their way to the store are kept in {path} (not in {others})")
+                return
+        raise TrackingError(
+            f"no disk can keep what is measured ({'; '.join(problems)}); make room, or set "
+            "CLEAR_MLFLOW_CACHE to a folder that can be written"
+        )
+
+    def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
+        metrics = [
+            Metric(name, value, point.time, point.step)
+            for point in points
+            for name, value in (
+                (names.CURVE_LOSS, point.loss),
+                (names.CURVE_LR, point.lr),
+                (names.CURVE_SPEED, point.images_per_second),
+            )
+            if math.isfinite(value)  # charts cannot show other values
+        ]
+        self._curve += drop_stored_points(metrics, self.curve_steps)
+
+    def _append_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
+        """Write points, and those of the curve, to disk; return their entries.
+
+        Points that the disk does not take are not lost: scoring logs those of rows, and the curve
+        is written with the next points.
+        """
+        try:
+            entries = self._folders[-1].append_metrics([*points, *self._curve])
+        except OSError:
+            return []
+        self._curve.clear()
+        return entries
+
+    def _sort_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
+        """Return the points to send with a row, so that MLflow's page lists buckets last.
+
+        The page sorts by first appearance. Points of buckets are kept back until all other metrics
+        have appeared.
+        """
+        sorted_points: list[Metric] = []
+        for point in points:
+            is_of_bucket = names.is_bucket_series(point.key)
+            (self._bucket_points if is_of_bucket else sorted_points).append(point)
+        if row >= _FIRST_ROW_WITH_ALL_METRICS:
+            sorted_points += self._bucket_points
+            self._bucket_points = []
+        return sorted_points
+
+    def _live(self) -> None:
+        """Load what the end needs, during the first bucket; then renew the leases."""
+        try:
+            load_drawing()
+            load_run_page()
+        except Exception as error:
+            warn(f"pictures may be left out: {error}")
+        finally:
+            self._is_loaded.set()
+        while not self._is_over.wait(RENEW_SECONDS):
+            self._beat()
+
+    def _beat(self) -> None:
+        """Renew the leases of the runs, and log a picture of the matrix if it has grown."""
+        try:
+            for recorder in self._recorders:
+                self.uploader.get_lease(recorder.run_id).renew()
+        except Exception:  # reported by the uploader, or with the next row
+            return
+        if self.uploader.is_away or self._unplotted is None:
+            return
+        matrix, self._unplotted = self._unplotted, None
+        title = f"{self._run_name}, after {matrix.num_rows} buckets"
+        try:
+            self.client.log_image(
+                self.run_id,
+                png_array(heatmap_png(matrix, title)),
+                key=names.IMAGE_PER_ROW,
+                step=matrix.num_rows,
+            )
+        except Exception as error:  # the row itself is stored
+            warn(f"a picture is left out, the last one is drawn at the end: {error}")
+
+
+def keep_outcome(client: MlflowClient, run_id: str, outcome: Outcome, folder: Path) -> None:
+    """Append an outcome to a run's folder on disk, which is created if it does not exist.
+
+    Raises OSError or TrackingError if it cannot be written.
+    """
+    if folder.is_dir():
+        run_folder = RunFolder.reopen(folder, run_id)
+    else:
+        run_folder = RunFolder.create(folder, run_id, client.tracking_uri)
+    try:
+        run_folder.append_outcome(outcome)
+    finally:
+        run_folder.close()
+
+
+def utc_now() -> str:
+    """Return the time in the format of records: ISO, UTC, with milliseconds."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,254 @@
+"""What was measured is uploaded in order from one thread, tried again, and never lost."""
+
+import threading
+import time
+from pathlib import Path
+
+import mlflow
+import pytest
+import requests
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
+
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.journal import uploader as uploading
+from clear_mlflow.journal.run_folder import Outcome, RunFolder, candidate_folders, find_run_folders
+from clear_mlflow.journal.uploader import Uploader, is_final, read_exit_wait
+from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.lease import lease_tags
+
+LONG = 60  # seconds: a bound against hangs
+
+
+class Stutters(MlflowClient):
+    """A real store whose first answers to a file are these errors."""
+
+    def __init__(self, uri, **errors):
+        super().__init__(uri)
+        self.errors = errors
+        self.asked = []
+
+    def answer(self, name):
+        self.asked.append(name)
+        if errors := self.errors.get(name, []):
+            raise errors.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def stuttering(monkeypatch):
+    """Files on this machine's disks go past MLflow: what refuses them stands before the write."""
+
+    def answered(client, run_id, content, artifact):
+        if isinstance(client, Stutters):
+            client.answer(Path(artifact).stem)
+        log_durably(client, run_id, content, artifact)
+
+    monkeypatch.setattr(uploading, "log_durably", answered)
+
+
+def later():
+    return MlflowException("try again", TEMPORARILY_UNAVAILABLE)
+
+
+def never():
+    return MlflowException("you may not", PERMISSION_DENIED)
+
+
+@pytest.fixture
+def run_id(store, experiment_id):
+    return store.create_run(experiment_id, tags=lease_tags()).info.run_id
+
+
+def files_of(store, run_id):
+    return sorted(file.path for file in store.list_artifacts(run_id))
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """A store that is away is asked again at once."""
+    monkeypatch.setattr(uploading, "_MAX_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(uploading, "_MAX_LAST_PAUSE_SECONDS", 0.01)
+
+
+@pytest.fixture
+def folder(store, run_id):
+    run_folder = RunFolder.create(candidate_folders(run_id)[0], run_id, store.tracking_uri)
+    yield run_folder
+    run_folder.close()
+
+
+def started(client):
+    uploader = Uploader(client)
+    uploader.start()
+    return uploader
+
+
+def put(uploader, folder, *names):
+    for name in names:
+        uploader.enqueue(folder.append(f"{name}.txt", name.encode()))
+
+
+def contents(folder):
+    return {entry.name: entry.file.read_bytes() for entry in folder.entries()}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_what_cannot_be_stored_now_is_tried_again_in_order(store, run_id, folder):
+    """Nothing overtakes it, and the folder is empty when the store has everything."""
+    client = Stutters(store.tracking_uri, a=[later(), later()])
+    uploader = started(client)
+    put(uploader, folder, "a", "b")
+    uploader.enqueue(*folder.append_metrics([Metric("m", 0.5, 1_000, 3)]))
+    uploader.finish(LONG)
+    assert client.asked == ["a", "a", "a", "b"]
+    assert uploader.list_unsent() == {}
+    assert not uploader.is_away
+    assert uploader.build_unsent_error() is None
+    assert folder.entries() == []
+    assert files_of(store, run_id) == ["a.txt", "b.txt"]
+    assert mlflow.artifacts.load_text(f"{store.get_run(run_id).info.artifact_uri}/a.txt") == "a"
+    (point,) = store.get_metric_history(run_id, "m")
+    assert (point.value, point.timestamp, point.step) == (0.5, 1_000, 3)
+
+
+def test_an_upload_may_be_repeated(store, run_id, folder):
+    """The run is the same after every entry was uploaded twice."""
+    entries = [
+        folder.append("a.txt", b"a"),
+        *folder.append_metrics([Metric("m", 0.5, 1_000, 3)]),
+        folder.append_params({"epochs": "3"}),
+        folder.append_tags({names.ROWS_TAG: "partial"}),
+        folder.append_outcome(Outcome("FAILED", "because", diverged=True)),
+    ]
+
+    def state():
+        run = store.get_run(run_id)
+        history = [point.to_proto() for point in store.get_metric_history(run_id, "m")]
+        return run.info.status, run.data.params, run.data.tags, history, files_of(store, run_id)
+
+    states = []
+    for _ in range(2):
+        for entry in entries:
+            Uploader(store).upload(entry)
+        states.append(state())
+    assert states[0] == states[1]
+    status, params, tags, history, files = states[0]
+    assert (status, params, len(history), files) == ("FAILED", {"epochs": "3"}, 1, ["a.txt"])
+    assert (tags[names.ERROR_TAG], tags[names.DIVERGED_TAG]) == ("because", "true")
+
+
+@pytest.mark.usefixtures("hurried")
+def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folder):
+    """A permission may have come meanwhile; until then it holds nothing else up."""
+    client = Stutters(store.tracking_uri, a=[never()])
+    uploader = started(client)
+    put(uploader, folder, "a", "b")
+    assert wait(lambda: len(client.asked) == 2 and "b.txt" in files_of(store, run_id))
+    assert files_of(store, run_id) == ["b.txt"]
+    assert [entry.name for entry in uploader.list_unsent()[run_id]][-1] == "a.txt"
+    uploader.finish(LONG)
+    assert client.asked == ["a", "b", "a"]
+    assert files_of(store, run_id) == ["a.txt", "b.txt"]
+    assert uploader.list_unsent() == {}
+    assert folder.entries() == []
+
+
+@pytest.mark.usefixtures("hurried")
+def test_what_a_store_never_takes_stays_in_the_folder(store, run_id, folder):
+    """The end waits no longer than it was told to, and names the folder."""
+    errors = {"a": [never(), never()], "b": [later() for _ in range(10_000)]}
+    uploader = started(Stutters(store.tracking_uri, **errors))
+    put(uploader, folder, "a", "b")
+    assert wait(lambda: "try again" in str(uploader.problem))
+    uploader.finish(0.3)
+    assert sorted(entry.name for entry in uploader.list_unsent()[run_id]) == ["a.txt", "b.txt"]
+    error = uploader.build_unsent_error()
+    assert error is not None
+    assert error.folders == {run_id: folder.folder}
+    assert f"clear-mlflow sync {folder.folder}" in str(error)
+    assert contents(folder) == {"a.txt": b"a", "b.txt": b"b"}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_function_that_the_store_refuses_blocks_nothing(store, run_id, folder, capsys):
+    """The refusal is reported, and files that follow are stored."""
+
+    def refused():
+        with mlflow_errors("tag the run"):
+            raise never()
+
+    uploader = started(store)
+    uploader.enqueue(refused)
+    put(uploader, folder, "a")
+    uploader.finish(1)
+    assert files_of(store, run_id) == ["a.txt"]
+    assert "you may not" in capsys.readouterr().err
+
+
+def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monkeypatch):
+    """The first one was full: each folder with the command that sends what is in it."""
+    monkeypatch.chdir(tmp_path)
+    uploader = Uploader(store)
+    for name, path in zip("ab", candidate_folders(run_id), strict=True):
+        folder = RunFolder.create(path, run_id, store.tracking_uri)
+        put(uploader, folder, name)
+        folder.close()
+    message = str(uploader.build_unsent_error())
+    folders = find_run_folders(run_id)
+    assert len(folders) == 2
+    assert all(f"'clear-mlflow sync {path}'" in message for path in folders)
+
+
+def test_whoever_waits_for_a_file_returns_when_the_store_has_it(store, run_id, folder):
+    """Or at once when the store is away, which is reported."""
+    uploader = started(Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]))
+    put(uploader, folder, "a")
+    uploader.wait_until_stored(LONG)
+    assert not uploader.is_away
+    assert files_of(store, run_id) == ["a.txt"]
+    put(uploader, folder, "b")
+    uploader.wait_until_stored(LONG)
+    assert "try again" in str(uploader.problem)
+    assert uploader.is_away
+    uploader.finish(0.1)
+    assert contents(folder) == {"b.txt": b"b"}
+
+
+def wait(condition):
+    until = time.monotonic() + LONG
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        threading.Event().wait(0.01)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("final", "statuses"),
+    [(True, (400, 401, 403, 404, 413, 499)), (False, (399, 408, 425, 429, 500, 502, 503))],
+)
+def test_which_answers_are_final(final, statuses):
+    """A store that says later is asked again; what it will never take is set aside."""
+    error = TrackingError("not stored")
+    for status in statuses:
+        response = requests.Response()
+        response.status_code = status
+        error.__cause__ = requests.HTTPError(response=response)
+        assert is_final(error) is final, status
+    error.__cause__ = requests.ConnectionError()
+    assert not is_final(error)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 0), ("2.5", 2.5), ("86400", 86400)])
+def test_how_long_an_end_waits(monkeypatch, text, seconds):
+    """A minute, unless the environment says else; what is no number of seconds is refused."""
+    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", text)
+    assert read_exit_wait() == seconds
+    for wrong in ("soon", "-1", "86401", "nan"):
+        monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", wrong)
+        with pytest.raises(TrackingError, match="expected seconds, 0 to 86400"):
+            read_exit_wait()

@@ -1,0 +1,56 @@
+"""Vague names and dialect cannot grow: tools/check_language.py counts them."""
+
+import json
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+main = runpy.run_path(str(ROOT / "tools" / "check_language.py"))["main"]
+
+VIOLATIONS = {
+    "function": "def rows_of(run): ...",
+    "docstring": 'def load(run):\n    """What a run holds; None: nothing."""',
+    "name": "found = 1",
+    "prose": "# The file beside it.",
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project of one clean module, with allowed counts of zero."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "clear_mlflow" / "store").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("A file.\n")
+    shutil.copy(ROOT / "CONTRIBUTING.md", tmp_path)
+    module = tmp_path / "clear_mlflow" / "store" / "rows.py"
+    module.write_text('def load_rows(run):\n    """Return the rows of a run."""\n')
+    counts = {"docs": {"prose": 1000}}  # CONTRIBUTING's own
+    (tmp_path / "tools" / "language_counts.json").write_text(json.dumps(counts))
+    return tmp_path
+
+
+@pytest.mark.parametrize("rule", VIOLATIONS)
+def test_a_count_that_rises_is_an_error_that_names_the_place(project, capsys, rule):
+    """One line per rule, with file and line; nothing is printed as long as no count rises."""
+    assert main([], project) == 0
+    assert capsys.readouterr().out == ""
+    (project / "clear_mlflow" / "store" / "more.py").write_text(f"\n{VIOLATIONS[rule]}\n")
+    assert main([], project) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if f" a {rule} " in line]
+    assert line.startswith("store: 1 times")
+    assert "clear_mlflow/store/more.py:2 " in line
+
+
+def test_an_update_lowers_allowed_counts_and_never_raises_them(project):
+    """A count of 3 becomes today's 1, and a 0 stays 0, so that the check still fails."""
+    file = project / "tools" / "language_counts.json"
+    file.write_text('{"store": {"name": 3}, "docs": {"prose": 1000}}')
+    source = "found = 1\n# beside\n"
+    (project / "clear_mlflow" / "store" / "more.py").write_text(source)
+    assert main(["--update"], project) == 0
+    assert json.loads(file.read_text())["store"] == {"name": 1, "prose": 0}
+    assert main([], project) == 1
