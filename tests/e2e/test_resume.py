@@ -30,7 +30,7 @@ from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.series import all_series
+from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.names import MATRIX_TAG
@@ -545,7 +545,7 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     )
     assert summarize(matrix).items() <= run.data.metrics.items()
     points = history(client, run_id)
-    whole = all_series(matrix, series(matrix))
+    whole = collect_series(matrix, series(matrix))
     first = told["correct"][0] / told["num_instances"][0]
     assert whole["test_accuracy/bucket_01"][known + 1] == first
     assert {name: sorted(steps.items()) for name, steps in whole.items()} == {
