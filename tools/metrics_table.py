@@ -35,6 +35,6 @@ def _definition(metric: Metric) -> str:
     if formula is None:
         raise ValueError(f"the docstring of {metric.name} lacks 'Formula: ... Defined when ....'")
     extent = re.search(r"in \[(\S+), (\S+)\]", text)
-    least = extent[1] if extent else "-1" if metric.takes == CHANGE else "0"
+    least = extent[1] if extent else "-1" if metric.score_role == CHANGE else "0"
     sign = "" if metric.higher_is_better else " ↓"
     return f"{formula[1]}{' ±' if least == '-1' else ''}{sign} | {formula[2]}"

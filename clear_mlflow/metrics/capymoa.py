@@ -16,15 +16,14 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import clear, icarl
-from clear_mlflow.metrics._base import (
-    cells_where,
+from clear_mlflow.metrics._metric import (
     change,
-    change_on_past,
+    compute_change_on_past,
     level,
-    measured,
     name_cell,
-    need_trained,
+    require_measured,
+    require_trained,
+    select_cells,
 )
 
 
@@ -36,8 +35,8 @@ def accuracy_all_avg(matrix: AccuracyMatrix) -> float:
     >>> round(accuracy_all_avg(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
     0.55
     """
-    need_trained(matrix, 1, "a trained bucket")
-    return float(cells_where(matrix, np.ones(matrix.values.shape, dtype=np.bool_)).mean())
+    require_trained(matrix, 1, "a trained bucket")
+    return float(select_cells(matrix, np.ones(matrix.values.shape, dtype=np.bool_)).mean())
 
 
 def accuracy_final(matrix: AccuracyMatrix) -> float:
@@ -48,9 +47,9 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
     >>> round(accuracy_final(AccuracyMatrix([[0.8, 0.1]])), 6)
     0.45
     """
-    need_trained(matrix, 1, "a trained bucket")
+    require_trained(matrix, 1, "a trained bucket")
     last = matrix.num_rows - 1
-    return float(measured(matrix.values[last], lambda j: name_cell(last, j)).mean())
+    return float(require_measured(matrix.values[last], lambda j: name_cell(last, j)).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:
@@ -62,15 +61,11 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     >>> round(backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     -0.3
     """
-    return change_on_past(matrix)
+    return compute_change_on_past(matrix)
 
 
-# Those of another family that are named here are the same quantity in `OCLMetrics`.
-_SEEN = icarl.average_incremental_accuracy
 METRICS = (
     level("capymoa/accuracy_all_avg", accuracy_all_avg, "capymoa/{score}_all_avg"),
-    level("capymoa/accuracy_seen_avg", _SEEN, "capymoa/{score}_seen_avg"),
     level("capymoa/accuracy_final", accuracy_final, "capymoa/{score}_final"),
-    level("capymoa/forward_transfer", clear.forward_transfer, "capymoa/forward_{score}"),
     change("capymoa/backward_transfer", backward_transfer),
 )

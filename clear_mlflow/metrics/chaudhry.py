@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import renate
-from clear_mlflow.metrics._base import cells_where, change, level, need_trained
+from clear_mlflow.metrics._metric import change, require_trained, select_cells
 
 
 def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
@@ -31,16 +30,13 @@ def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
     >>> round(forgetting_since_trained(AccuracyMatrix([[0.8, float("nan")], [0.5, 0.9]])), 6)
     0.3
     """
-    need_trained(matrix, 2, "a past bucket")
+    require_trained(matrix, 2, "a past bucket")
     measured = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
-    cells_where(matrix, measured)
+    select_cells(matrix, measured)
     past = np.where(measured, matrix.values[:, : matrix.num_rows - 1], -np.inf)
     return float((past[:-1].max(axis=0) - past[-1]).mean())
 
 
-# A_k, and F_k as their `compute_fgt` has it, are Renate's.
 METRICS = (
-    level("chaudhry/average_accuracy", renate.average_accuracy, "chaudhry/average_{score}"),
-    change("chaudhry/forgetting", renate.forgetting, higher_is_better=False),
     change("chaudhry/forgetting_since_trained", forgetting_since_trained, higher_is_better=False),
 )

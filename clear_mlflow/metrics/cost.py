@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import ANY, Metric, need_trained
+from clear_mlflow.metrics._metric import ANY, COSTS, Metric, require_trained
 from clear_mlflow.metrics.clear import challenge_score
 
 
@@ -68,7 +68,7 @@ def challenge_score_per_pflop(matrix: AccuracyMatrix) -> float:
 
 def _of_rows(matrix: AccuracyMatrix, name: str) -> list[float]:
     """A number of each row's cost."""
-    need_trained(matrix, 1, "a trained bucket")
+    require_trained(matrix, 1, "a trained bucket")
     found = []
     for row, cost in enumerate(matrix.costs, start=1):
         number = getattr(cost, name, None)
@@ -80,8 +80,27 @@ def _of_rows(matrix: AccuracyMatrix, name: str) -> list[float]:
 
 METRICS = (
     *(
-        Metric(name=f"cost/{f.__name__}", function=f, higher_is_better=False, takes=ANY)
-        for f in (training_flops, seconds, images, stored_bytes)
+        Metric(
+            name=f"cost/{function.__name__}",
+            function=function,
+            needs=COSTS,
+            higher_is_better=False,
+            unit=unit,
+            rank_priority=None,
+            score_role=ANY,
+        )
+        for function, unit in (
+            (training_flops, "FLOPs"),
+            (seconds, "s"),
+            (images, "images"),
+            (stored_bytes, "bytes"),
+        )
     ),
-    Metric(name="cost/challenge_score_per_pflop", function=challenge_score_per_pflop),
+    Metric(
+        name="cost/challenge_score_per_pflop",
+        function=challenge_score_per_pflop,
+        needs=COSTS,
+        unit="1/PFLOP",
+        rank_priority=None,
+    ),
 )

@@ -15,8 +15,7 @@ Continual Learning, arXiv:1810.13166. One of its definitions' users is Continuum
 from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import clear
-from clear_mlflow.metrics._base import Metric, change, change_on_past, level
+from clear_mlflow.metrics._metric import Metric, change, compute_change_on_past
 
 
 def remembering(matrix: AccuracyMatrix) -> float:
@@ -28,7 +27,7 @@ def remembering(matrix: AccuracyMatrix) -> float:
     >>> round(remembering(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.7
     """
-    return 1 + min(change_on_past(matrix), 0.0)
+    return 1 + min(compute_change_on_past(matrix), 0.0)
 
 
 def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
@@ -40,14 +39,10 @@ def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
     >>> round(positive_backward_transfer(AccuracyMatrix([[0.5, 0.1], [0.8, 0.9]])), 6)
     0.3
     """
-    return max(change_on_past(matrix), 0.0)
+    return max(compute_change_on_past(matrix), 0.0)
 
 
-# A and FWT are the same regions of the matrix as CLEAR's; Continuum's `accuracy_A` is A, too.
-_FWT = clear.forward_transfer
 METRICS = (
-    level("diaz_rodriguez/accuracy", clear.accuracy, "diaz_rodriguez/{score}"),
     Metric(name="diaz_rodriguez/remembering", function=remembering),
     change("diaz_rodriguez/positive_backward_transfer", positive_backward_transfer),
-    level("diaz_rodriguez/forward_transfer", _FWT, "diaz_rodriguez/forward_{score}"),
 )

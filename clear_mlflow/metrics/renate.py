@@ -17,15 +17,15 @@ import numpy as np
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import (
+from clear_mlflow.metrics._metric import (
     Metric,
-    cells_where,
     change,
-    last_row,
     level,
-    measured,
     name_cell,
-    need_trained,
+    require_measured,
+    require_trained,
+    select_cells,
+    select_last_row,
 )
 
 
@@ -37,7 +37,7 @@ def average_accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(average_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.7
     """
-    return float(last_row(matrix).mean())
+    return float(select_last_row(matrix).mean())
 
 
 def micro_average_accuracy(matrix: AccuracyMatrix) -> float:
@@ -50,11 +50,11 @@ def micro_average_accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(micro_average_accuracy(AccuracyMatrix(rows, num_instances=[300, 100])), 6)
     0.6
     """
-    need_trained(matrix, 1, "a trained bucket")
+    require_trained(matrix, 1, "a trained bucket")
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     weights = matrix.num_instances[: matrix.num_rows].astype(np.float64)
-    return float((weights * last_row(matrix)).sum() / weights.sum())
+    return float((weights * select_last_row(matrix)).sum() / weights.sum())
 
 
 def forgetting(matrix: AccuracyMatrix) -> float:
@@ -70,12 +70,12 @@ def forgetting(matrix: AccuracyMatrix) -> float:
     >>> round(forgetting(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.3
     """
-    need_trained(matrix, 2, "a past bucket")
+    require_trained(matrix, 2, "a past bucket")
     shape = matrix.num_rows, matrix.num_rows - 1
     try:
-        past = cells_where(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
+        past = select_cells(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
     except UndefinedMetricError as error:
-        cells_where(matrix, np.tri(*shape, dtype=np.bool_))
+        select_cells(matrix, np.tri(*shape, dtype=np.bool_))
         raise UndefinedMetricError(
             f"{error}; chaudhry/forgetting_since_trained does not need it"
         ) from error
@@ -91,10 +91,10 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     >>> round(backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     -0.3
     """
-    need_trained(matrix, 2, "a past bucket")
+    require_trained(matrix, 2, "a past bucket")
     last = matrix.num_rows - 1
-    end = measured(matrix.values[last, :last], lambda j: name_cell(last, j))
-    return float((end - cells_where(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
+    end = require_measured(matrix.values[last, :last], lambda j: name_cell(last, j))
+    return float((end - select_cells(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -107,18 +107,27 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     >>> round(forward_transfer(AccuracyMatrix(rows, initial=[0.1, 0.2])), 6)
     0.3
     """
-    need_trained(matrix, 2, "a second trained bucket")
+    require_trained(matrix, 2, "a second trained bucket")
     if matrix.initial is None:
         raise UndefinedMetricError("needs the initialisation row")
-    before = cells_where(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
-    untrained = measured(matrix.initial[1 : matrix.num_rows], lambda j: f"row 0, column {j + 2}")
+    before = select_cells(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
+    untrained = require_measured(
+        matrix.initial[1 : matrix.num_rows], lambda j: f"row 0, column {j + 2}"
+    )
     return float((before - untrained).mean())
 
 
+TITLE = "Renate"
 METRICS = (
-    level("renate/average_accuracy", average_accuracy, "renate/average_{score}"),
+    level(
+        "renate/average_accuracy",
+        average_accuracy,
+        "renate/average_{score}",
+        headline="average at the end",
+        rank_priority=3,
+    ),
     Metric(name="renate/micro_average_accuracy", function=micro_average_accuracy),
-    change("renate/forgetting", forgetting, higher_is_better=False),
+    change("renate/forgetting", forgetting, higher_is_better=False, headline="forgetting"),
     change("renate/backward_transfer", backward_transfer),
     change("renate/forward_transfer", forward_transfer),
 )

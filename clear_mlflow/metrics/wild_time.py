@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import (
+from clear_mlflow.metrics._metric import (
     Metric,
-    cells_where,
     level,
-    measured,
     name_cell,
-    need_future,
-    need_trained,
+    require_future,
+    require_measured,
+    require_trained,
+    select_cells,
 )
 
 AHEAD = 3  # buckets that Eval-Stream looks ahead
@@ -55,7 +55,7 @@ def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     weights = matrix.num_instances[: row + 1].astype(np.float64)
-    known = measured(cells[: row + 1], lambda j: name_cell(row, j))
+    known = require_measured(cells[: row + 1], lambda j: name_cell(row, j))
     return float((weights * known).sum() / weights.sum())
 
 
@@ -108,7 +108,7 @@ def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
 def _at_split(matrix: AccuracyMatrix, split: int | None) -> tuple[int, NDArray[np.float64]]:
     """The split's row: its number, and its (T,) cells."""
     row = (matrix.num_buckets + 1) // 2 - 1 if split is None else split
-    need_trained(matrix, row + 1, "the row of the split")
+    require_trained(matrix, row + 1, "the row of the split")
     return row, matrix.values[row]
 
 
@@ -117,12 +117,12 @@ def _out_of_distribution(matrix: AccuracyMatrix, split: int | None) -> NDArray[n
     row, cells = _at_split(matrix, split)
     if row + 1 == matrix.num_buckets:
         raise UndefinedMetricError("needs a bucket after the split")
-    return measured(cells[row + 1 :], lambda j: name_cell(row, row + 1 + j))
+    return require_measured(cells[row + 1 :], lambda j: name_cell(row, row + 1 + j))
 
 
 def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
     """(rows, K): each row's accuracies on the next K buckets, of rows that have so many ahead."""
-    need_future(matrix)
+    require_future(matrix)
     rows = min(matrix.num_rows, matrix.num_buckets - ahead)
     if rows < 1:
         raise UndefinedMetricError(
@@ -131,7 +131,7 @@ def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
     steps = np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
     near = (steps > 0) & (steps <= ahead)
     near[rows:] = False
-    return cells_where(matrix, near).reshape(rows, ahead)
+    return select_cells(matrix, near).reshape(rows, ahead)
 
 
 METRICS = (

@@ -39,8 +39,7 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.journal.uploader import UnsentError, is_final, store_outcome
 from clear_mlflow.process.parent import TrainingDied
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, retry_on_conflict
 from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated_name
@@ -269,8 +268,9 @@ def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Sc
         return
     now = get_current_time_millis()
     metrics = []
-    for name in next(iter(scores.values())).summary:
-        values = [of_member.summary.get(name, math.nan) for of_member in scores.values()]
+    summaries = [of_member.results.values_by_name for of_member in scores.values()]
+    for name in summaries[0]:
+        values = [summary.get(name, math.nan) for summary in summaries]
         if any(math.isnan(value) for value in values):
             continue
         metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))

@@ -24,11 +24,11 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, Outcome, RunFolder, candidate_folders
 from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.metrics import of_families, with_costs
+from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
-from clear_mlflow.scoring.plan import to_metrics
-from clear_mlflow.scoring.series import Point, milliseconds, values_at
+from clear_mlflow.scoring.run_log import Point, evaluate_step, to_mlflow_metrics
+from clear_mlflow.scoring.run_record import to_milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
 from clear_mlflow.store.lease import RENEW_SECONDS, LeaseLostError
@@ -197,12 +197,14 @@ class RunRecorder:
                 self.write_tags({names.ROWS_TAG: "partial"})
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
             matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
-            time = milliseconds(record.written_at)
+            time = to_milliseconds(record.written_at)
             prefix = names.format_bucket_prefix(row.score.name)
-            values = values_at(
-                matrix, row.row, with_costs(of_families(self.families), matrix), prefix
+            values = evaluate_step(
+                matrix, row.row, add_cost_metrics(get_family_metrics(self.families), matrix), prefix
             )
-            metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
+            metrics = to_mlflow_metrics(
+                Point(n, value, time, row.row) for n, value in values.items()
+            )
             points = self._append_points(self._sort_points(metrics, row.row))
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)

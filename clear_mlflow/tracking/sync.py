@@ -26,8 +26,7 @@ from clear_mlflow.journal.run_folder import (
     read_header,
 )
 from clear_mlflow.journal.uploader import Uploader
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.scores import read_scores, score
+from clear_mlflow.scoring import Scores, read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.lease import check_not_held, is_expired, read_trainer_token

@@ -100,9 +100,8 @@ def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
         result = close(store, run_id, result_of(None, run_id), ours=ours)
         assert (result.exit_code, result.status, result.problem) == (0, "FINISHED", None)
         assert ended(store, run_id) == (status, None, None)
-        assert (
-            store.get_run(run_id).data.metrics["renate/average_accuracy"]
-            == (result.scores.summary["renate/average_accuracy"])
+        assert store.get_run(run_id).data.metrics["renate/average_accuracy"] == (
+            result.scores.results["renate/average_accuracy"].value
         )
 
 

@@ -15,7 +15,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.ui_urls import (
     VIEW_TAG,

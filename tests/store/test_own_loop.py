@@ -35,7 +35,7 @@ from clear_mlflow.core.loop_metadata import (
 from clear_mlflow.journal.run_folder import find_run_folders
 from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.tracking import lifecycle
 
@@ -676,7 +676,7 @@ def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
     with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
         again.log_predictions(1, answers)
         again.log_predictions(2, answers)
-    assert clear_mlflow.load(run.run_id).predictions.answers.keys() == {1, 2}
+    assert clear_mlflow.load(run.run_id).predictions.rows.keys() == {1, 2}
     assert store.get_run(run.run_id).info.status == "FINISHED"
     assert not find_run_folders(run.run_id)
 

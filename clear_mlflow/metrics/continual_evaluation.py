@@ -17,7 +17,7 @@ Reducing Abrupt Representation Change in Online Continual Learning, ICLR 2022, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -25,14 +25,9 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics._common import MetricOf
+from clear_mlflow.metrics._metric import WITHIN_BUCKET, Metric
 
 WINDOWS = (10, 100)  # tests; the paper has both
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnytimeMetric(MetricOf[AnytimeMatrix]):
-    """One number of a run's tests inside its buckets, under the name that it is logged as."""
 
 
 def minimum_accuracy(matrix: AnytimeMatrix) -> float:
@@ -104,19 +99,19 @@ def _largest_drop(course: NDArray[np.float64], window: int) -> float:
     return largest
 
 
-METRICS = (
-    AnytimeMetric(name="continual_evaluation/minimum_accuracy", function=minimum_accuracy),
-    AnytimeMetric(name="continual_evaluation/worst_case_accuracy", function=worst_case_accuracy),
-    AnytimeMetric(
-        name="continual_evaluation/average_anytime_accuracy", function=average_anytime_accuracy
-    ),
-    *(
-        AnytimeMetric(
-            name=f"continual_evaluation/{function.__name__}_{window}",
-            function=partial(function, window=window),
-            higher_is_better=function is windowed_plasticity,
-        )
-        for function in (windowed_forgetting, windowed_plasticity)
-        for window in WINDOWS
-    ),
+_FUNCTIONS: dict[str, Callable[[AnytimeMatrix], float]] = {
+    "minimum_accuracy": minimum_accuracy,
+    "worst_case_accuracy": worst_case_accuracy,
+    "average_anytime_accuracy": average_anytime_accuracy,
+    **{f"windowed_forgetting_{w}": partial(windowed_forgetting, window=w) for w in WINDOWS},
+    **{f"windowed_plasticity_{w}": partial(windowed_plasticity, window=w) for w in WINDOWS},
+}
+METRICS = tuple(
+    Metric(
+        name=f"continual_evaluation/{name}",
+        function=function,
+        needs=WITHIN_BUCKET,
+        higher_is_better="forgetting" not in name,
+    )
+    for name, function in _FUNCTIONS.items()
 )

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
+from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._predictions import Predictions
 
 # Half the smallest number that half precision holds: what is stored as 0 is at most this.
 _SMALLEST = 2.0**-25
@@ -27,7 +28,7 @@ def expected_calibration_error(predictions: Predictions) -> float:
     |accuracy - mean confidence| of their bin. Source: Guo et al. 2017, On calibration of modern
     neural networks, equation 3, with their 15 bins.
     """
-    count, accuracy, mean = bins(*_confidences(predictions))
+    count, accuracy, mean = _bin_by_confidence(*_confidences(predictions))
     filled = count > 0
     gaps = np.abs(accuracy[filled] - mean[filled])
     return float((count[filled] * gaps).sum() / count.sum())
@@ -56,7 +57,7 @@ def brier_score(predictions: Predictions) -> float:
     return float((squares - 2 * true + 1).mean())
 
 
-def bins(
+def _bin_by_confidence(
     right: NDArray[np.bool_], confidence: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """(15,) each: images by confidence in bins of equal width, the right share, mean confidence.
@@ -74,23 +75,26 @@ def bins(
 def _confidences(predictions: Predictions) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """(n,) each: whether the answers are right, and the probability of what was answered."""
     probabilities, labels = _learned(predictions)
-    said = predictions.of_row(predictions.k).labels[predictions.learned()]
+    said = predictions.get_row(predictions.k).labels[predictions.trained_images()]
     confidence = probabilities[np.arange(len(said)), said].astype(np.float64)
     return np.equal(said, labels), confidence
 
 
 def _learned(predictions: Predictions) -> tuple[NDArray[np.float16], NDArray[np.uint16]]:
     """(n, classes), (n,): probabilities and truth of the images of the buckets trained on."""
-    where = predictions.learned()
-    probabilities = predictions.of_row(predictions.k).probabilities
+    where = predictions.trained_images()
+    probabilities = predictions.get_row(predictions.k).probabilities
     if probabilities is None:
         raise UndefinedMetricError("needs stored probabilities: predictions=probs")
     return probabilities[where], predictions.images.label[where]
 
 
 METRICS = tuple(
-    PredictionMetric(
-        name=f"calibration/{function.__name__}", function=function, higher_is_better=False
+    Metric(
+        name=f"calibration/{function.__name__}",
+        function=function,
+        needs=PREDICTIONS,
+        higher_is_better=False,
     )
     for function in (expected_calibration_error, negative_log_likelihood, brier_score)
 )

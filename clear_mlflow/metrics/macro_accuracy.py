@@ -1,8 +1,8 @@
 """Summaries of the macro accuracy matrix, in which every class counts alike in every cell.
 
-They differ from those of the accuracy matrix where a bucket has more test images of one class than
-of another; see :func:`repeats_accuracy`. Defined where the predictions of all cells that the metric
-of the matrix needs were stored; fractions in [0, 1], higher is better.
+They differ from those of the accuracy matrix if a bucket has more test images of one class than of
+another. Each is defined if the predictions of all cells that the metric of the matrix needs were
+stored. Fractions in [0, 1], higher is better.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.metrics import clear, renate
-from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
-from clear_mlflow.metrics.from_predictions._classes import macro_matrix
+from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._predictions import Predictions, macro_matrix
 
 
 def in_domain(predictions: Predictions) -> float:
@@ -36,17 +36,17 @@ def average_over_rows(predictions: Predictions) -> float:
     without the row of the untrained model. Unlike `icarl/average_incremental_accuracy`, it weights
     every class equally, and future buckets count.
     """
-    predictions.learned()  # raises if no bucket was trained, and under streaming
+    predictions.trained_images()  # raises if no bucket was trained, and under streaming
     labels, means = predictions.images.label, []
     totals = np.bincount(labels)
     for row in range(1, predictions.k + 1):
-        correct = predictions.of_row(row).hits(predictions.images)
+        correct = predictions.get_row(row).hits(predictions.images)
         by_class = np.bincount(labels[correct], minlength=len(totals))[totals > 0]
         means.append((by_class / totals[totals > 0]).mean())
     return float(np.mean(means))
 
 
-def repeats_accuracy(predictions: Predictions) -> bool:
+def _repeats_accuracy(predictions: Predictions) -> bool:
     """Whether the macro accuracy matrix is the accuracy matrix, whatever is answered.
 
     It is where each bucket has as many test images of one class as of any other that it has.
@@ -56,9 +56,12 @@ def repeats_accuracy(predictions: Predictions) -> bool:
     return bool(((counts == 0) | (counts == most)).all())
 
 
-METRICS = (
-    PredictionMetric(name="macro_accuracy/in_domain", function=in_domain),
-    PredictionMetric(name="macro_accuracy/next_domain", function=next_domain),
-    PredictionMetric(name="macro_accuracy/average", function=average),
-    PredictionMetric(name="macro_accuracy/average_over_rows", function=average_over_rows),
+METRICS = tuple(
+    Metric(
+        name=f"macro_accuracy/{function.__name__}",
+        function=function,
+        needs=PREDICTIONS,
+        skip_if=_repeats_accuracy,
+    )
+    for function in (in_domain, next_domain, average, average_over_rows)
 )

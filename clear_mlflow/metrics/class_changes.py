@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
+from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._predictions import Predictions
 
 
 def known(predictions: Predictions) -> float:
@@ -31,7 +32,7 @@ def vanished(predictions: Predictions) -> float:
     where = (images.bucket < last) & ~there[last][images.label]
     if not np.any(where):
         raise UndefinedMetricError("needs a class that the last bucket trained on lacks")
-    return float(predictions.of_row(predictions.k).hits(images)[where].mean())
+    return float(predictions.get_row(predictions.k).hits(images)[where].mean())
 
 
 def unseen_auroc(predictions: Predictions) -> float:
@@ -45,7 +46,7 @@ def unseen_auroc(predictions: Predictions) -> float:
         unseen = ~there[:row].max(axis=0)[predictions.images.label]
         if not unseen.any():
             continue
-        probabilities = predictions.of_row(row).probabilities
+        probabilities = predictions.get_row(row).probabilities
         if probabilities is None:
             raise UndefinedMetricError("needs stored probabilities: predictions=probs")
         doubt = -probabilities.max(axis=1)
@@ -59,7 +60,7 @@ def unseen_auroc(predictions: Predictions) -> float:
     return float(np.mean(areas))
 
 
-def stay(predictions: Predictions) -> bool:
+def _has_constant_classes(predictions: Predictions) -> bool:
     """Whether all buckets have test images of the same classes."""
     there = predictions.images.class_counts > 0
     return bool((there == there[0]).all())
@@ -67,8 +68,8 @@ def stay(predictions: Predictions) -> bool:
 
 def _presence(predictions: Predictions) -> NDArray[np.bool_]:
     """(T, classes): which bucket has test images of which class."""
-    predictions.learned()  # raises where nothing that was trained on is evidence
-    if stay(predictions):
+    predictions.trained_images()  # raises where nothing that was trained on is evidence
+    if _has_constant_classes(predictions):
         raise UndefinedMetricError("needs classes that some buckets have and others lack")
     return predictions.images.class_counts > 0
 
@@ -79,7 +80,7 @@ def _just_trained(predictions: Predictions, *, is_new: bool) -> float:
         came_before = there[:position].max(axis=0)[images.label]
         where = (images.bucket == position) & (came_before != is_new)
         if np.any(where):
-            found.append(predictions.of_row(position + 1).hits(images)[where].mean())
+            found.append(predictions.get_row(position + 1).hits(images)[where].mean())
     if not found:
         kind = "no bucket before has" if is_new else "came before"
         raise UndefinedMetricError(f"needs a bucket after the first with a class that {kind}")
@@ -87,6 +88,11 @@ def _just_trained(predictions: Predictions, *, is_new: bool) -> float:
 
 
 METRICS = tuple(
-    PredictionMetric(name=f"class_changes/{function.__name__}", function=function)
+    Metric(
+        name=f"class_changes/{function.__name__}",
+        function=function,
+        needs=PREDICTIONS,
+        skip_if=_has_constant_classes,
+    )
     for function in (known, new, vanished, unseen_auroc)
 )
