@@ -1,23 +1,13 @@
-"""Train a grid of runs and compare them: the declaration, and the result. Imports no MLflow."""
+"""Train a grid of runs: the declaration of function and command. Imports no MLflow."""
 
 from __future__ import annotations
 
-import html
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.grids.grid import PlannedRun
-
 if TYPE_CHECKING:
-    from clear_mlflow.api.compared import ComparedRuns
-
-# States of a run.
-DONE_BEFORE, DONE, FAILED = "done before", "done", "failed"
-ELSEWHERE, NOT_DONE, TRAINING = "trains elsewhere", "not done", "training"
+    from clear_mlflow.api.sweep_runs import SweepResult
 
 
 def sweep(
@@ -71,94 +61,3 @@ def sweep(
     result, signals = run_sweep(**arguments)
     signals.raise_received()
     return result
-
-
-@dataclass
-class SweepRun:
-    """One planned run of a sweep: a row of its table."""
-
-    planned: PlannedRun = field(repr=False)
-    state: str = NOT_DONE
-    run_id: str | None = None
-    error: str | None = None
-    seconds: float | None = None  # from the start of the last training to its end
-    num_tries: int = 0  # trainings that this sweep started
-    note: str | None = None  # whether the last training resumes, or why it does not
-    started_at: float = field(default=0.0, repr=False)  # monotonic time
-    # Number of resumes in the store before this sweep resumed the run; None if it did not.
-    resumes_before: str | None = field(default=None, repr=False)
-    # Attempts that cannot be resumed: run id to reason.
-    refusals: dict[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def name(self) -> str:
-        """Name of the MLflow run: strategy, dataset, seed and the other varied parameters."""
-        return self.planned.name
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return id, name, state, error, parameters and config hash, for JSON."""
-        return {
-            "run_id": self.run_id,
-            "name": self.planned.name,
-            "state": self.state,
-            "error": self.error,
-            "parameters": dict(self.planned.asked),
-            "fingerprint": self.planned.fingerprint,
-        }
-
-
-@dataclass(frozen=True, repr=False)
-class SweepResult:
-    """Outcome of a sweep; a notebook shows the comparison, and ``print`` its tables.
-
-    ``clear_mlflow.runs(EXPERIMENT)`` returns the runs as objects.
-    """
-
-    run_id: str  # of the parent run
-    runs: tuple[SweepRun, ...]
-    comparison: ComparedRuns | None = None
-    problems: tuple[str, ...] = ()  # one line each, about anything except single runs
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Number of runs by state."""
-        return Counter(run.state for run in self.runs)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every run is done, and all are compared."""
-        return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
-
-    @property
-    def compared(self) -> ComparedRuns:
-        """Comparison of all runs that are done. Raises ConfigError if there is none."""
-        if self.comparison is None:
-            problem = f"nothing was compared in {self.summary}"
-            raise ConfigError("; ".join([problem, *self.problems]))
-        return self.comparison
-
-    @property
-    def summary(self) -> str:
-        """Number of runs by state, in one line."""
-        counts = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items()))
-        return f"sweep {self.run_id}: {counts or 'no runs'}"
-
-    def __repr__(self) -> str:
-        return f"SweepResult({self.summary})"
-
-    def __str__(self) -> str:
-        parts = [self.summary, *self.problems]
-        return "\n\n".join(parts if self.comparison is None else [*parts, str(self.comparison)])
-
-    def _repr_html_(self) -> str:
-        lines = "".join(f"<p>{html.escape(line)}</p>" for line in (self.summary, *self.problems))
-        return lines if self.comparison is None else lines + self.comparison._repr_html_()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the outcome of each run, the comparison and the problems, for JSON."""
-        return {
-            "run_id": self.run_id,
-            "runs": [run.to_dict() for run in self.runs],
-            "compared": None if self.comparison is None else self.comparison.to_dict(),
-            "problems": list(self.problems),
-        }

@@ -6,6 +6,7 @@ before it is trained, so each run is trained once.
 
 from __future__ import annotations
 
+import html
 import json
 import random
 import re
@@ -15,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,25 +32,22 @@ from mlflow.utils.mlflow_tags import (
 )
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.api.compared import read_comparison, write_comparison
+from clear_mlflow.api.compared import ComparedRuns, read_comparison, write_comparison
 from clear_mlflow.api.rescore import rescore_runs
-from clear_mlflow.api.sweep import (
-    DONE,
-    DONE_BEFORE,
-    ELSEWHERE,
-    FAILED,
-    NOT_DONE,
-    TRAINING,
-    SweepResult,
-    SweepRun,
-)
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Task
 from clear_mlflow.engines.local import LocalEngine, start_program
 from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
-from clear_mlflow.grids.grid import Grid, complete_runs, digest_of, fingerprint, read_grid
+from clear_mlflow.grids.grid import (
+    Grid,
+    PlannedRun,
+    complete_runs,
+    digest_of,
+    fingerprint,
+    read_grid,
+)
 from clear_mlflow.journal.run_folder import Outcome, Status
 from clear_mlflow.journal.uploader import is_final, store_outcome
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -82,9 +80,104 @@ from clear_mlflow.tracking.supervised import train_into
 Engine: TypeAlias = LocalEngine | RayEngine
 GridSource: TypeAlias = Mapping[str, Any] | str | Path
 
+# States of a run.
+DONE_BEFORE, DONE, FAILED = "done before", "done", "failed"
+ELSEWHERE, NOT_DONE, TRAINING = "trains elsewhere", "not done", "training"
+
 _POLL_SECONDS = 0.5
 # A sweep takes days, and continues after a restart of the server as its trainings do.
 _RETRY_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
+
+
+@dataclass
+class SweepRun:
+    """One planned run of a sweep: a row of its table."""
+
+    planned: PlannedRun = field(repr=False)
+    state: str = NOT_DONE
+    run_id: str | None = None
+    error: str | None = None
+    seconds: float | None = None  # from the start of the last training to its end
+    num_tries: int = 0  # trainings that this sweep started
+    note: str | None = None  # whether the last training resumes, or why it does not
+    started_at: float = field(default=0.0, repr=False)  # monotonic time
+    # Number of resumes in the store before this sweep resumed the run; None if it did not.
+    resumes_before: str | None = field(default=None, repr=False)
+    # Attempts that cannot be resumed: run id to reason.
+    refusals: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the MLflow run: strategy, dataset, seed and the other varied parameters."""
+        return self.planned.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return id, name, state, error, parameters and config hash, for JSON."""
+        return {
+            "run_id": self.run_id,
+            "name": self.planned.name,
+            "state": self.state,
+            "error": self.error,
+            "parameters": dict(self.planned.asked),
+            "fingerprint": self.planned.fingerprint,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult:
+    """Outcome of a sweep; a notebook shows the comparison, and ``print`` its tables.
+
+    ``clear_mlflow.runs(EXPERIMENT)`` returns the runs as objects.
+    """
+
+    run_id: str  # of the parent run
+    runs: tuple[SweepRun, ...]
+    comparison: ComparedRuns | None = None
+    problems: tuple[str, ...] = ()  # one line each, about anything except single runs
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of runs by state."""
+        return Counter(run.state for run in self.runs)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every run is done, and all are compared."""
+        return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
+
+    @property
+    def compared(self) -> ComparedRuns:
+        """Comparison of all runs that are done. Raises ConfigError if there is none."""
+        if self.comparison is None:
+            problem = f"nothing was compared in {self.summary}"
+            raise ConfigError("; ".join([problem, *self.problems]))
+        return self.comparison
+
+    @property
+    def summary(self) -> str:
+        """Number of runs by state, in one line."""
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items()))
+        return f"sweep {self.run_id}: {counts or 'no runs'}"
+
+    def __repr__(self) -> str:
+        return f"SweepResult({self.summary})"
+
+    def __str__(self) -> str:
+        parts = [self.summary, *self.problems]
+        return "\n\n".join(parts if self.comparison is None else [*parts, str(self.comparison)])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in (self.summary, *self.problems))
+        return lines if self.comparison is None else lines + self.comparison._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome of each run, the comparison and the problems, for JSON."""
+        return {
+            "run_id": self.run_id,
+            "runs": [run.to_dict() for run in self.runs],
+            "compared": None if self.comparison is None else self.comparison.to_dict(),
+            "problems": list(self.problems),
+        }
 
 
 def run_sweep(

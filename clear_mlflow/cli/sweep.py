@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clear_mlflow.api.sweep import DONE, DONE_BEFORE, FAILED, NOT_DONE, SweepResult, SweepRun
 from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import (
     WORK,
@@ -37,6 +36,8 @@ from clear_mlflow.learning.parameters.values import number, whole
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from clear_mlflow.api.sweep_runs import SweepResult, SweepRun
 
 _MAX_LISTED = 50
 _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
@@ -117,7 +118,7 @@ def sweep(
 
     # Imported here: an invalid file is reported before MLflow and torch are loaded.
     read_grid(grid)
-    from clear_mlflow.api.sweep_runs import plan_sweep, run_sweep
+    from clear_mlflow.api.sweep_runs import FAILED, plan_sweep, run_sweep
 
     if dry_run:
         del options["retries"]
@@ -162,6 +163,8 @@ def _print_plan(runs: Sequence[SweepRun], plan: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"runs": [run.to_dict() for run in runs]})
         return
+    from clear_mlflow.api.sweep_runs import NOT_DONE
+
     console().print(_build_table(runs))
     num_waiting = sum(run.state == NOT_DONE for run in runs)
     click.echo(
@@ -171,6 +174,8 @@ def _print_plan(runs: Sequence[SweepRun], plan: str, *, as_json: bool) -> None:
 
 
 def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
+    from clear_mlflow.api.sweep_runs import DONE, DONE_BEFORE
+
     out = console()
     with suppress(OSError):  # the reader may be gone
         listed = [

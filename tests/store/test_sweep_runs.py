@@ -16,8 +16,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from stored_runs import stored_run
 
 import clear_mlflow
-from clear_mlflow.api.sweep import SweepResult
-from clear_mlflow.api.sweep_runs import train_and_compare
+from clear_mlflow.api.sweep_runs import SweepResult, train_and_compare
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.engines.local import LocalEngine
