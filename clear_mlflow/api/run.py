@@ -92,7 +92,7 @@ class Run:
     def links(self) -> tuple[str, ...]:
         """Lines that say where to look at it."""
         if self.is_bundle:
-            return (f"bundle   {self._run.info.artifact_uri}",)
+            return (f"bundle   {self._run.bundle_path}",)
         return tuple(format_run_links(self._client, self._run))
 
     @cached_property

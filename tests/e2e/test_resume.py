@@ -480,7 +480,7 @@ def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, left, tmp
     before = snapshot(client, run_id)
 
     def of_another(journal):
-        rewrite(journal / "journal.json", lambda told: told.update(run_id="0" * 32))
+        rewrite(journal / "run.json", lambda told: told.update(run_id="0" * 32))
 
     # How a training ended says nothing to the one that resumes.
     for damage in (of_another, *(DAMAGES[name] for name in DAMAGES.keys() - {"end"})):
