@@ -44,9 +44,9 @@ class Metric:
         unit: unit of the value; empty for a fraction and for values in the unit of the score.
         version: number to raise when the definition changes, so that stored values are replaced.
         headline: short name under which it is shown before all others; empty if it is not.
-        rank_priority: of the metrics that most groups define, the one with the highest priority
-            ranks a comparison if the user names none. None if it never does.
-        ranks_new_classes: whether that also applies to runs whose classes arrive over time.
+        rank_priority: priority for the ranking of a comparison if the user names no metric: among
+            metrics that most groups define, the highest wins. None if it never ranks.
+        ranks_new_classes: True to keep that priority for runs whose classes arrive over time.
         score_role: role for matrices of another score than accuracy: :data:`LEVEL`,
             :data:`CHANGE`, :data:`ACCURACY_ONLY` or :data:`ANY`.
         score_name: name for such a matrix, for example ``clear/in_domain_{score}``; the same as
@@ -82,7 +82,7 @@ class Metric:
         score = wrapped.score
         turned = wrapped.score_role == CHANGE and not score.higher_is_better
         sign = " with its sign turned" if turned else ""
-        return f"{line.removesuffix('.')}; of {score.name}{sign} in place of accuracy."
+        return f"{line.removesuffix('.')}; for {score.name}{sign} instead of accuracy."
 
     @cached_property
     def formula(self) -> str:
@@ -168,7 +168,7 @@ def require_future(matrix: AccuracyMatrix) -> None:
 def require_measured(
     cells: NDArray[np.float64], name_position: Callable[[int], str]
 ) -> NDArray[np.float64]:
-    """Return the cells unchanged; raise UndefinedMetricError if one of them is NaN."""
+    """Return the cells unchanged, or raise UndefinedMetricError if one of them is NaN."""
     # A mean of the measured cells would be a different quantity under the same name.
     gaps = np.isnan(cells)
     if gaps.any():

@@ -81,7 +81,7 @@ class Predictions:
         return Predictions(self.images, rows, self.protocol, k)
 
     def get_row(self, row: int) -> RowPredictions:
-        """Return the predictions of a row; raise UndefinedMetricError if they were not stored."""
+        """Return the predictions of a row, or raise UndefinedMetricError without them."""
         if row not in self.rows:
             raise UndefinedMetricError(f"the predictions of row {row} were not stored")
         return self.rows[row]
@@ -108,7 +108,7 @@ class Predictions:
 
 
 def class_accuracies(predictions: Predictions) -> NDArray[np.float64]:
-    """Return (k + 1, T, classes): accuracy per row, bucket and class; row 0 is the untrained model.
+    """Return (k + 1, T, classes): accuracy per row (0 is the untrained model), bucket and class.
 
     NaN if the bucket has no test image of the class, if the row's predictions were not stored, and
     for cells that the protocol excludes.

@@ -117,7 +117,7 @@ def add_cost_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple
 
 
 def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
-    """Return the metrics for matrices of a score; for accuracy they stay as they are.
+    """Return the metrics as they are for matrices of a score.
 
     Raises ConfigError if two of them get the same name.
 

@@ -30,7 +30,7 @@ from clear_mlflow.metrics._registry import (
 
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
-    """One metric of one run, with what is needed to read it.
+    """Result of one metric for one run.
 
     Attributes:
         name: family and metric, for example ``clear/in_domain_accuracy``.
@@ -87,7 +87,7 @@ class MetricResult:
         return f"MetricResult({self})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields for JSON; an undefined value is None, with its reason."""
+        """Return the fields for JSON, with None and a reason for an undefined value."""
         return {
             "value": self.value,
             "reason": self.reason or None,

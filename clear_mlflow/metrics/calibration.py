@@ -1,8 +1,7 @@
-"""How far a model's probabilities can be believed, on the buckets it has learned.
+"""Calibration: how well a model's probabilities agree with its accuracy, on trained buckets.
 
-All are of the last row, over the test images of the buckets trained on, taken together; so, at
-step k of a series, of row k over buckets 1 to k. Lower is better. They need a trained bucket and
-probabilities, which a run keeps with ``predictions=probs``; stored ones are of half precision: one
+Each metric uses the last row and the test images of all buckets trained on: at step k of a series,
+row k and buckets 1 to k. Lower is better. Stored probabilities have half precision: a probability
 below 2**-25 is stored as 0.
 """
 
@@ -15,42 +14,49 @@ from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics._metric import PREDICTIONS, Metric
 from clear_mlflow.metrics._predictions import Predictions
 
-# Half the smallest number that half precision holds: what is stored as 0 is at most this.
-_SMALLEST = 2.0**-25
-_BINS = 15
+_MIN_PROBABILITY = 2.0**-25  # half of the smallest number in half precision
+_NUM_BINS = 15
 
 
 def expected_calibration_error(predictions: Predictions) -> float:
-    """How far confidence and accuracy lie apart, on average; 0 to 1.
+    """Mean difference between confidence and accuracy.
 
-    Confidence is the probability of the predicted class. Images are put into 15 bins of equal width
-    by their confidence, (0, 1/15] to (14/15, 1]; the error is the mean over images of
-    |accuracy - mean confidence| of their bin. Source: Guo et al. 2017, On calibration of modern
-    neural networks, equation 3, with their 15 bins.
+    Formula: mean over images of abs(accuracy - mean confidence) of the image's bin. Defined when
+    k >= 1 and probabilities are stored.
+
+    Confidence is the probability of the predicted class. The 15 bins of confidence have equal
+    width, (0, 1/15] to (14/15, 1]. Source: Guo et al. 2017, On calibration of modern neural
+    networks, equation 3, with their 15 bins.
     """
-    count, accuracy, mean = _bin_by_confidence(*_confidences(predictions))
+    count, accuracy, confidence = _bin_by_confidence(*_get_confidences(predictions))
     filled = count > 0
-    gaps = np.abs(accuracy[filled] - mean[filled])
+    gaps = np.abs(accuracy[filled] - confidence[filled])
     return float((count[filled] * gaps).sum() / count.sum())
 
 
 def negative_log_likelihood(predictions: Predictions) -> float:
-    """Mean of -log(probability of the true class), natural logarithm; 0 or more.
+    """Mean negative natural logarithm of the probability of the true class.
 
-    A probability stored as 0 counts as 2**-25, the largest that is stored so: the worst that one
-    image can add is 17.3.
+    Formula: mean of -log p(true class), natural logarithm. Defined when k >= 1 and probabilities
+    are stored.
+
+    A probability stored as 0 counts as 2**-25, the largest that is stored as 0: one image adds at
+    most 17.3.
     """
-    probabilities, labels = _learned(predictions)
+    probabilities, labels = _get_probabilities(predictions)
     true = probabilities[np.arange(len(labels)), labels].astype(np.float64)
-    return float(-np.log(np.maximum(true, _SMALLEST)).mean())
+    return float(-np.log(np.maximum(true, _MIN_PROBABILITY)).mean())
 
 
 def brier_score(predictions: Predictions) -> float:
-    """Mean squared distance between the probabilities and the truth, summed over classes; 0 to 2.
+    """Mean squared distance between the probabilities and the truth, from 0 to 2.
+
+    Formula: mean over images of the sum over classes of (p(class) - is true)^2, up to 2. Defined
+    when k >= 1 and probabilities are stored.
 
     Source: Brier 1950, Verification of forecasts expressed in terms of probability.
     """
-    probabilities, labels = _learned(predictions)
+    probabilities, labels = _get_probabilities(predictions)
     true = probabilities[np.arange(len(labels)), labels].astype(np.float64)
     # sum of (p - t)^2 = sum of p^2 - 2 p[true] + 1, without a second array of that size.
     squares = np.einsum("nc,nc->n", probabilities, probabilities, dtype=np.float64)
@@ -58,35 +64,37 @@ def brier_score(predictions: Predictions) -> float:
 
 
 def _bin_by_confidence(
-    right: NDArray[np.bool_], confidence: NDArray[np.float64]
+    is_correct: NDArray[np.bool_], confidence: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """(15,) each: images by confidence in bins of equal width, the right share, mean confidence.
+    """Return number of images, accuracy and mean confidence of each of 15 bins.
 
-    Bins are closed above; the shares and means of one without images are NaN.
+    Bins include their upper end. Accuracy and confidence of an empty bin are NaN.
     """
-    place = np.clip(np.ceil(confidence * _BINS).astype(np.int64) - 1, 0, _BINS - 1)
-    count = np.bincount(place, minlength=_BINS)
+    bins = np.clip(np.ceil(confidence * _NUM_BINS).astype(np.int64) - 1, 0, _NUM_BINS - 1)
+    count = np.bincount(bins, minlength=_NUM_BINS)
     with np.errstate(invalid="ignore"):
-        accuracy = np.bincount(place, weights=right, minlength=_BINS) / count
-        mean = np.bincount(place, weights=confidence, minlength=_BINS) / count
+        accuracy = np.bincount(bins, weights=is_correct, minlength=_NUM_BINS) / count
+        mean = np.bincount(bins, weights=confidence, minlength=_NUM_BINS) / count
     return count, accuracy, mean
 
 
-def _confidences(predictions: Predictions) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """(n,) each: whether the answers are right, and the probability of what was answered."""
-    probabilities, labels = _learned(predictions)
-    said = predictions.get_row(predictions.k).labels[predictions.trained_images()]
-    confidence = probabilities[np.arange(len(said)), said].astype(np.float64)
-    return np.equal(said, labels), confidence
+def _get_confidences(predictions: Predictions) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return (n,) each: is the prediction correct, and the probability of the predicted class."""
+    probabilities, labels = _get_probabilities(predictions)
+    predicted = predictions.get_row(predictions.k).labels[predictions.trained_images()]
+    confidence = probabilities[np.arange(len(predicted)), predicted].astype(np.float64)
+    return np.equal(predicted, labels), confidence
 
 
-def _learned(predictions: Predictions) -> tuple[NDArray[np.float16], NDArray[np.uint16]]:
-    """(n, classes), (n,): probabilities and truth of the images of the buckets trained on."""
-    where = predictions.trained_images()
+def _get_probabilities(
+    predictions: Predictions,
+) -> tuple[NDArray[np.float16], NDArray[np.uint16]]:
+    """Return (n, classes) probabilities and (n,) labels of the images of trained buckets."""
+    mask = predictions.trained_images()
     probabilities = predictions.get_row(predictions.k).probabilities
     if probabilities is None:
         raise UndefinedMetricError("needs stored probabilities: predictions=probs")
-    return probabilities[where], predictions.images.label[where]
+    return probabilities[mask], predictions.images.label[mask]
 
 
 METRICS = tuple(

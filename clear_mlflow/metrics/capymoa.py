@@ -1,11 +1,10 @@
-"""The metrics of CapyMOA's online continual learning that are of the matrix, under its own names.
+"""Metrics of CapyMOA's online continual learning that can be computed from the matrix.
 
-Its anytime accuracies need tests inside of a bucket, and its test-then-train accuracy the answers
-given while training: neither is in this matrix.
+Its anytime accuracies need tests within a bucket, and its test-then-train accuracy predictions made
+while training: the matrix contains neither. Other metrics of CapyMOA are in ``aliases.py``.
 
-Each takes a (k, T) matrix R (row: trained through, column: tested on); accuracies are fractions in
-[0, 1], differences in [-1, 1], higher is better; raises UndefinedMetricError, with the reason,
-where a cell that it needs was not measured.
+Accuracies are fractions in [0, 1], differences in [-1, 1], higher is better. A metric is undefined
+if a cell that it needs was not measured.
 
 Source: ``capymoa.ocl.evaluation.OCLMetrics``, fields of the same names, and what fills it
 (``_evaluator.py``, ``_metrics.py`` of adaptive-machine-learning/CapyMOA, 095caba).
@@ -40,7 +39,7 @@ def accuracy_all_avg(matrix: AccuracyMatrix) -> float:
 
 
 def accuracy_final(matrix: AccuracyMatrix) -> float:
-    """Mean accuracy, at the end, on all buckets, those not trained on included.
+    """Mean accuracy, at the end, on all buckets, including those not trained on.
 
     Formula: mean of R[last, j] over j < T. Defined when k >= 1.
 
@@ -55,8 +54,8 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
 def backward_transfer(matrix: AccuracyMatrix) -> float:
     """Mean change on past buckets since each was trained on, over all rows.
 
-    Formula: mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. Negative: the model has
-    forgotten.
+    Formula: mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. Negative
+    if the model has forgotten.
 
     >>> round(backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     -0.3

@@ -1,7 +1,7 @@
-"""The metrics of Chaudhry et al. 2018 that are of one run: accuracy and forgetting after bucket k.
+"""Metrics of Chaudhry et al. 2018 that need only one run: accuracy and forgetting after bucket k.
 
-Their intransigence is of two runs: how much better a run that is trained on all buckets so far at
-once knows bucket k, J[k, k] - R[k, k].
+Their intransigence compares two runs: the advantage on bucket k of a run that is trained on all
+buckets so far at once, J[k, k] - R[k, k]. Other metrics of this family are in ``aliases.py``.
 
 Source: Chaudhry et al., Riemannian Walk for Incremental Learning: Understanding Forgetting and
 Intransigence, ECCV 2018, arXiv:1801.10112; ``compute_fgt`` in ``utils/utils.py`` of
@@ -24,8 +24,8 @@ def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
     k >= 2. Lower is better. It needs no test of a future bucket.
 
     Continuum computes this from the same equation. `chaudhry/forgetting` and `renate/forgetting`
-    take the maximum over every earlier row, those before bucket j was trained included. mammoth and
-    PyCIL include the last row in the maximum, so that a gain counts as 0.
+    take the maximum over every earlier row, including those before bucket j was trained. mammoth
+    and PyCIL include the last row in the maximum, so that a gain counts as 0.
 
     >>> round(forgetting_since_trained(AccuracyMatrix([[0.8, float("nan")], [0.5, 0.9]])), 6)
     0.3

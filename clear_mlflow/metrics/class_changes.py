@@ -1,9 +1,9 @@
-"""Accuracy on classes that come and go: known, new and vanished ones, and those still unseen.
+"""Accuracy on classes that come and go: known, new, vanished and unseen classes.
 
-A class is in a bucket where the bucket has test images of it. Emerging and disappearing classes are
-those of CaMiT (arXiv:2510.17626); the formulas are ours. Fractions in [0, 1], higher is better;
-undefined where all buckets have the same classes, where the predictions of a row that is needed
-were not stored, and under ``streaming``.
+A bucket has a class if it has test images of it. Emerging and disappearing classes are those of
+CaMiT (arXiv:2510.17626); the formulas are ours. Fractions in [0, 1], higher is better. Undefined if
+the predictions of a row that is needed were not stored, and under ``streaming``. Left out if all
+buckets have the same classes.
 """
 
 from __future__ import annotations
@@ -17,74 +17,89 @@ from clear_mlflow.metrics._predictions import Predictions
 
 
 def known(predictions: Predictions) -> float:
-    """Mean accuracy on a bucket just trained on, its images of classes that came before it."""
-    return _just_trained(predictions, is_new=False)
+    """Mean accuracy on the bucket just trained, on classes of earlier buckets.
+
+    Formula: mean over 0 < i < k of the accuracy in R[i, i] on classes of buckets before i. Defined
+    when such a bucket exists.
+    """
+    return _average_new_bucket(predictions, has_new_classes=False)
 
 
 def new(predictions: Predictions) -> float:
-    """Mean accuracy on a bucket just trained on, its images of classes that none before has."""
-    return _just_trained(predictions, is_new=True)
+    """Mean accuracy on the bucket just trained, on classes of no earlier bucket.
+
+    Formula: mean over 0 < i < k of the accuracy in R[i, i] on classes of no bucket before i.
+    Defined when such a bucket exists.
+    """
+    return _average_new_bucket(predictions, has_new_classes=True)
 
 
 def vanished(predictions: Predictions) -> float:
-    """Accuracy at the end on all images of past buckets of classes that the last one lacks."""
-    there, images, last = _presence(predictions), predictions.images, predictions.k - 1
-    where = (images.bucket < last) & ~there[last][images.label]
-    if not np.any(where):
+    """Accuracy at the end on images of past buckets, on classes that the last bucket lacks.
+
+    Formula: accuracy in the last row on the images of past buckets of classes that bucket k - 1
+    lacks. Defined when it lacks a class.
+    """
+    has_class, images, last = _find_classes(predictions), predictions.images, predictions.k - 1
+    mask = (images.bucket < last) & ~has_class[last][images.label]
+    if not np.any(mask):
         raise UndefinedMetricError("needs a class that the last bucket trained on lacks")
-    return float(predictions.get_row(predictions.k).hits(images)[where].mean())
+    return float(predictions.get_row(predictions.k).hits(images)[mask].mean())
 
 
 def unseen_auroc(predictions: Predictions) -> float:
-    """How well a low largest probability shows a class not seen yet: area under the ROC curve.
+    """Area under the ROC curve of a low largest probability as a sign of an unseen class.
 
-    A mean over rows, each over all test images; rows after which no class is left to come do not
-    count.
+    Formula: mean over rows of the AUROC, over all test images, of 1 - max p for classes of no
+    bucket trained on. Defined when a class comes after the first bucket and probabilities are
+    stored.
+
+    Rows after which no new class comes do not count.
     """
-    there, areas = _presence(predictions), []
+    has_class, areas = _find_classes(predictions), []
     for row in range(1, predictions.k + 1):
-        unseen = ~there[:row].max(axis=0)[predictions.images.label]
-        if not unseen.any():
+        is_unseen = ~has_class[:row].max(axis=0)[predictions.images.label]
+        if not is_unseen.any():
             continue
         probabilities = predictions.get_row(row).probabilities
         if probabilities is None:
             raise UndefinedMetricError("needs stored probabilities: predictions=probs")
         doubt = -probabilities.max(axis=1)
-        _, place, ties = np.unique(doubt, return_inverse=True, return_counts=True)
-        ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # equal ones share the mean of theirs
-        positive, negative = unseen.sum(), (~unseen).sum()
-        above = ranks[unseen].sum() - positive * (positive + 1) / 2
-        areas.append(above / (positive * negative))
+        _, rank_index, ties = np.unique(doubt, return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(ties) - (ties - 1) / 2)[rank_index]  # ties share their mean rank
+        positives, negatives = is_unseen.sum(), (~is_unseen).sum()
+        rank_sum = ranks[is_unseen].sum() - positives * (positives + 1) / 2
+        areas.append(rank_sum / (positives * negatives))
     if not areas:
         raise UndefinedMetricError("needs a class that comes after the first bucket")
     return float(np.mean(areas))
 
 
 def _has_constant_classes(predictions: Predictions) -> bool:
-    """Whether all buckets have test images of the same classes."""
-    there = predictions.images.class_counts > 0
-    return bool((there == there[0]).all())
+    """Return True if all buckets have test images of the same classes."""
+    has_class = predictions.images.class_counts > 0
+    return bool((has_class == has_class[0]).all())
 
 
-def _presence(predictions: Predictions) -> NDArray[np.bool_]:
-    """(T, classes): which bucket has test images of which class."""
-    predictions.trained_images()  # raises where nothing that was trained on is evidence
+def _find_classes(predictions: Predictions) -> NDArray[np.bool_]:
+    """Return a (T, classes) mask of the classes of each bucket; raise if all have the same."""
+    predictions.trained_images()  # raises if the protocol excludes all trained buckets
     if _has_constant_classes(predictions):
         raise UndefinedMetricError("needs classes that some buckets have and others lack")
     return predictions.images.class_counts > 0
 
 
-def _just_trained(predictions: Predictions, *, is_new: bool) -> float:
-    there, images, found = _presence(predictions), predictions.images, []
-    for position in range(1, predictions.k):
-        came_before = there[:position].max(axis=0)[images.label]
-        where = (images.bucket == position) & (came_before != is_new)
-        if np.any(where):
-            found.append(predictions.get_row(position + 1).hits(images)[where].mean())
-    if not found:
-        kind = "no bucket before has" if is_new else "came before"
-        raise UndefinedMetricError(f"needs a bucket after the first with a class that {kind}")
-    return float(np.mean(found))
+def _average_new_bucket(predictions: Predictions, *, has_new_classes: bool) -> float:
+    has_class, images, accuracies = _find_classes(predictions), predictions.images, []
+    for bucket in range(1, predictions.k):
+        is_known = has_class[:bucket].max(axis=0)[images.label]
+        mask = (images.bucket == bucket) & (is_known != has_new_classes)
+        if np.any(mask):
+            accuracies.append(predictions.get_row(bucket + 1).hits(images)[mask].mean())
+    if not accuracies:
+        condition = "no bucket before has" if has_new_classes else "came before"
+        raise UndefinedMetricError(f"needs a bucket after the first with a class that {condition}")
+    return float(np.mean(accuracies))
 
 
 METRICS = tuple(

@@ -1,13 +1,13 @@
-"""The metrics of the CLEAR benchmark: plain means over regions of the accuracy matrix.
+"""Metrics of the CLEAR benchmark: means over regions of the accuracy matrix.
 
 R is (k, T), 0-based: k buckets trained, all T buckets tested after each. Every cell of the k rows
-counts, those of buckets that the run never reached included. Nothing is subtracted anywhere:
-CLEAR's "transfer" is an accuracy, and not comparable with Renate's or GEM's of the same name.
+counts, including those of buckets that the run never reached. Nothing is subtracted: CLEAR's
+"transfer" is an accuracy, and cannot be compared with the transfer of Renate or GEM.
 
-Each takes such a matrix and gives a fraction in [0, 1], higher is better; it raises
-UndefinedMetricError, with the reason, where a cell that it needs was not measured.
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
+was not measured.
 
-Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMetric`` is the same.
+Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMetric`` is equal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.85
     """
     require_trained(matrix, 1, "a trained bucket")
-    return float(select_cells(matrix, _steps_ahead(matrix) == 0).mean())
+    return float(select_cells(matrix, _count_steps_ahead(matrix) == 0).mean())
 
 
 def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
@@ -47,7 +47,7 @@ def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.7
     """
     require_future(matrix)
-    return float(select_cells(matrix, _steps_ahead(matrix) == 1).mean())
+    return float(select_cells(matrix, _count_steps_ahead(matrix) == 1).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:
@@ -59,7 +59,7 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     0.5
     """
     require_trained(matrix, 2, "a past bucket")
-    return float(select_cells(matrix, _steps_ahead(matrix) < 0).mean())
+    return float(select_cells(matrix, _count_steps_ahead(matrix) < 0).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -71,7 +71,7 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     0.1
     """
     require_future(matrix)
-    return float(select_cells(matrix, _steps_ahead(matrix) > 0).mean())
+    return float(select_cells(matrix, _count_steps_ahead(matrix) > 0).mean())
 
 
 def accuracy(matrix: AccuracyMatrix) -> float:
@@ -96,8 +96,8 @@ def challenge_score(matrix: AccuracyMatrix) -> float:
     return sum(part(matrix) for part in parts) / len(parts)
 
 
-def _steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
-    """(k, T): j - i, how far the bucket tested on lies ahead of the one trained through."""
+def _count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
+    """Return (k, T): j - i, the distance from the last trained bucket to the tested one."""
     return np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
 
 
@@ -117,7 +117,7 @@ METRICS = (
         headline="next-domain",
         rank_priority=2,
     ),
-    # An error called transfer would be read as a gain.
+    # The name of an error must not contain "transfer", which readers take for a gain.
     level("clear/backward_transfer", backward_transfer, "clear/backward_{score}"),
     level("clear/forward_transfer", forward_transfer, "clear/forward_{score}"),
     level("clear/accuracy", accuracy, "clear/{score}"),

@@ -1,13 +1,9 @@
-"""What a model is worth at any moment of its training, not only at the ends of buckets.
+"""Accuracy at every moment of a training, instead of only at the ends of buckets.
 
-A test is one of the model on the test sets of all buckets: inside a bucket, or at its end, which is
-the bucket's row. Tests are counted over the whole run, and a[t, j] is the accuracy on bucket j at
-test t. Those of bucket j begin with the first test inside it; row 0 is none of them. All tests of
-the k buckets have to be stored, those inside included: from rows alone none of these follows.
-
-Each takes the tests of k buckets trained and gives a fraction in [0, 1]; higher is better, but of
-windowed forgetting. Defined when k >= 1 and all tests inside the buckets are stored;
-UndefinedMetricError, with the reason, otherwise.
+A test is a test of the model on all buckets: within a bucket, or at its end, where it is the row of
+the bucket. Tests are counted over the complete run, and a[t, j] is the accuracy on bucket j at test
+t. The tests of bucket j begin with the first test within it; row 0 is not one of them. All tests of
+the k buckets must be stored, those within buckets included. Fractions in [0, 1].
 
 Source: De Lange, Van de Ven and Tuytelaars, Continual Evaluation for Lifelong Learning: Identifying
 the Stability Gap, ICLR 2023, arXiv:2205.13452, section 3; ``src/eval/continual_eval_metrics.py`` of
@@ -31,71 +27,75 @@ WINDOWS = (10, 100)  # tests; the paper has both
 
 
 def minimum_accuracy(matrix: AnytimeMatrix) -> float:
-    """min-ACC: the lowest accuracy on each earlier bucket since it was learned, in the mean.
+    """min-ACC: mean over earlier buckets of the lowest accuracy since the bucket was trained.
 
-    Formula: mean over j < last of min over tests t after row j of a[t, j]. Defined when k >= 2.
+    Formula: min-ACC: mean over j < last of (min of a[t, j] over tests t after row j). Defined when
+    k >= 2.
     """
     trained, values = matrix.sequence()
     if matrix.k < 2:
         raise UndefinedMetricError(f"needs a past bucket: k >= 2 (trained on {matrix.k})")
-    return float(_minima(trained, values, matrix.k).mean())
+    return float(_find_minima(trained, values, matrix.k).mean())
 
 
 def worst_case_accuracy(matrix: AnytimeMatrix) -> float:
-    """WC-ACC: accuracy on the last bucket, and the minima on all earlier ones, in the mean.
+    """WC-ACC: mean of the accuracy on the last bucket and the minima on all earlier ones.
 
-    Formula: R[last, last] / k + (1 - 1 / k) min-ACC.
+    Formula: WC-ACC: R[last, last] / k + (1 - 1 / k) min-ACC. Defined when k >= 1.
     """
     trained, values = matrix.sequence()
     k = matrix.k
-    return float((values[-1, k - 1] + _minima(trained, values, k).sum()) / k)
+    return float((values[-1, k - 1] + _find_minima(trained, values, k).sum()) / k)
 
 
 def average_anytime_accuracy(matrix: AnytimeMatrix) -> float:
     """AAA: mean over all tests of the mean accuracy on the buckets so far.
 
-    Formula: mean over tests t of (mean of a[t, j] over j <= i), i being the bucket in training.
+    Formula: mean over tests t of (mean of a[t, j] over j <= i). Defined when k >= 1.
     """
     trained, values = matrix.sequence()
-    seen = np.arange(values.shape[1]) <= trained[:, np.newaxis]
-    return float(((values * seen).sum(axis=1) / (trained + 1)).mean())
+    is_trained = np.arange(values.shape[1]) <= trained[:, np.newaxis]
+    return float(((values * is_trained).sum(axis=1) / (trained + 1)).mean())
 
 
 def windowed_forgetting(matrix: AnytimeMatrix, window: int) -> float:
-    """WF: the largest drop of accuracy on a bucket within a window of tests, in the mean.
+    """WF: mean over buckets of the largest drop of accuracy within a window of tests.
 
-    Formula: mean over j < k of max over tests s <= t of bucket j with t - s < W of
-    a[s, j] - a[t, j].
+    Formula: WF: mean over j < k of (max of a[s, j] - a[t, j] over tests s <= t of bucket j less
+    than the window apart). Defined when k >= 1.
 
-    W is at least 2. An accuracy that never falls has a drop of 0, as in the authors' program,
-    whose first window holds one test.
+    The window has at least 2 tests. An accuracy that never falls has a drop of 0, as in the
+    authors' program, whose first window has one test.
     """
     trained, values = matrix.sequence()
-    drops = [_largest_drop(values[trained >= j, j], window) for j in range(matrix.k)]
+    drops = [_find_largest_drop(values[trained >= j, j], window) for j in range(matrix.k)]
     return float(np.mean(drops))
 
 
 def windowed_plasticity(matrix: AnytimeMatrix, window: int) -> float:
-    """WP: the largest rise of accuracy on a bucket within a window of tests, in the mean.
+    """WP: mean over buckets of the largest rise of accuracy within a window of tests.
 
-    Formula: mean over j < k of max over tests s <= t of bucket j with t - s < W of
-    a[t, j] - a[s, j].
+    Formula: WP: mean over j < k of (max of a[t, j] - a[s, j] over tests s <= t of bucket j less
+    than the window apart). Defined when k >= 1.
     """
     trained, values = matrix.sequence()
-    rises = [_largest_drop(-values[trained >= j, j], window) for j in range(matrix.k)]
+    rises = [_find_largest_drop(-values[trained >= j, j], window) for j in range(matrix.k)]
     return float(np.mean(rises))
 
 
-def _minima(trained: NDArray[np.int64], values: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """(k - 1,): the lowest accuracy on each bucket but the last one, in tests after its row."""
+def _find_minima(
+    trained: NDArray[np.int64], values: NDArray[np.float64], k: int
+) -> NDArray[np.float64]:
+    """Return (k - 1,): the lowest accuracy after its row on each bucket except the last."""
     return np.array([values[trained > j, j].min() for j in range(k - 1)])
 
 
-def _largest_drop(course: NDArray[np.float64], window: int) -> float:
-    """Of one series, from any of its values to a later one of the same window; at least 0."""
+def _find_largest_drop(accuracies: NDArray[np.float64], window: int) -> float:
+    """Return the largest drop from a value to a later one within a window, or 0 if none falls."""
     largest = 0.0
-    for apart in range(1, min(window, len(course))):
-        largest = max(largest, float((course[:-apart] - course[apart:]).max()))
+    for distance in range(1, min(window, len(accuracies))):
+        drops = accuracies[:-distance] - accuracies[distance:]
+        largest = max(largest, float(drops.max()))
     return largest
 
 

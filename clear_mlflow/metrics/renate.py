@@ -1,11 +1,10 @@
-"""The metrics of Renate, which are also GEM's: what the last row says, and how it came to be.
+"""Metrics of Renate: accuracy in the last row, and the changes that led to it.
 
-R is (k, T), 0-based, and "last" is row k - 1. Only rows and columns 0 to k - 1 count: the buckets
-that the run has trained on. b is the initialisation row, of the untrained model.
+R is (k, T), 0-based, and "last" is row k - 1. Only the buckets that the run has trained on count:
+rows and columns 0 to k - 1. b is the initialisation row, which the untrained model gave.
 
-Each takes such a matrix; accuracies are fractions in [0, 1], differences in [-1, 1]; all but
-forgetting are better the higher. Each raises UndefinedMetricError, with the reason, where a cell
-that it needs was not measured.
+Accuracies are fractions in [0, 1], differences in [-1, 1]; higher is better, except for forgetting.
+A metric is undefined if a cell that it needs was not measured.
 
 Source: ``renate.evaluation.metrics.classification``, functions of the same names; BWT and FWT of
 Lopez-Paz & Ranzato 2017 (GEM), equations 3 and 4.
@@ -41,7 +40,7 @@ def average_accuracy(matrix: AccuracyMatrix) -> float:
 
 
 def micro_average_accuracy(matrix: AccuracyMatrix) -> float:
-    """Accuracy, at the end, over the test images of all buckets trained on, taken together.
+    """Accuracy, at the end, on the pooled test images of all buckets trained on.
 
     Formula: sum of n[j] R[last, j] / sum of n[j], over j <= last. Defined when k >= 1 and the
     number of test images per bucket is known.
@@ -61,11 +60,11 @@ def forgetting(matrix: AccuracyMatrix) -> float:
     """Mean drop, at the end, from the best accuracy that each earlier bucket ever had.
 
     Formula: mean over j < last of (max over i < last of R[i, j]) - R[last, j]. Defined when k >= 2.
-    Lower is better. Negative: the end is better than ever before.
+    Lower is better. Negative if the end is better than ever before.
 
-    Renate's text lets the maximum run from row j on; its code takes every row before the last,
-    those before bucket j was trained included. People's numbers came from the code: this is it.
-    `chaudhry/forgetting_since_trained` starts at row j.
+    Renate's documentation starts the maximum at row j. Its code takes every row before the last,
+    including those before bucket j was trained. Published numbers come from the code, so this
+    function follows it. `chaudhry/forgetting_since_trained` starts at row j.
 
     >>> round(forgetting(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.3
@@ -85,8 +84,8 @@ def forgetting(matrix: AccuracyMatrix) -> float:
 def backward_transfer(matrix: AccuracyMatrix) -> float:
     """Mean change on each earlier bucket since it was trained on.
 
-    Formula: mean over j < last of R[last, j] - R[j, j]. Defined when k >= 2. Negative: the model
-    has forgotten.
+    Formula: mean over j < last of R[last, j] - R[j, j]. Defined when k >= 2. Negative if
+    the model has forgotten.
 
     >>> round(backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     -0.3

@@ -1,7 +1,6 @@
-"""The bucket that a model knows least: what a mean over buckets hides.
+"""The bucket with the lowest accuracy, which a mean over buckets hides.
 
-Each takes a (k, T) matrix R (row: trained through, column: tested on) and gives a fraction in
-[0, 1], higher is better; raises UndefinedMetricError, with the reason, where a cell that it needs
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
 was not measured.
 
 Source: the worst-group accuracy of Sagawa et al., Distributionally Robust Neural Networks for Group

@@ -107,7 +107,7 @@ def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, 
     runs = store.search_runs([experiment_id], state["searchFilter"])
     assert len(runs) == 2
     shown = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]
-    assert len(set(shown)) == 5
+    assert len(set(shown)) == 4
     assert all(set(shown) <= run.data.metrics.keys() for run in runs)
     assert [f"metrics.`{name}`" for name in shown] == state["selectedColumns"][:-1]
     assert shown[0] == "renate/average_rmse"

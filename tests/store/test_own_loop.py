@@ -613,7 +613,7 @@ def test_a_loop_says_what_its_rows_cost(store, experiment_id):
     spent = store.get_metric_history(found.info.run_id, "cost/training_flops")
     assert {point.step: point.value for point in spent} == {1: 10, 2: 30, 3: 60, 4: 100}
     assert found.data.metrics["cost/seconds"] == 6
-    assert run.metrics["cost/images"].reason == "row 1 says nothing of its images"
+    assert run.metrics["cost/images"].reason == "row 1 has no images"
     with clear_mlflow.track(**LOOP) as without:
         log_all(without)
     assert not [name for name in without.metrics if name.startswith("cost/")]

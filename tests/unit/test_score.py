@@ -287,7 +287,7 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     assert "rmse matrix" in page
     assert ">clear/in_domain_rmse<" in part
     assert "backward_transfer" in page
-    assert "of rmse with its sign turned in place of accuracy" in page
+    assert "for rmse with its sign turned instead of accuracy" in page
     assert json.loads(matrix_json(run.matrix))["score"] == {
         "name": "rmse",
         "lower_is_better": True,
