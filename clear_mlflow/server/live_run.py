@@ -1,12 +1,13 @@
-"""A run's report as its rows are now, and what a page asks to follow a run in training."""
+"""The page of a run as its rows are now, and the state by which a page notices changes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime, timezone
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Run, RunStatus
 
 from clear_mlflow.comparison.page.wording import short
 from clear_mlflow.core.errors import ClearError
@@ -19,80 +20,104 @@ from clear_mlflow.scoring.beside import (
     read_anytime_scores,
     read_predictions,
     score_predictions,
+    sizes_of_tests,
 )
 from clear_mlflow.scoring.computed import compute
 from clear_mlflow.scoring.run_report import run_report
-from clear_mlflow.server.kept_pages import KeptPages
-from clear_mlflow.server.mlflow_hooks import without_addresses
-from clear_mlflow.server.run_state import has_ended, state_of
+from clear_mlflow.server.mlflow_hooks import hide_addresses
 from clear_mlflow.store import names
-from clear_mlflow.store.rows import load_stored_rows
+from clear_mlflow.store.rows import list_row_sizes, load_stored_rows
 
-# Of the predictions of all rows. Labels of CLEAR-100's 55,000 test images take half a megabyte in
-# all, probabilities 120.
-_MOST_BYTES = 256 * 2**20
-_OVER = "clear_mlflow.server.page/run"
-
-
-def live_run(store: MlflowClient, run: Run, kept: KeptPages, workspace: str) -> str:
-    """The page of a run as it is now."""
-    state = state_of(store, run)
-    return kept.get([workspace, *state], lambda: _drawn(store, run, workspace, _digest(state)))
+# Of the predictions of all rows: labels of CLEAR-100's 55,000 test images take half a megabyte,
+# their probabilities 120.
+_MAX_PREDICTIONS_BYTES = 256 * 2**20
+_TEMPLATE = "clear_mlflow.server.page/run"
+# Tags that change while nothing changes that a page shows.
+_HEARTBEAT_TAGS = frozenset({names.PROCESS_TAG, names.HOLDER_TAG})
 
 
-def following(store: MlflowClient, run: Run) -> dict[str, object]:
-    """What a page asks again and again: whether to load itself anew, and whether to keep asking."""
-    return {"state": _digest(state_of(store, run)), "status": run.info.status}
+def describe_state(client: MlflowClient, run: Run) -> list[object]:
+    """Return JSON values that change whenever something changes that a page shows of a run.
+
+    Metrics are left out, since they follow from the rows.
+    """
+    info, tags = run.info, run.data.tags
+    state: list[object] = [
+        *(info.run_id, info.run_name, info.status, info.end_time),
+        run.data.params,
+        {name: value for name, value in tags.items() if name not in _HEARTBEAT_TAGS},
+    ]
+    if names.MATRIX_TAG not in tags or not _has_ended(run):
+        try:
+            state.append(list_row_sizes(client, run))
+            if names.ANYTIME_TAG in tags:
+                state.append(sizes_of_tests(client, run))
+        except ClearError as error:
+            state.append(str(error))
+    return state
 
 
-def _digest(state: list[object]) -> str:
+def hash_state(state: list[object]) -> str:
+    """Return 16 hexadecimal digits that identify a state."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
-    name = run.info.run_name or run.info.run_id
-    place = {
+def format_start(run: Run) -> str:
+    """Return when a run started, in UTC, such as ``2026-11-24 09:30``."""
+    return f"{datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc):%Y-%m-%d %H:%M}"
+
+
+def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str) -> str:
+    """Return the page of a run, whose script loads it again when the state has changed."""
+    page_links = {
         "run_id": run.info.run_id,
         "experiment_id": run.info.experiment_id,
         "workspace": workspace,
         "status": run.info.status.lower(),
-        "state": state,
-        "followed": not has_ended(run),  # in training: the page asks for news
+        "state": hash_state(state),
+        "is_followed": not _has_ended(run),
     }
-    rows = load_stored_rows(store, run, read_files=False)
+    rows = load_stored_rows(client, run, read_files=False)
     if not rows.records:
         return rendered(
             "clear_mlflow.server.page/no_rows",
-            over=_OVER,
-            title=short(name, 160),
+            over=_TEMPLATE,
+            title=short(run.info.run_name or run.info.run_id, 160),
             subtitle="No row of an accuracy matrix is stored in this run.",
             warnings=(),
             footer=f"Run {run.info.run_id}.",
-            place=place,
+            links=page_links,
         )
     record = assemble(rows.records)
-    answers = _answers(store, run, record) if names.PREDICTIONS_TAG in run.data.tags else None
-    scores = compute(run, rows, record, answers=answers, tests=_tests(store, run, record))
+    predictions = None
+    if names.PREDICTIONS_TAG in run.data.tags:
+        predictions = _score_predictions(client, run, record)
+    tests = _score_tests(client, run, record)
+    scores = compute(run, rows, record, answers=predictions, tests=tests)
     report = run_report(record, scores, run, scores.summary)
-    return run_page(report, over=_OVER, place=place)
+    return run_page(report, over=_TEMPLATE, links=page_links)
 
 
-def _tests(store: MlflowClient, run: Run, record: Record) -> Beside:
-    """What its tests inside buckets say."""
+def _has_ended(run: Run) -> bool:
+    return bool(RunStatus.is_terminated(RunStatus.from_string(run.info.status)))
+
+
+def _score_tests(client: MlflowClient, run: Run, record: Record) -> Beside:
     try:
-        return read_anytime_scores(store, run, record, thorough=True)
+        return read_anytime_scores(client, run, record, thorough=True)
     except ClearError as error:
-        return Beside(problem=without_addresses(str(error)))
+        return Beside(problem=hide_addresses(str(error)))
 
 
-def _answers(store: MlflowClient, run: Run, record: Record) -> Beside | None:
-    """What its predictions say; where they cannot be read, what a scoring logged of them."""
+def _score_predictions(client: MlflowClient, run: Run, record: Record) -> Beside | None:
+    """Return the scores of stored predictions, or None if there are none any more.
+
+    If they cannot be read, the scores are those that the run has as metrics.
+    """
     try:
-        found = read_predictions(store, run, record, largest=_MOST_BYTES)
+        predictions = read_predictions(client, run, record, largest=_MAX_PREDICTIONS_BYTES)
     except ClearError as error:
         metrics = run.data.metrics
         logged = {m.name: metrics[m.name] for m in PREDICTION_METRICS if m.name in metrics}
-        return Beside(logged, problem=without_addresses(str(error)))
-    if found is None:
-        return None  # removed since
-    return score_predictions(found, record)
+        return Beside(logged, problem=hide_addresses(str(error)))
+    return None if predictions is None else score_predictions(predictions, record)
