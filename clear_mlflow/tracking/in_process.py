@@ -11,7 +11,7 @@ from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.scoring import Scores
-from clear_mlflow.tracking.ensemble_run import run_of
+from clear_mlflow.tracking.ensemble_run import build_tracked_run
 from clear_mlflow.tracking.lifecycle import RunResult, close, join, result_of
 from clear_mlflow.tracking.training_run import open_training_run
 
@@ -47,7 +47,7 @@ def _train(client: MlflowClient, training: Training, asked: Mapping[str, str]) -
     else:
         run_id = str(active.info.run_id)
         join(client, run_id)
-    run = run_of(client, run_id, training.config, asked)
+    run = build_tracked_run(client, run_id, training.config, asked)
     rows = run.recorder.rows_by_run
     try:
         with run:

@@ -26,7 +26,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
 from clear_mlflow.store.lease import wait_for_expiry
 from clear_mlflow.store.search import expand_run_id
-from clear_mlflow.tracking.ensemble_run import run_of
+from clear_mlflow.tracking.ensemble_run import build_tracked_run
 from clear_mlflow.tracking.lifecycle import RunResult, close, close_project_run, result_of, take
 from clear_mlflow.tracking.resume import (
     ResumePoint,
@@ -152,7 +152,7 @@ def _train(
     if place.size > 1:
         with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))
-    run = run_of(client, run_id, config, asked, resumed)
+    run = build_tracked_run(client, run_id, config, asked, resumed)
     rows = run.recorder.rows_by_run
     try:
         with run:

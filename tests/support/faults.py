@@ -50,7 +50,7 @@ from clear_mlflow.tracking import run_recorder
 from clear_mlflow.tracking.lifecycle import close, result_of
 from clear_mlflow.tracking.resume import ResumePoint, read_resume_point, take_over
 from clear_mlflow.tracking.supervised import _close_complete
-from clear_mlflow.tracking.sync import find_journals, sync_each
+from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.training_run import TrainingRun, open_training_run
 
 BUCKETS = tuple(map(str, range(1, 9)))
@@ -206,9 +206,9 @@ def go_on(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
 def send(uri: str, machine: Path, run_id: str) -> None:
     """Send what a machine kept of a run."""
     become(machine, uri)
-    for synced in sync_each(find_journals(machine / "unsent" / run_id)):
-        sys.stderr.write(f"{synced.detail}\n")
-        os._exit(0 if synced.done else 1)
+    for synced in sync_folders(select_folders(machine / "unsent" / run_id)):
+        sys.stderr.write(f"{synced.message}\n")
+        os._exit(0 if synced.is_stored else 1)
 
 
 def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoReturn:
