@@ -33,6 +33,8 @@ from clear_mlflow.importers import (
     read_runs,
     recognise,
 )
+from clear_mlflow.journal.run_folder import Outcome
+from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
 from clear_mlflow.scoring.families import families_tag
@@ -41,7 +43,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
-from clear_mlflow.tracking.lifecycle import create_run, end
+from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
 
 FAILED = "failed"
@@ -167,7 +169,7 @@ class Importer:
         finally:
             # What happened is in the error that is raised on from here.
             with suppress(ClearError):
-                end(self.client, run_id, status)
+                store_outcome(self.client, run_id, Outcome(status))
         if not self._again:
             self._there[imported.digest] = run_id, name
         rows = f"{imported.matrix.num_rows} of {imported.matrix.num_buckets} rows"

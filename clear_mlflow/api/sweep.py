@@ -44,7 +44,8 @@ from clear_mlflow.grids.grid import (
     fingerprint,
     read_grid,
 )
-from clear_mlflow.journal.uploader import is_final
+from clear_mlflow.journal.run_folder import Outcome
+from clear_mlflow.journal.uploader import is_final, store_outcome
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -68,9 +69,9 @@ from clear_mlflow.store.search import (
 )
 from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
-from clear_mlflow.tracking.lifecycle import create_run, end
-from clear_mlflow.tracking.resume import claim, holds_rows, is_claimed, read_resume_point
-from clear_mlflow.tracking.supervised import train_into
+from clear_mlflow.tracking.lifecycle import create_run
+from clear_mlflow.tracking.resume import claim, has_rows, is_claimed, read_resume_point
+from clear_mlflow.tracking.tracked_training import train_sweep_run
 
 Engine: TypeAlias = LocalEngine | RayEngine
 
@@ -206,7 +207,7 @@ def engine_named(
     if engine == "ray":
         if gpus is None and all(run.config.device == "cpu" for run in grid.runs):
             gpus = 0.0
-        return RayEngine(train_into, address, cpus=cpus, gpus=gpus, jobs=jobs)
+        return RayEngine(train_sweep_run, address, cpus=cpus, gpus=gpus, jobs=jobs)
     given = {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, None)}
     if more := [f"{name} {value!r}" for name, (value, usual) in given.items() if value != usual]:
         raise ConfigError(
@@ -371,7 +372,7 @@ class Sweep:
             return result
         except BaseException:
             with suppress(ClearError):
-                end(client, self.above, "FAILED")
+                store_outcome(client, self.above, Outcome("FAILED"))
             raise
 
     def _do(self) -> None:
@@ -490,7 +491,8 @@ class Sweep:
             others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
             if _find_settled(self.client, run, others, self.above):
                 if interrupted is None:
-                    end(self.client, run_id, "KILLED", "another sweep started the same run")
+                    outcome = Outcome("KILLED", "another sweep started the same run")
+                    store_outcome(self.client, run_id, outcome)
                     self.client.delete_run(run_id)
                 return None
             for former in others:
@@ -516,7 +518,7 @@ class Sweep:
             run_id = str(run.info.run_id)
             if run.info.status != "KILLED" and not is_expired(self.client, run):
                 continue
-            if not holds_rows(self.client, run_id):
+            if not has_rows(self.client, run_id):
                 note = note or "from its beginning: it had ended before its first row"
                 continue
             if (why := self.refused.get(run_id)) is None:
@@ -574,7 +576,7 @@ class Sweep:
         """Close a run whose own supervisor could not: it was killed, or had not begun."""
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             return
-        closed = end(self.client, run.info.run_id, status, error)
+        closed = store_outcome(self.client, run.info.run_id, Outcome(status, error))
         # What its rows define is logged, as evaluate would.
         for _ in rescore_runs(self.client, [closed]):
             pass
@@ -661,7 +663,7 @@ def _trash(client: MlflowClient, run: Run, successor: str) -> None:
         status, why = "KILLED", "the process that trained it is gone"
     else:
         status, why = None, str(run.data.tags.get(names.ERROR_TAG, "it ended early"))
-    end(client, run_id, status, f"{why}; done again as run {successor}")
+    store_outcome(client, run_id, Outcome(status, f"{why}; done again as run {successor}"))
     wanted = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
     for member in client.search_runs([run.info.experiment_id], wanted):
         client.delete_run(member.info.run_id)
@@ -691,7 +693,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
         run_id = str(above.info.run_id)
         if run_id != mine:
             if mine is not None and own is None:
-                end(client, mine, "KILLED", f"run {run_id} is the same sweep")
+                store_outcome(client, mine, Outcome("KILLED", f"run {run_id} is the same sweep"))
                 client.delete_run(mine)
             if is_held(client, above):
                 raise TrackingError(
@@ -746,7 +748,7 @@ def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
         client.log_batch(
             result.run_id, metrics=metrics, tags=[RunTag(key, text) for key, text in tags.items()]
         )
-        end(client, result.run_id, status)
+        store_outcome(client, result.run_id, Outcome(status))
 
 
 def _note(result: SweepResult) -> str:

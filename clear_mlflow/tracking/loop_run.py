@@ -39,8 +39,8 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.core.version import __version__, software
-from clear_mlflow.journal.run_folder import TAGS_JSON
-from clear_mlflow.journal.uploader import upload_left_folders
+from clear_mlflow.journal.run_folder import TAGS_JSON, Outcome
+from clear_mlflow.journal.uploader import store_outcome, upload_left_folders
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
 from clear_mlflow.metrics._results import MetricResults, scores
 from clear_mlflow.process.signals import StoppingSignals
@@ -53,7 +53,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
-from clear_mlflow.tracking.lifecycle import close, end, join, open_run, result_of
+from clear_mlflow.tracking.lifecycle import build_result, end_run, join_run, open_run
 from clear_mlflow.tracking.run_recorder import RunRecorder, utc_now
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class LoopRun:
         else:
             run_id = str(shared_run_id)
             mlflow.flush_async_logging()  # the other logger's parameters come first
-            join(client, run_id)
+            join_run(client, run_id)
         try:
             recorder = RunRecorder(client, run_id, self._families)
             run = self._load_stored(client, run_id)
@@ -148,12 +148,10 @@ class LoopRun:
                 recorder.close(error)
                 raise
         except BaseException as error:
-            result = result_of(error, run_id)
+            result = build_result(error, run_id)
             with suppress(ClearError):
-                if self._joined:
-                    end(client, run_id, None)
-                else:
-                    end(client, run_id, result.status, result.error)
+                outcome = Outcome(None) if self._joined else result.build_outcome()
+                store_outcome(client, run_id, outcome)
             raise
         self._recorder, self._run_name = recorder, run.info.run_name
         self._process_id = os.getpid()
@@ -173,9 +171,14 @@ class LoopRun:
             except ClearError as refusal:  # the store did not take all
                 refusal.__cause__ = refusal.__cause__ or failure
                 failure = refusal
-            result = result_of(failure, self.run_id)
-            rows, ours = recorder.rows_by_run, not self._joined
-            closed = close(recorder.client, self.run_id, result, ours=ours, rows=rows)
+            result = build_result(failure, self.run_id)
+            closed = end_run(
+                recorder.client,
+                self.run_id,
+                result,
+                sets_status=not self._joined,
+                stored_rows=recorder.rows_by_run,
+            )
         self._scores, self._links = closed.scores, tuple(closed.links)
         with suppress(OSError):  # whoever reads this may have gone
             for line in closed.links:

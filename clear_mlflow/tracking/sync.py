@@ -25,14 +25,14 @@ from clear_mlflow.journal.run_folder import (
     list_run_folders,
     read_header,
 )
-from clear_mlflow.journal.uploader import Uploader
+from clear_mlflow.journal.uploader import Uploader, store_outcome
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.lease import check_not_held, is_expired, read_trainer_token
 from clear_mlflow.store.ui_urls import format_run_links
-from clear_mlflow.tracking import lifecycle
+from clear_mlflow.tracking.lifecycle import log_member_summary
 
 _MEMBERS_WAIT = "its members are not all stored yet"
 _KILLED = Outcome("KILLED", "its process was killed while the tracking store was away")
@@ -124,7 +124,7 @@ def _close(client: MlflowClient, run: Run, end: Outcome | None) -> str:
         if members is None:
             return _MEMBERS_WAIT
         if names.MEMBERS_TAG not in run.data.tags:
-            lifecycle.summarize_members(client, run_id, members)
+            log_member_summary(client, run_id, members)
     else:
         score(client, run_id)
     status = str(run.info.status)
@@ -132,7 +132,7 @@ def _close(client: MlflowClient, run: Run, end: Outcome | None) -> str:
         return f"scored; its status stays {status}"
     # evaluate sets KILLED on a run whose process is gone and did not report how it ended.
     new = end.status if status in ("RUNNING", "KILLED") and status != end.status else None
-    closed = lifecycle.end(client, run_id, new, end.error, diverged=end.diverged)
+    closed = store_outcome(client, run_id, Outcome(new, end.error, end.diverged))
     return f"scored, {closed.info.status}"
 
 
