@@ -16,7 +16,7 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from clear_mlflow.api.bundle import is_bundle
-from clear_mlflow.api.import_ import foreign_records
+from clear_mlflow.api.import_ import build_records
 from clear_mlflow.api.load import Runs, chosen, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
@@ -25,7 +25,14 @@ from clear_mlflow.core.record import row_file_name
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
-from clear_mlflow.importers import Reading, RowPattern, Source, load, matrix_of_rows, read_runs
+from clear_mlflow.importers import (
+    ReadOptions,
+    RowPattern,
+    combine_rows,
+    load_file,
+    read_row,
+    read_runs,
+)
 from clear_mlflow.learning.parameters.logged import is_of_a_training
 from clear_mlflow.metrics import FAMILIES, Metric, anytime
 from clear_mlflow.metrics import from_predictions as predicted
@@ -115,8 +122,8 @@ def rescore_chosen_runs(
     prepare = None
     if rows:
         score = Score(rows_score, higher_is_better=not rows_lower_is_better)
-        reading = Reading(scale=rows_scale, future=rows_future, score=score)
-        prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), reading=reading)
+        options = ReadOptions(scale=rows_scale, future=rows_future, score=score)
+        prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
     client = open_store()
     selected_runs, are_named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
     project_run_id = tag_project_run(client, names.KIND_EVALUATE)
@@ -295,7 +302,7 @@ def _log_outcomes(
 
 
 def copy_foreign_rows(
-    client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading
+    client: MlflowClient, run: Run, pattern: RowPattern, options: ReadOptions
 ) -> None:
     """Write the rows that another program stored in a run as rows of this package.
 
@@ -304,10 +311,10 @@ def copy_foreign_rows(
     stored_rows = parse_rows(read_row_files(client, run, waiting=None))
     if any("imported" not in record.extra for record in stored_rows.values()):
         return
-    paths = pattern.rows(_list_matching_artifacts(client, run, pattern))
+    paths = pattern.find_rows(_list_matching_artifacts(client, run, pattern))
     if not paths:
         return
-    matrix = _read_matrix(client, run, paths, reading)
+    matrix = _read_matrix(client, run, paths, options)
     labels = {**run.data.params, **run.data.tags}
     protocol = labels.get("protocol", "")
     metadata = {
@@ -316,7 +323,7 @@ def copy_foreign_rows(
         "split": measured_split(labels.get("split", "")),
         "seed": labels.get("seed", ""),
     }
-    for record in foreign_records(matrix, metadata, {"format": "rows", "pattern": pattern.text}):
+    for record in build_records(matrix, metadata, {"format": "rows", "pattern": pattern.pattern}):
         name = row_file_name(record.row.row)
         if name not in stored_rows:
             store_row(client, run, name, record.to_json().encode())
@@ -329,7 +336,7 @@ def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern
         is_last = depth == len(pattern.parts) - 1
         if len(folders) > MAX_ARTIFACT_FOLDERS:
             raise RecordError(
-                f"more than {MAX_ARTIFACT_FOLDERS} folders match {safe_repr(pattern.text)}"
+                f"more than {MAX_ARTIFACT_FOLDERS} folders match {safe_repr(pattern.pattern)}"
             )
         matches = []
         for folder in folders:
@@ -341,7 +348,7 @@ def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern
             for file in files:
                 # Only the last part: a path from the store is never followed.
                 name = file.path.rsplit("/", 1)[-1]
-                is_name = name not in ("", ".", "..") and pattern.fits(depth, name)
+                is_name = name not in ("", ".", "..") and pattern.matches_part(depth, name)
                 if file.is_dir == is_last or not is_name:
                     continue
                 if is_last and file.file_size is not None and file.file_size > MAX_RESULTS_BYTES:
@@ -356,21 +363,25 @@ def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern
 
 
 def _read_matrix(
-    client: MlflowClient, run: Run, paths: Mapping[int | None, str], reading: Reading
+    client: MlflowClient, run: Run, paths: Mapping[int | None, str], options: ReadOptions
 ) -> AccuracyMatrix:
     """Read artifacts by their row number, or the one with key None, which has the complete matrix.
 
     Raises RecordError if that one contains more than one run.
     """
-    sources: dict[int | None, Source] = {}
+    rows: dict[int, list[float]] = {}
     for row, path in paths.items():
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            sources[row] = load(download_artifact(client, run, path, folder))
-    if None in sources:
-        runs = read_runs(sources[None], reading=reading)
-        if len(runs) != 1:
-            raise RecordError(
-                f"{safe_repr(paths[None])} contains {len(runs)} runs; expected only this run's"
-            )
-        return runs[0].matrix
-    return matrix_of_rows({row: sources[row] for row in sources if row is not None}, reading)
+            file = load_file(download_artifact(client, run, path, folder), options)
+        if row is None:
+            runs = read_runs(file)
+            if len(runs) != 1:
+                raise RecordError(
+                    f"{safe_repr(path)} contains {len(runs)} runs; expected only this run's"
+                )
+            return runs[0].matrix
+        try:
+            rows[row] = read_row(file)
+        except RecordError as error:
+            raise RecordError(f"{safe_repr(file.name, 120)}: {error}") from error
+    return combine_rows(rows, options)

@@ -44,7 +44,7 @@ from clear_mlflow.grids.grid import (
     fingerprint,
     read_grid,
 )
-from clear_mlflow.journal.run_folder import Outcome
+from clear_mlflow.journal.run_folder import Outcome, Status
 from clear_mlflow.journal.uploader import is_final, store_outcome
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
@@ -572,7 +572,7 @@ class Sweep:
         del self.under_way[ended.run_id]
         self.on_run(self.runs[place])
 
-    def _close_run(self, run: Run, error: str, status: str) -> None:
+    def _close_run(self, run: Run, error: str, status: Status) -> None:
         """Close a run whose own supervisor could not: it was killed, or had not begun."""
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             return
@@ -659,6 +659,7 @@ def _children(client: MlflowClient, experiment_id: str, only: str | None = None)
 def _trash(client: MlflowClient, run: Run, successor: str) -> None:
     """Put a run where MLflow can restore it from, with its members."""
     run_id = run.info.run_id
+    status: Status | None
     if run.info.status in ("RUNNING", "SCHEDULED"):
         status, why = "KILLED", "the process that trained it is gone"
     else:
@@ -729,7 +730,7 @@ def _name(grid: Grid) -> str:
 
 def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
     """Say what became of all runs, and set the status that is true."""
-    status = "KILLED" if stopped else "FINISHED" if result.is_well else "FAILED"
+    status: Status = "KILLED" if stopped else "FINISHED" if result.is_well else "FAILED"
     with mlflow_errors(f"close run {result.run_id}"):
         text = json.dumps([run.to_dict() for run in result.runs], indent=2) + "\n"
         client.log_text(result.run_id, text, names.SWEEP_RUNS_JSON)

@@ -528,7 +528,7 @@ def test_several_processes_track_in_the_first_alone(store, experiment_id, monkey
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(ConfigError, match="track in the process of rank 0"),
+        pytest.raises(ConfigError, match="call track only on rank 0"),
         clear_mlflow.track(**LOOP),
     ):
         pass

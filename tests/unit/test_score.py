@@ -31,7 +31,7 @@ from clear_mlflow.core.loop_metadata import (
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, significant
-from clear_mlflow.importers import Reading, Source, read_runs
+from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, of_score
 from clear_mlflow.metrics._results import results
 from clear_mlflow.report.cell_scale import scale_over
@@ -189,8 +189,8 @@ def test_a_loops_rows_hold_its_score():
     assert (row.score, row.num_instances) == (RMSE, (9, 9, 9))
     assert row.cells[::2] == (2.5, 1e4)
     assert math.isnan(row.cells[1])
-    assert loop().facts["score"] == "rmse"
-    assert "score" not in describe_loop(buckets=3).facts
+    assert loop().grouping["score"] == "rmse"
+    assert "score" not in describe_loop(buckets=3).grouping
 
 
 @pytest.mark.parametrize(
@@ -365,16 +365,19 @@ def test_runs_of_different_scores_are_not_compared():
     assert str(caught.value).isprintable()
 
 
-def test_a_plain_matrix_is_imported_as_what_a_person_says():
-    source = Source("errors.csv", b"2,4,6\n3,2.5,5\n3.5,3,1.5\n")
-    (run,) = read_runs(source, reading=Reading(score=RMSE))
-    np.testing.assert_array_equal(run.matrix.values, ERRORS)
-    assert run.matrix.score == RMSE
-    # Our own file says it itself, and nobody may say another.
-    again = Source("matrix.json", matrix_json(run.matrix).encode())
-    assert read_runs(again)[0].matrix.equals(run.matrix)
-    assert read_runs(again, reading=Reading(score=RMSE))[0].matrix.equals(run.matrix)
-    with pytest.raises(ConfigError, match=r"score is 'macro_f1', but .* holds rmse, lower"):
-        read_runs(again, reading=Reading(score=MACRO_F1))
-    with pytest.raises(ConfigError, match="scale is 'percent', which is of accuracies"):
-        read_runs(source, reading=Reading(score=RMSE, scale="percent"))
+def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
+    def read(name, content, **options):
+        return read_runs(ResultFile(name, content, ReadOptions(**options)))[0].matrix
+
+    errors = b"2,4,6\n3,2.5,5\n3.5,3,1.5\n"
+    matrix = read("errors.csv", errors, score=RMSE)
+    np.testing.assert_array_equal(matrix.values, ERRORS)
+    assert matrix.score == RMSE
+    # Our own file contains its score, and no option may contradict it.
+    own = matrix_json(matrix).encode()
+    assert read("matrix.json", own).equals(matrix)
+    assert read("matrix.json", own, score=RMSE).equals(matrix)
+    with pytest.raises(ConfigError, match=r"score is 'macro_f1', but .* contains rmse, lower"):
+        read("matrix.json", own, score=MACRO_F1)
+    with pytest.raises(ConfigError, match="scale is 'percent', which applies only to accuracies"):
+        read("errors.csv", errors, score=RMSE, scale="percent")
