@@ -19,8 +19,7 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
-from clear_mlflow.metrics import clear, renate
-from clear_mlflow.metrics._results import MetricResult, scores
+from clear_mlflow.metrics import MetricResult, clear, renate, scores
 
 if TYPE_CHECKING:
     from clear_mlflow.api.compare import compare

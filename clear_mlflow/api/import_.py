@@ -34,9 +34,9 @@ from clear_mlflow.importers import (
 from clear_mlflow.journal.run_folder import Outcome, Status
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
-from clear_mlflow.scoring.families import families_tag
-from clear_mlflow.scoring.scores import score as score_run
+from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics
+from clear_mlflow.scoring import score as score_run
+from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
 from clear_mlflow.store.rows import store_row
@@ -164,7 +164,7 @@ def _store_run(
 
     If that fails, the run is FAILED and does not count as imported.
     """
-    of_score(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
+    adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
     metadata = _merge_metadata(run, overrides)
     origin: JSON = {"format": run.format_name, "digest": run.digest}
     records = build_records(run.matrix, metadata, origin, dataset)
@@ -174,7 +174,7 @@ def _store_run(
         names.IMPORTED_FROM_TAG: file,
         names.IMPORT_FORMAT_TAG: run.format_name,
         names.VERSION_TAG: __version__,
-        **families_tag(families, {}),
+        **build_families_tag(families, {}),
         **metadata,
     }
     with mlflow_errors(f"open a run for {file}"):
@@ -194,7 +194,7 @@ def _store_run(
     finally:
         with suppress(ClearError):  # an error that is raised already matters more
             store_outcome(client, run_id, Outcome(status))
-    return run_id, len(scores.summary)
+    return run_id, len(scores.results.values_by_name)
 
 
 def build_records(

@@ -34,13 +34,8 @@ from clear_mlflow.importers import (
     read_runs,
 )
 from clear_mlflow.learning.parameters.logged import is_of_a_training
-from clear_mlflow.metrics import FAMILIES, Metric, anytime
-from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._user import asked_metrics
-from clear_mlflow.metrics.from_predictions import PredictionMetric
-from clear_mlflow.scoring.computed import Scores, Scoring
-from clear_mlflow.scoring.plan import write_scores
-from clear_mlflow.scoring.scores import read_scores
+from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_metrics
+from clear_mlflow.scoring import Scores, log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import download_artifact, is_local
 from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
@@ -55,12 +50,6 @@ from clear_mlflow.tracking.logged_models import log_models
 # Runs scored at a time. A server delays each request by about 50 ms and answers many at a time; an
 # object store behind a database is slow, too. Local files are read faster than threads take turns.
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
-
-_BUILT_IN_FAMILIES = {
-    *FAMILIES,
-    *(metric.name.split("/")[0] for metric in predicted.METRICS),
-    *(metric.name.split("/")[0] for metric in anytime.METRICS),
-}
 
 
 @dataclass(frozen=True)
@@ -89,14 +78,14 @@ class ScoringResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return the outcome for JSON, with metric values and the reasons of undefined metrics."""
-        reasons = dict(self.scores.reasons) if self.scores else {}
+        results = self.scores.results if self.scores else {}
         return {
             "run_id": self.run_id,
             "run_name": self.run_name,
             "action": self.action,
             "detail": self.detail,
-            "metrics": {**dict.fromkeys(reasons), **(self.scores.summary if self.scores else {})},
-            "reasons": reasons,
+            "metrics": {name: result.value for name, result in results.items()},
+            "reasons": {n: result.reason for n, result in results.items() if result.reason},
         }
 
 
@@ -118,7 +107,7 @@ def rescore_chosen_runs(
 
     Under ``mlflow run -e evaluate``, the outcomes are also logged in the run that MLflow opened.
     """
-    custom_metrics = asked_metrics(metrics)
+    added_metrics = load_metrics(metrics)
     prepare = None
     if rows:
         score = Score(rows_score, higher_is_better=not rows_lower_is_better)
@@ -133,8 +122,7 @@ def rescore_chosen_runs(
         selected_runs,
         explicit=are_named,
         dry_run=dry_run,
-        metrics=custom_metrics.matrix,
-        prediction_metrics=(*predicted.METRICS, *custom_metrics.predictions),
+        metrics=added_metrics,
         jobs=jobs,
         prepare=prepare,
     ):
@@ -152,7 +140,6 @@ def rescore_runs(
     explicit: bool = False,
     dry_run: bool = False,
     metrics: Sequence[Metric] = (),
-    prediction_metrics: Sequence[PredictionMetric] = predicted.METRICS,
     jobs: int | None = None,
     prepare: Callable[[MlflowClient, Run], object] | None = None,
 ) -> Iterator[ScoringResult]:
@@ -167,16 +154,14 @@ def rescore_runs(
         explicit: True if the user named the runs one by one: all artifacts are read again, and a
             run without rows is a problem instead of being skipped.
         dry_run: report what would be done, and write nothing.
-        metrics: metrics of the matrix, in addition to the families that a run logs.
-        prediction_metrics: metrics of predictions.
+        metrics: metrics to compute in addition to those of the families that a run logs.
         jobs: number of runs scored at a time; None to choose it for the store.
         prepare: called with each run before its rows are read, but not in a dry run.
     """
-    scoring = Scoring(metrics=metrics, prediction_metrics=prediction_metrics, thorough=explicit)
     remaining = iter(runs)
     for first in remaining:
         score = partial(
-            _score_run, client, scoring=scoring, dry_run=dry_run, explicit=explicit, prepare=prepare
+            _score_run, client, metrics=metrics, dry_run=dry_run, explicit=explicit, prepare=prepare
         )
         yield from map_in_threads(
             score, chain([first], remaining), jobs or _choose_jobs(client, first)
@@ -187,7 +172,7 @@ def _score_run(
     client: MlflowClient,
     run: Run | MissingRun,
     *,
-    scoring: Scoring,
+    metrics: Sequence[Metric],
     explicit: bool,
     dry_run: bool,
     prepare: Callable[[MlflowClient, Run], object] | None,
@@ -214,11 +199,9 @@ def _score_run(
     try:
         if prepare is not None and not dry_run:
             prepare(client, run)
-        scores = read_scores(client, run, scoring)
+        scores = read_scores(client, run, metrics, reread=explicit)
         if not dry_run:
-            if not scores.plan.is_empty:
-                with lock_store_writes(client.tracking_uri):
-                    write_scores(client, scores)
+            log_results(client, scores.stored, scores.results, scores.changes)
             log_models(client, run, scores)
             if abandoned:
                 with lock_store_writes(client.tracking_uri):
@@ -240,7 +223,9 @@ def _score_run(
     if not is_of_a_training(run.data.params):  # a loop need not test its untrained model
         missing_rows = tuple(row for row in missing_rows if row)
     undefined = [
-        metric for metric in scores.reasons if metric.split("/")[0] not in _BUILT_IN_FAMILIES
+        result
+        for name, result in scores.results.items()
+        if result.reason and name.partition("/")[0] not in BUILT_IN_FAMILIES
     ]
     notes = list(_describe_scores(scores, missing_rows, undefined, dry_run))
     if abandoned:
@@ -249,17 +234,18 @@ def _score_run(
     return ScoringResult(
         run_id,
         name,
-        "scored" if abandoned or not scores.plan.is_empty else "unchanged",
+        "scored" if abandoned or not scores.changes.is_empty else "unchanged",
         "; ".join(notes),
         scores,
-        is_problem=bool(missing_rows or scores.problem is not None or scores.failed),
-        is_partial=scores.rows_state != "complete",
-        undefined=tuple(metric for metric in undefined if metric not in scores.failed),
+        is_problem=bool(missing_rows or scores.stored.problem is not None)
+        or any(result.is_failed for result in scores.results.values()),
+        is_partial=scores.stored.rows_state != "complete",
+        undefined=tuple(result.name for result in undefined if not result.is_failed),
     )
 
 
 def _describe_scores(
-    scores: Scores, missing_rows: Sequence[int], undefined: Sequence[str], dry_run: bool
+    scores: Scores, missing_rows: Sequence[int], undefined: Sequence[MetricResult], dry_run: bool
 ) -> Iterator[str]:
     if scores.record is None:
         yield "no rows"
@@ -267,16 +253,16 @@ def _describe_scores(
     yield f"{scores.record.num_stored} of {scores.record.matrix.num_buckets} rows"
     if missing_rows:
         yield f"missing {', '.join(f'row {row}' for row in missing_rows)}"
-    if dry_run and not scores.plan.is_empty:
-        yield f"would write {scores.plan}"
-    elif scores.plan.points:
-        yield f"{len(scores.plan.points)} metric values logged"
-    if scores.plan.changed:
-        yield f"values changed: {', '.join(scores.plan.changed)}"
-    if scores.problem is not None:
-        yield scores.problem
-    for name in undefined:
-        yield f"{name} left out: {scores.reasons[name]}"
+    if dry_run and not scores.changes.is_empty:
+        yield f"would write {scores.changes}"
+    elif scores.changes.points:
+        yield f"{len(scores.changes.points)} metric values logged"
+    if scores.changes.changed:
+        yield f"values changed: {', '.join(scores.changes.changed)}"
+    if scores.stored.problem is not None:
+        yield scores.stored.problem
+    for result in undefined:
+        yield f"{result.name} left out: {result.reason}"
 
 
 def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:

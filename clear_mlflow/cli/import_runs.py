@@ -21,7 +21,7 @@ from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.importers import FORMATS
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
-from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
+from clear_mlflow.metrics import DEFAULT_FAMILIES, split_families
 
 if TYPE_CHECKING:
     from clear_mlflow.api.import_ import ImportedFile
@@ -162,7 +162,7 @@ def _counts(text: str) -> tuple[int, ...]:
     "Families of metrics to log; see docs/metrics.md.",
     default=",".join(DEFAULT_FAMILIES),
     under=METRICS,
-    parse=family_names,
+    parse=split_families,
     to="families",
 )
 @click.option(

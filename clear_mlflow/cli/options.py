@@ -16,7 +16,7 @@ from clear_mlflow.core.text import ExperimentName, safe_repr
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import whole
-from clear_mlflow.metrics import family_names
+from clear_mlflow.metrics import split_families
 from clear_mlflow.process.streams import open_output
 
 _Decorator: TypeAlias = Callable[[Any], Any]
@@ -157,7 +157,7 @@ engine_options = together(
     ),
 )
 
-# As metric, for load_own_metrics.
+# As metric, for load_custom_metrics.
 metric_option = option(
     "--metric",
     "NAME[,NAME...]",
@@ -172,7 +172,7 @@ families_option = option(
     "FAMILY[,FAMILY...]",
     "Further families of metrics, for example gem,wild_time; see docs/metrics.md.",
     under=METRICS,
-    parse=family_names,
+    parse=split_families,
 )
 
 # Where a program reads, in a context's notes.

@@ -18,7 +18,7 @@ from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.progress import can_show_bars
 
 if TYPE_CHECKING:
-    from clear_mlflow.scoring.computed import Scores
+    from clear_mlflow.scoring import Scores
 
 # Runs that have a line each; of more, only those with problems and those that lack rows have one.
 _ALL_SHOWN = 50
@@ -45,7 +45,7 @@ class Summary:
             self.last_runs = [*self.last_runs[-1:], verdict.run_id]
         self._scores = verdict.scores
         if verdict.scores is not None:
-            self._values += len(verdict.scores.plan.points)
+            self._values += len(verdict.scores.changes.points)
         self._num_partial += verdict.is_partial
         self.num_problems += verdict.is_problem
         self._undefined.update(verdict.undefined)

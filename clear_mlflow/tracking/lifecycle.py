@@ -39,8 +39,7 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.journal.uploader import UnsentError, is_final, store_outcome
 from clear_mlflow.process.parent import TrainingDied
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
 from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated_name
@@ -325,8 +324,9 @@ def log_member_summary(
         return
     now = get_current_time_millis()
     metrics = []
-    for name in next(iter(scores_by_seed.values())).summary:
-        values = [scores.summary.get(name, math.nan) for scores in scores_by_seed.values()]
+    summaries = [scores.results.values_by_name for scores in scores_by_seed.values()]
+    for name in summaries[0]:
+        values = [summary.get(name, math.nan) for summary in summaries]
         if any(math.isnan(value) for value in values):
             continue
         metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))

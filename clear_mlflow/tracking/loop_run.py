@@ -42,14 +42,19 @@ from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.run_folder import TAGS_JSON
 from clear_mlflow.journal.uploader import store_outcome, upload_left_folders
-from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
-from clear_mlflow.metrics._results import MetricResults, scores
+from clear_mlflow.metrics import (
+    ALL_METRICS,
+    DEFAULT_FAMILIES,
+    MetricResults,
+    adapt_metrics,
+    scores,
+    split_families,
+)
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
-from clear_mlflow.scoring.beside import read_tests
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.families import families_tag
+from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring.run_record import build_families_tag, read_tests
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
@@ -169,8 +174,8 @@ class LoopRun:
     ) -> None:
         self._metadata = metadata
         self._shared_run_id = run_id
-        self._families = family_names(metrics if isinstance(metrics, str) else ",".join(metrics))
-        of_score(ALL_METRICS, metadata.score)  # raises if the score's name is taken
+        self._families = split_families(metrics if isinstance(metrics, str) else ",".join(metrics))
+        adapt_metrics(ALL_METRICS, metadata.score)  # raises if the score's name is taken
         self._run_name = run_name
         self._recorder: RunRecorder | None = None
         self._is_joined = False
@@ -446,7 +451,7 @@ class LoopRun:
             return MetricResults()
         if self._scores is None:
             return scores(self.matrix, self._metadata.protocol, self._families)
-        return self._scores.results()
+        return self._scores.results
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
         """Draw the matrix without the cells that the protocol excludes.
@@ -458,7 +463,7 @@ class LoopRun:
     def _repr_html_(self) -> str:
         if (record := self._record) is None:
             return run_html(repr(self), None)
-        return run_html(self._name, record.evidence, self.metrics.values(), self._links)
+        return run_html(self._name, record.masked_matrix, self.metrics.values(), self._links)
 
     def __str__(self) -> str:
         if (record := self._record) is None:
@@ -571,7 +576,7 @@ class LoopRun:
             names.KIND_TAG: names.KIND_TRAIN,
             names.VERSION_TAG: __version__,
             names.SOFTWARE_TAG: software(),
-            **families_tag(self._families, run.data.tags),
+            **build_families_tag(self._families, run.data.tags),
         }
         if names.ERROR_TAG in run.data.tags:  # of an earlier try
             client.delete_tag(run_id, names.ERROR_TAG)

@@ -22,13 +22,12 @@ from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defau
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
 from clear_mlflow.store.lease import Lease, wait_for_expiry
 from clear_mlflow.store.search import expand_run_id
-from clear_mlflow.tracking.ensemble_run import run_of
+from clear_mlflow.tracking.ensemble_run import build_tracked_run
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
     build_result,
@@ -283,7 +282,7 @@ def _track(
     sets_status: bool = True,
 ) -> tuple[RunResult, BaseException | None]:
     """Train into an open run and end it; return the result and what training raised, or None."""
-    run = run_of(client, run_id, config, requested, resume_point)
+    run = build_tracked_run(client, run_id, config, requested, resume_point)
     error: BaseException | None = None
     try:
         with run:

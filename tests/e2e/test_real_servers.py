@@ -477,7 +477,7 @@ def test_runs_at_once(plain, monkeypatch):
 
     def train(_):
         ready.wait(LONG)
-        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).run_id
+        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).stored.run_id
 
     with ThreadPoolExecutor(4) as threads:
         run_ids = list(threads.map(train, range(4)))

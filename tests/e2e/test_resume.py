@@ -30,7 +30,7 @@ from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.series import all_series
+from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.names import MATRIX_TAG
@@ -482,7 +482,7 @@ def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, left, tmp
     before = snapshot(client, run_id)
 
     def of_another(journal):
-        rewrite(journal / "journal.json", lambda told: told.update(run_id="0" * 32))
+        rewrite(journal / "run.json", lambda told: told.update(run_id="0" * 32))
 
     # How a training ended says nothing to the one that resumes.
     for damage in (of_another, *(DAMAGES[name] for name in DAMAGES.keys() - {"end"})):
@@ -547,7 +547,7 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     )
     assert summarize(matrix).items() <= run.data.metrics.items()
     points = history(client, run_id)
-    whole = all_series(matrix, series(matrix))
+    whole = collect_series(matrix, series(matrix))
     first = told["correct"][0] / told["num_instances"][0]
     assert whole["test_accuracy/bucket_01"][known + 1] == first
     assert {name: sorted(steps.items()) for name, steps in whole.items()} == {

@@ -24,7 +24,7 @@ from ports import free_port
 from short_stream import BUCKETS, SLOWLY
 from stored_runs import of_any_machine, rows_of
 
-from clear_mlflow.api.sweep import read_checked_grid
+from clear_mlflow.api.sweep_runs import read_checked_grid
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines import Task

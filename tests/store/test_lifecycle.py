@@ -25,7 +25,7 @@ from clear_mlflow.tracking.lifecycle import (
     end_run,
     open_run,
 )
-from clear_mlflow.tracking.sync import sync_each
+from clear_mlflow.tracking.sync import sync_folders
 
 
 def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
@@ -100,9 +100,8 @@ def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
         result = end_run(store, run_id, build_result(None, run_id), sets_status=sets_status)
         assert (result.exit_code, result.status, result.problem) == (0, "FINISHED", None)
         assert ended(store, run_id) == (status, None, None)
-        assert (
-            store.get_run(run_id).data.metrics["renate/average_accuracy"]
-            == (result.scores.summary["renate/average_accuracy"])
+        assert store.get_run(run_id).data.metrics["renate/average_accuracy"] == (
+            result.scores.results["renate/average_accuracy"].value
         )
 
 
@@ -230,8 +229,8 @@ def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     assert store.get_run(run_id).info.status == "RUNNING"
     (folder,) = find_run_folders(run_id)
     store.set_terminated(run_id, "KILLED")
-    (synced,) = sync_each([folder])
-    assert synced.done
+    (synced,) = sync_folders([folder])
+    assert synced.is_stored
     assert not folder.exists()
     assert ended(store, run_id) == ("FAILED", "no number", "true")
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
@@ -260,8 +259,8 @@ def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, told
     """What a person or a training said stays; a run whose process lives is left open."""
     run_id = running(store, experiment_id)
     store.update_run(run_id, status=status)
-    (synced,) = sync_each([left(store, run_id, tmp_path, told)])
-    assert synced.done, synced.detail
+    (synced,) = sync_folders([left(store, run_id, tmp_path, told)])
+    assert synced.is_stored, synced.message
     assert store.get_run(run_id).info.status == expected
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
 
@@ -272,17 +271,17 @@ def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, t
     tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
 
     store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**json.loads(tag), "started": 0}))
-    (synced,) = sync_each([left(store, run_id, tmp_path)])
-    assert synced.done
+    (synced,) = sync_folders([left(store, run_id, tmp_path)])
+    assert synced.is_stored
     status, error, _ = ended(store, run_id)
     assert status == "KILLED"
     assert "killed while the tracking store was away" in error
     deleted = running(store, experiment_id)
     store.delete_run(deleted)
     folder = left(store, deleted, tmp_path, Outcome("FINISHED"))
-    (synced,) = sync_each([folder])
-    assert not synced.done
-    assert "is deleted: restore it" in synced.detail
+    (synced,) = sync_folders([folder])
+    assert not synced.is_stored
+    assert "is deleted: restore it" in synced.message
     assert folder.exists()
 
 

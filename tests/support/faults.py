@@ -12,7 +12,6 @@ import faulthandler
 import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -43,14 +42,14 @@ from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, TrainingState, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.scoring import plan
-from clear_mlflow.scoring.series import all_series
+from clear_mlflow.scoring import run_log
+from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import lease
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.tracking import run_recorder
 from clear_mlflow.tracking.lifecycle import build_result, end_run
 from clear_mlflow.tracking.resume import ResumePoint, read_resume_point, take_over
-from clear_mlflow.tracking.sync import find_journals, sync_each
+from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import end_complete_run
 from clear_mlflow.tracking.training_run import TrainingRun, open_training_run
 
@@ -145,7 +144,7 @@ def become(machine: Path, uri: str) -> None:
     patch.setattr(lease, "_POLL_SECONDS", 0.3)
     patch.setattr(run_recorder, "RENEW_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
-    patch.setattr(plan, "heatmap_png", lambda matrix, title: PICTURE)
+    patch.setattr(run_log, "heatmap_png", lambda matrix, title: PICTURE)
     no_route = MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
     for name in ("get_run", "log_batch", "set_tag", "log_param", "delete_tag", "update_run_info"):
         call = getattr(SqlAlchemyStore, name)
@@ -207,9 +206,9 @@ def go_on(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
 def send(uri: str, machine: Path, run_id: str) -> None:
     """Send what a machine kept of a run."""
     become(machine, uri)
-    for synced in sync_each(find_journals(machine / "unsent" / run_id)):
-        sys.stderr.write(f"{synced.detail}\n")
-        os._exit(0 if synced.done else 1)
+    for synced in sync_folders(select_folders(machine / "unsent" / run_id)):
+        sys.stderr.write(f"{synced.message}\n")
+        os._exit(0 if synced.is_stored else 1)
 
 
 def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoReturn:
@@ -369,7 +368,7 @@ class Trial:
             elif RowRecord.from_json(text.decode(), source="row").row != row(number):
                 found.overwritten.append(f"{run_id} row {number} is another")
         matrix = AccuracyMatrix.from_rows([row(number) for number in range(len(BUCKETS) + 1)])
-        for name, steps in all_series(matrix, series(matrix)).items():
+        for name, steps in collect_series(matrix, series(matrix)).items():
             stored = self._client.get_metric_history(run_id, name)
             times = Counter((point.step, point.value) for point in stored)
             expected = Counter(steps.items())
@@ -387,19 +386,12 @@ class Trial:
                 found.did["lost the run: one line, exit code 2"] += 1
             elif code in (1, 2) and "is open there until 'clear-mlflow sync" in text:
                 found.did["cut off at its end: left for sync"] += 1
-            elif code == 2 and "is printed above" in text and _printed(text):
-                found.did["its disk was full: the row is printed"] += 1
+            elif code == 2 and "takes no more" in text and "is lost" in text:
+                found.did["its disk was full: one error"] += 1
             elif code in (0, -signal.SIGKILL):
                 found.did[f"ended with {code}"] += 1
             else:
                 found.wrong.append(end)
-
-
-def _printed(text: str) -> bool:
-    """Whether the row that no disk took is there as it was measured."""
-    (found,) = re.findall(r"^\{.*?^\}", text, re.MULTILINE | re.DOTALL)
-    printed = RowRecord.from_json(found, source="row").row
-    return printed == row(printed.row) and "takes no more" in text
 
 
 def strike_and_take_over(folder: Path, database: Path, *, times: int, seed: int) -> Found:

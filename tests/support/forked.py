@@ -46,7 +46,7 @@ _LOADED = [
     "clear_mlflow.learning.prepare",
     "clear_mlflow.process.parent",
     "clear_mlflow.tracking.tracked_training",
-    "clear_mlflow.api.sweep",
+    "clear_mlflow.api.sweep_runs",
 ]
 
 

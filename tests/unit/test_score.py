@@ -32,8 +32,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, significant
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
-from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, of_score
-from clear_mlflow.metrics._results import results
+from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, adapt_metrics
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.report.markdown import description
@@ -59,7 +58,7 @@ def record(row, values, score=RMSE, *, seed=0, num_instances=None, **changes):
     return row_record(row, seed=seed, **changes)
 
 
-def run_of(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
+def build_tracked_run(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
     rows = [*([] if initial is None else [(0, initial)]), *enumerate(values, start=1)]
     return assemble({row_file_name(i): record(i, cells, score, seed=seed) for i, cells in rows})
 
@@ -115,16 +114,20 @@ def test_a_negated_matrix_says_the_same(values, initial, protocol):
     )
     ours, theirs = summarize(matrix, protocol), summarize(flipped, protocol)
     pairs = list(
-        zip(of_score(ALL_METRICS, matrix.score), of_score(ALL_METRICS, flipped.score), strict=True)
+        zip(
+            adapt_metrics(ALL_METRICS, matrix.score),
+            adapt_metrics(ALL_METRICS, flipped.score),
+            strict=True,
+        )
     )
     for declared, (one, other) in zip(ALL_METRICS, pairs, strict=True):
         assert (one.name in ours) == (other.name in theirs)
-        if declared.takes == LEVEL:
+        if declared.score_role == LEVEL:
             assert (one.higher_is_better, other.higher_is_better) == (True, False)
         else:
             assert one.higher_is_better == other.higher_is_better == declared.higher_is_better
         if one.name in ours:
-            sign = -1 if declared.takes == LEVEL else 1
+            sign = -1 if declared.score_role == LEVEL else 1
             assert theirs[other.name] == sign * ours[one.name]
     assert sorted(explain(matrix, protocol).values()) == sorted(explain(flipped, protocol).values())
 
@@ -136,10 +139,10 @@ def test_error_rates_of_a_published_matrix():
     of_error = summarize(AccuracyMatrix(1 - accuracies, score=error_rate))
     assert of_error["clear/in_domain_error_rate"] == pytest.approx(1 - 0.9228127, abs=1e-6)
     for metric in ALL_METRICS:
-        if metric.takes in (LEVEL, CHANGE) and metric.name in of_accuracy:
+        if metric.score_role in (LEVEL, CHANGE) and metric.name in of_accuracy:
             value = of_accuracy[metric.name]
-            expected = 1 - value if metric.takes == LEVEL else value
-            assert of_error[metric.of(error_rate).name] == pytest.approx(expected, abs=1e-12)
+            expected = 1 - value if metric.score_role == LEVEL else value
+            assert of_error[metric.adapt(error_rate).name] == pytest.approx(expected, abs=1e-12)
 
 
 def test_counts_inside_buckets_are_not_mixed_with_another_score():
@@ -170,14 +173,14 @@ def test_a_metric_of_ones_own_says_whether_it_takes_any_score():
     assert courses.explain(matrix, metrics=[own]) == {
         "lab/lowest": "needs an accuracy (the score is rmse)"
     }
-    assert metrics.summarize(matrix, metrics=[replace(own, takes=ANY)]) == {"lab/lowest": 1.5}
-    level = replace(own, takes=LEVEL, score_name="lab/{lowest}_{score}")
+    assert metrics.summarize(matrix, metrics=[replace(own, score_role=ANY)]) == {"lab/lowest": 1.5}
+    level = replace(own, score_role=LEVEL, score_name="lab/{lowest}_{score}")
     assert metrics.summarize(matrix, metrics=[level]) == {"lab/highest_rmse": 6.0}
 
 
 def test_a_score_that_is_called_as_a_metric_is_refused():
     with pytest.raises(ConfigError, match="two metrics 'clear/challenge_score'"):
-        of_score(ALL_METRICS, Score("challenge_score"))
+        adapt_metrics(ALL_METRICS, Score("challenge_score"))
 
 
 def loop(**changes):
@@ -260,8 +263,7 @@ def report_of(run):
         name="a run",
         run_id="1",
         record=run,
-        summary=metrics.summarize(run.matrix),
-        reasons=courses.explain(run.matrix),
+        results=metrics.evaluate_metrics(metrics.METRICS, run.matrix),
     )
 
 
@@ -271,11 +273,11 @@ def shown_text(page):
 
 def test_pages_and_descriptions_show_the_score_and_no_percent():
     """Cells in three digits, metrics in four, the direction said, and nothing is an accuracy."""
-    run = run_of()
-    summary, reasons = metrics.summarize(run.matrix), courses.explain(run.matrix)
+    run = build_tracked_run()
+    results = metrics.evaluate_metrics(metrics.METRICS, run.matrix)
     page = run_page(report_of(run))
-    note = description(run, summary, reasons, lower_is_better=frozenset())
-    part = run_html("a run", run.matrix, results(summary, reasons, score=RMSE))
+    note = description(run, results)
+    part = run_html("a run", run.matrix, results.values())
     for text in (shown_text(page), note, part):
         assert "rmse" in text
         assert "2.50" in text
@@ -285,7 +287,7 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     assert "rmse matrix" in page
     assert ">clear/in_domain_rmse<" in part
     assert "backward_transfer" in page
-    assert "of rmse with its sign turned in place of accuracy" in page
+    assert "for rmse with its sign turned instead of accuracy" in page
     assert json.loads(matrix_json(run.matrix))["score"] == {
         "name": "rmse",
         "lower_is_better": True,
@@ -300,14 +302,14 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
 
 def test_an_untrained_model_far_off_does_not_flatten_the_charts():
     """Its values are in the matrix; in a chart they would be all that is seen."""
-    page = run_page(report_of(run_of(initial=[5e4, 6e4, 7e4])))
+    page = run_page(report_of(build_tracked_run(initial=[5e4, 6e4, 7e4])))
     charts = shown_text(page).split("rmse over time")[1]
     assert "an untrained model&#39;s values are left out" in charts
     assert "before it was trained on" in charts
     titles = [part.split("<")[0] for part in charts.split("<title>")[1:]]
     assert "the buckets still to come, after 1: 5.00" in titles
     assert not any("after 0" in title for title in titles)
-    near = shown_text(run_page(report_of(run_of(initial=[4.0, 5.0, 6.0]))))
+    near = shown_text(run_page(report_of(build_tracked_run(initial=[4.0, 5.0, 6.0]))))
     assert "the buckets still to come, after 0: 5.00" in near
 
 
@@ -330,7 +332,7 @@ def subjects(levels, score=RMSE, seeds=3):
         for seed in range(seeds):
             values = (np.array(ERRORS) * factor + 0.01 * seed * (seed + factor)).tolist()
             untrained = [1e5 * factor] * 3  # far from all that is measured later
-            run = run_of(values, untrained, score=score, seed=seed)
+            run = build_tracked_run(values, untrained, score=score, seed=seed)
             found.append(
                 Subject(
                     run_id=f"{name}{seed}{score.name}",
