@@ -53,6 +53,8 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
+from clear_mlflow.journal.run_folder import Outcome
+from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.config import is_tuned
 from clear_mlflow.learning.parameters.logged import find_method_parameters, unlogged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -77,7 +79,7 @@ from clear_mlflow.store.ui_urls import (
     format_comparison_links,
     make_run_url_builder,
 )
-from clear_mlflow.tracking.lifecycle import create_run, end
+from clear_mlflow.tracking.lifecycle import create_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -539,7 +541,7 @@ def write_comparison(
             status = "FINISHED"
         finally:
             if run_id is None:
-                end(client, opened_run_id, status)
+                store_outcome(client, opened_run_id, Outcome(status))
         return client.get_run(opened_run_id)
 
 

@@ -44,7 +44,7 @@ from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
 from clear_mlflow.store.sqlite import lock_store_writes
-from clear_mlflow.tracking.lifecycle import close_abandoned
+from clear_mlflow.tracking.lifecycle import end_expired_run
 from clear_mlflow.tracking.logged_models import log_models
 
 # Runs scored at a time. A server delays each request by about 50 ms and answers many at a time; an
@@ -205,12 +205,12 @@ def _score_run(
             log_models(client, run, scores)
             if abandoned:
                 with lock_store_writes(client.tracking_uri):
-                    close_abandoned(client, run)
+                    end_expired_run(client, run)
     except ClearError as error:
         detail = str(error)
         if abandoned and not dry_run:
             try:
-                close_abandoned(client, run)
+                end_expired_run(client, run)
                 detail += "; its process is dead: run closed as KILLED"
             except ClearError as closing_error:
                 detail += f"; {closing_error}"

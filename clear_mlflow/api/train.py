@@ -70,7 +70,7 @@ def train(**options: Unpack[TrainOptions]) -> Run:
         )
     client, training = _prepared(config)
     # Imported here, as in _prepared: the pure core loads neither torch nor mlflow.
-    from clear_mlflow.tracking.in_process import train_in_process
+    from clear_mlflow.tracking.tracked_training import train_in_process
 
     return _run_of(client, train_in_process(client, training, asked))
 
@@ -98,7 +98,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
     client, training = _prepared(config)
-    from clear_mlflow.tracking.in_process import train_ensemble_in_process
+    from clear_mlflow.tracking.tracked_training import train_ensemble_in_process
 
     scores = train_ensemble_in_process(client, training, asked)
     return {seed: _run_of(client, of_member) for seed, of_member in scores.items()}
