@@ -31,7 +31,8 @@ from clear_mlflow.importers import (
     load_file,
     read_runs,
 )
-from clear_mlflow.journal.run_folder import Status
+from clear_mlflow.journal.run_folder import Outcome, Status
+from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics
 from clear_mlflow.scoring import score as score_run
@@ -40,7 +41,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
 from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
-from clear_mlflow.tracking.lifecycle import create_run, end
+from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
 
 FAILED, IMPORTED, SKIPPED, STORED = "failed", "imported", "passed over", "there already"
@@ -192,7 +193,7 @@ def _store_run(
         status = "FINISHED"
     finally:
         with suppress(ClearError):  # an error that is raised already matters more
-            end(client, run_id, status)
+            store_outcome(client, run_id, Outcome(status))
     return run_id, len(scores.results.values_by_name)
 
 

@@ -74,8 +74,8 @@ from clear_mlflow.store.search import (
 from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
 from clear_mlflow.tracking.lifecycle import create_run
-from clear_mlflow.tracking.resume import claim, holds_rows, is_claimed, read_resume_point
-from clear_mlflow.tracking.supervised import train_into
+from clear_mlflow.tracking.resume import claim, has_rows, is_claimed, read_resume_point
+from clear_mlflow.tracking.tracked_training import train_sweep_run
 
 Engine: TypeAlias = LocalEngine | RayEngine
 GridSource: TypeAlias = Mapping[str, Any] | str | Path
@@ -287,7 +287,7 @@ def build_engine(
     if engine == "ray":
         needs_no_gpu = all(run.config.device == "cpu" for run in grid.runs)
         return RayEngine(
-            train_into,
+            train_sweep_run,
             address,
             cpus=cpus,
             gpus=float(gpus) if gpus != AUTO else 0.0 if needs_no_gpu else None,
@@ -718,7 +718,7 @@ class SweepStore:
             run_id = str(attempt.info.run_id)
             if attempt.info.status != "KILLED" and not is_expired(self._client, attempt):
                 continue
-            if not holds_rows(self._client, run_id):
+            if not has_rows(self._client, run_id):
                 note = note or "from its beginning: it had ended before its first row"
                 continue
             reason = run.refusals.get(run_id)
