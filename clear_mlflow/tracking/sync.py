@@ -31,7 +31,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
 from clear_mlflow.store.lease import check_not_held, is_expired, read_trainer_token
 from clear_mlflow.store.ui_urls import format_run_links
-from clear_mlflow.tracking import lifecycle
+from clear_mlflow.tracking.lifecycle import log_member_summary
 
 _KILLED = Outcome("KILLED", "its process was killed while the tracking store was away")
 
@@ -140,7 +140,7 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
             raise _MembersOpenError("its members are not all stored yet")
         if names.MEMBERS_TAG not in run.data.tags:
             scores = {number: read_scores(client, run) for number, run in enumerate(members)}
-            lifecycle.summarize_members(client, run_id, scores)
+            log_member_summary(client, run_id, scores)
     else:
         score(client, run_id)
     if outcome is None or outcome.status is None:

@@ -20,11 +20,11 @@ from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate
 from clear_mlflow.scoring import read_scores, score
 from clear_mlflow.server.live_run import describe_state, draw_run
 from clear_mlflow.store import names
+from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows
-from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.lifecycle import take
 from clear_mlflow.tracking.resume import ResumePoint
 from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
 INSIDE = {
@@ -239,7 +239,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
         bucket: inside_bucket(bucket, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
         for bucket in (2, 3)
     }
-    take(store, store.get_run(run_id))
+    Lease(store, run_id).acquire()
     with TrainingRun(store, run_id, training.config, {}, resumed=point) as run:
         run.log_facts(training.facts)
         for test in (*again[2], *again[3]):

@@ -12,10 +12,10 @@ from clear_mlflow.journal.run_folder import MAX_POINTS, RunFolder, default_root
 from clear_mlflow.learning.measured import CurvePoint, ignore
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
-from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.lifecycle import take
+from clear_mlflow.store.lease import Lease
 from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 FIRST = CurvePoint(1, 2.5, 0.1, 100.0, 1_000)
 SECOND = CurvePoint(3, 1.5, 0.05, 200.0, 2_000)
@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 def run_id(store, experiment_id):
     """A run that this process holds."""
     found = store.create_run(experiment_id).info.run_id
-    take(store, store.get_run(found))
+    Lease(store, found).acquire()
     return found
 
 

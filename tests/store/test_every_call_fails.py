@@ -23,10 +23,10 @@ from clear_mlflow.journal.run_folder import RunFolder, find_run_folders
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
-from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import read_resume_point
 from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.sync import sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
 SETTINGS = config(strategy="naive", epochs=1, predictions="none", resumable="on")

@@ -34,9 +34,9 @@ from clear_mlflow.store.lease import (
     wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
-from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import claim
 from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 def format_foreign_lease(**changes):

@@ -18,9 +18,9 @@ from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.store.states import store_state
 from clear_mlflow.tracking import training_run
-from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import read_resume_point
 from clear_mlflow.tracking.sync import sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
 SETTINGS = config(strategy="naive", epochs=2, predictions="none", resumable="on")
