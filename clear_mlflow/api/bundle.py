@@ -93,6 +93,12 @@ def is_bundle(run: Run) -> bool:
     return bool(run.info.experiment_id == _NO_EXPERIMENT)
 
 
+def get_bundle_path(run: Run) -> Path | None:
+    """Return the path that a run was read from, or None if it is stored in MLflow."""
+    path: Path | None = getattr(run, "bundle_path", None)
+    return path
+
+
 def list_bundles(path: Path) -> list[Path]:
     """Return the bundles that a path names: itself, or those directly in a folder."""
     with suppress(OSError):  # a string that cannot be the name of a file
@@ -196,7 +202,7 @@ def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
 
 
 def _describe_source(run: Run) -> str:
-    path = getattr(run, "bundle_path", None)
+    path = get_bundle_path(run)
     return "the tracking store" if path is None else safe_repr(str(path), 200)
 
 

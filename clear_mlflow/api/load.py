@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import ARCHIVE, drop_copies, is_bundle, list_bundles, read_bundles
+from clear_mlflow.api.bundle import (
+    ARCHIVE,
+    drop_copies,
+    get_bundle_path,
+    is_bundle,
+    list_bundles,
+    read_bundles,
+)
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
@@ -102,7 +109,7 @@ class Run:
     def links(self) -> tuple[str, ...]:
         """Lines with the addresses of the run."""
         if self.is_bundle:
-            return (f"bundle   {self._run.bundle_path}",)
+            return (f"bundle   {get_bundle_path(self._run)}",)
         return tuple(format_run_links(self._client, self._run))
 
     @cached_property
