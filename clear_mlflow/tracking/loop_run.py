@@ -90,7 +90,7 @@ def track(
     score: str = "accuracy",
     lower_is_better: bool = False,
     run_name: str | None = None,
-    metrics: str | Sequence[str] = "clear,renate",
+    metrics: str | Sequence[str] = ",".join(DEFAULT_FAMILIES),
 ) -> LoopRun:
     """Track a custom training loop, which logs its rows: ``run.log_counts(i, correct)``.
 
