@@ -92,7 +92,7 @@ class Uploader:
 
     @property
     def lease_error(self) -> LeaseLostError | None:
-        """The error after which nothing is uploaded, since another process has the lease, or None."""
+        """The error that another process has the lease, or None. Nothing is uploaded after it."""
         return next((lease.lost for lease in list(self._leases.values()) if lease.lost), None)
 
     def get_lease(self, run_id: str) -> Lease:
