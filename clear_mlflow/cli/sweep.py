@@ -44,7 +44,7 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
 
 
 def _amount(text: str) -> float:
-    """Cores or GPUs: Ray shares one among runs, and counts in whole ones beyond."""
+    """Parse a number of cores or GPUs. Raises ValueError for 1.5: Ray shares at most one."""
     value = number(least=0)(text)
     if value > 1 and value != int(value):
         raise ValueError("expected a number, for example 1, 2 or 0.5")
@@ -151,7 +151,7 @@ def sweep(
 
 
 def _choose_program(num_runs: int) -> Any:
-    """Return how to start trainings; from three on, a process that has loaded torch is forked."""
+    """Return how to start trainings: three or more are forked from one process with torch."""
     if sys.platform != "linux" or num_runs < _MIN_FORKED_RUNS:
         return start_program
     from clear_mlflow.cli.preloaded import PreloadedProgram
