@@ -22,7 +22,7 @@ def worst_learned(matrix: AccuracyMatrix) -> float:
 
 def main() -> None:
     """Print the metric of all complete runs."""
-    from clear_mlflow.store.matrices import read_matrices
+    from clear_mlflow.store.rows import read_matrices
 
     client = mlflow.MlflowClient()
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]

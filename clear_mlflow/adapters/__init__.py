@@ -1,4 +1,4 @@
-"""Other frameworks' loops in MLflow: one module for each framework, which imports it.
+"""Adapters of other frameworks: one module each, which imports its framework.
 
 Nothing is imported here: ``from clear_mlflow.adapters.avalanche import MLflowAccuracyMatrix``.
 """

@@ -1,4 +1,4 @@
-"""The run behind an adapter: a framework calls hooks, and nobody writes ``with`` around them."""
+"""The run behind an adapter: a framework calls hooks, so that no ``with`` opens or ends the run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ from clear_mlflow.metrics import DEFAULT_FAMILIES, MetricResult
 from clear_mlflow.tracking.lifecycle import end_shared_run
 from clear_mlflow.tracking.loop_run import LoopRun
 
-_WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
-
 
 class Adapter:
-    """A run that the first row opens, and the last one, ``close()`` or the program's end closes."""
+    """A run that the first row opens. The last row, ``close()`` or the program's end closes it."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
-        self._shared_run_id: str | None = None  # opened by the framework's logger, ended by this
+        self._shared_run_id: str | None = None  # run of the framework's logger that this one ends
         try:
             self._build_loop(buckets=1)
         except TypeError as error:
@@ -38,34 +36,34 @@ class Adapter:
         self._rows: dict[int, tuple[float, ...]] = {}
         self._is_open = False
         self._has_counts = False
-        self._began: float | None = None  # of the training that runs now
-        self._cost: RowCost | None = None  # of training since the last row
+        self._clock_start: float | None = None  # while the model is training
+        self._cost: RowCost | None = None  # of the training since the last row
 
     @property
     def run_id(self) -> str:
-        """The MLflow run's."""
-        return self._opened.run_id
+        """The id of the MLflow run."""
+        return self._require_loop().run_id
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """The rows so far."""
-        return self._opened.matrix
+        """The accuracy matrix with the rows so far."""
+        return self._require_loop().matrix
 
     @property
     def metrics(self) -> dict[str, MetricResult]:
-        """Every metric of the rows so far: its value and course, or why it has none."""
-        return self._opened.metrics
+        """Metric name to the result for the rows so far."""
+        return self._require_loop().metrics
 
     def close(self) -> None:
-        """Score what is stored, and close the run if this opened it.
+        """Score the stored rows, and end the run if this adapter opened it.
 
-        It is done by itself with the last bucket's row, and when the program ends.
+        The row of the last bucket and the end of the program call it.
         """
         self._flush()
         self._end()
 
     def _flush(self) -> None:
-        """Log what is measured and not logged yet; most adapters have nothing of the kind."""
+        """Log cells that wait for others of their row. Adapters without such cells do nothing."""
 
     def _build_loop(self, **stream: Any) -> LoopRun:
         options = {"run_name": None, "metrics": DEFAULT_FAMILIES, **self._options}
@@ -75,30 +73,31 @@ class Adapter:
         )
 
     def _take_over(self, run_id: str) -> None:
-        """Log to the run that the framework's logger opened, and end it in the logger's place."""
+        """Log to the run that the framework's logger opened, and end it instead of the logger."""
         self._shared_run_id = run_id
-        self._expect()
+        self._close_at_exit()
 
-    def _expect(self) -> None:
-        """See to it that the program does not end before :meth:`close`."""
-        atexit.unregister(self._close_at_exit)
-        atexit.register(self._close_at_exit)
+    def _close_at_exit(self) -> None:
+        """Make the end of the program close the run."""
+        atexit.unregister(self._close_with_program)
+        atexit.register(self._close_with_program)
 
     def _start_clock(self) -> None:
-        """Training begins, or resumes after an evaluation within it."""
-        self._began = time.perf_counter()
+        """Start the clock when training begins, or resumes after an evaluation."""
+        self._clock_start = time.perf_counter()
 
     def _stop_clock(self, model: Any) -> None:
-        """Training ends, or waits for an evaluation within it; the next row has what it cost."""
-        if self._began is None:
+        """Stop the clock when training ends or pauses, and add its time to the next row's cost."""
+        if self._clock_start is None:
             return
         weights = list(model.parameters())
-        device = _waited_for(weights)
-        spent = time.perf_counter() - self._began + ((self._cost and self._cost.seconds) or 0.0)
-        self._began = None
+        device = _synchronize_device(weights)
+        earlier_seconds = (self._cost and self._cost.seconds) or 0.0
+        seconds = time.perf_counter() - self._clock_start + earlier_seconds
+        self._clock_start = None
         self._cost = RowCost(
             trainable_parameters=sum(w.numel() for w in weights if w.requires_grad),
-            seconds=round(spent, 3),
+            seconds=round(seconds, 3),
             device=device,
         )
 
@@ -107,15 +106,22 @@ class Adapter:
         row: int,
         buckets: Sequence[str],
         accuracy: Sequence[float],
-        sizes: Sequence[int | None],
+        num_instances: Sequence[int | None],
     ) -> None:
-        """Store a row (NaN = not measured), as counts where the first row had all sizes."""
-        # A later test of some buckets leaves the others as they are.
-        stored = self._rows.get(row, (math.nan,) * len(accuracy))
-        cells = tuple(s if math.isnan(c) else c for c, s in zip(accuracy, stored, strict=True))
-        num_instances = [size for size in sizes if size is not None]
+        """Store a row, with counts if the first row had the number of test images of each bucket.
+
+        A cell that is NaN keeps the value of an earlier call for the row. A repeated row is ignored
+        once the run has ended.
+
+        Raises RecordError if the run has ended and the row differs.
+        """
+        stored_row = self._rows.get(row, (math.nan,) * len(accuracy))
+        cells = tuple(
+            stored if math.isnan(cell) else cell
+            for cell, stored in zip(accuracy, stored_row, strict=True)
+        )
+        sizes = [size for size in num_instances if size is not None]
         if self._has_ended:
-            # A framework may well test once more when all is done; a repeated row is no news.
             if row in self._rows and np.array_equal(self._rows[row], cells, equal_nan=True):
                 return
             raise RecordError(
@@ -123,28 +129,30 @@ class Adapter:
                 "for another run"
             )
         if self._loop is None:
-            known = num_instances if len(num_instances) == len(cells) else None
-            self._loop = self._build_loop(buckets=tuple(buckets), num_instances=known)
+            has_sizes = len(sizes) == len(cells)
+            self._loop = self._build_loop(
+                buckets=tuple(buckets), num_instances=sizes if has_sizes else None
+            )
             self._loop.expects_last_row = False
             self._loop.__enter__()
             self._is_open = True
-            of_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
-            self._has_counts = of_accuracy and known is not None
-            self._expect()
-        counts = whole_counts(cells, num_instances) if self._has_counts else None
+            is_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
+            self._has_counts = is_accuracy and has_sizes
+            self._close_at_exit()
+        counts = recover_counts(cells, sizes) if self._has_counts else None
         cost, self._cost = self._cost, None
         if counts:
             self._loop.log_counts(row, counts, cost=cost)
         else:
             self._loop.log_values(row, cells, cost=cost)
         self._rows[row] = cells
-        matrix = self._loop.matrix.values  # with the rows of an earlier process
+        matrix = self._loop.matrix.values  # includes the rows of an earlier process
         if len(matrix) == len(buckets) and not np.isnan(matrix).all(axis=1).any():
             self._end()
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Close the run with the status that is true."""
-        atexit.unregister(self._close_at_exit)
+        """End the run with the status that fits *error*, unless it has ended."""
+        atexit.unregister(self._close_with_program)
         if self._loop is not None and self._is_open:
             self._is_open = False
             traceback = None if error is None else error.__traceback__
@@ -157,40 +165,41 @@ class Adapter:
     def _has_ended(self) -> bool:
         return self._loop is not None and not self._is_open
 
-    @property
-    def _opened(self) -> LoopRun:
+    def _require_loop(self) -> LoopRun:
         if self._loop is None:
             raise ConfigError("there is no run yet; it is opened with the first row")
         return self._loop
 
-    def _close_at_exit(self) -> None:
+    def _close_with_program(self) -> None:
         self._flush()
-        # What the interpreter prints as it ends; None where the program came to its end.
+        # The exception that ended the interpreter, if any.
         self._end(getattr(sys, "last_value", None))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the run: a checkpoint of a framework's may hold its loggers."""
+        """Return the state without the run, for a framework that pickles its loggers."""
         return {**self.__dict__, "_loop": None, "_shared_run_id": None, "_is_open": False}
 
 
-def whole_counts(accuracy: Sequence[float], num_instances: Sequence[int]) -> tuple[int, ...] | None:
-    """The counts that accuracies are of; None where they are not known.
+def recover_counts(
+    accuracy: Sequence[float], num_instances: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return the numbers of correct images, or None if an accuracy is not a fraction of images.
 
-    >>> whole_counts([0.3333333], [3]), whole_counts([0.35], [3])
+    >>> recover_counts([0.3333333], [3]), recover_counts([0.35], [3])
     ((1,), None)
     """
     counts = []
     for value, total in zip(accuracy, num_instances, strict=True):
         correct = value * total
-        # Frameworks keep 24 bits of a fraction.
-        if math.isnan(correct) or abs(correct - round(correct)) > _WHOLE or total >= 2**17:
+        # Frameworks store 24 bits of a fraction: too few for more images.
+        if math.isnan(correct) or abs(correct - round(correct)) > 0.01 or total >= 2**17:
             return None
         counts.append(round(correct))
     return tuple(counts)
 
 
-def _waited_for(weights: Sequence[Any]) -> str:
-    """The name of the device that a model is on, once it has done all that it was given."""
+def _synchronize_device(weights: Sequence[Any]) -> str:
+    """Wait until a model's device is idle, and return the name of the device."""
     if not (weights and weights[0].is_cuda):
         return processor_name()
     import torch
@@ -199,16 +208,16 @@ def _waited_for(weights: Sequence[Any]) -> str:
     return torch.cuda.get_device_name(weights[0].device)
 
 
-def number(what: str, value: Any) -> float:
-    """A metric's value as a number."""
+def convert_metric(name: str, value: Any) -> float:
+    """Return a metric's value as a float. Raises RecordError if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise RecordError(f"{what} is {safe_repr(value)}; expected a fraction") from None
+        raise RecordError(f"{name} is {safe_repr(value)}; expected a fraction") from None
 
 
-def num_images(dataloader: Any) -> int | None:
-    """Test images of a bucket; None where its dataset does not know."""
+def count_images(dataloader: Any) -> int | None:
+    """Return the number of images in a dataloader's dataset, or None if unknown."""
     try:
         return len(dataloader.dataset)
     except (AttributeError, TypeError):

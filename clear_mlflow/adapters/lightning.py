@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from clear_mlflow.adapters._run import Adapter, num_images, number
+from clear_mlflow.adapters._run import Adapter, convert_metric, count_images
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.tracking.lifecycle import get_active_run_id
 
@@ -20,15 +20,15 @@ from clear_mlflow.tracking.lifecycle import get_active_run_id
 class MLflowAccuracyMatrix(Adapter, Callback):
     """Stores a row of the accuracy matrix after each ``trainer.test`` of all buckets.
 
-    Each ``trainer.fit`` that ends well is one bucket more; ``trainer.test`` takes one dataloader
-    for each bucket, in stream order. One callback serves all trainers of a run. A test before any
-    fit is row 0. An ``MLFlowLogger`` of a trainer logs to the same run as the callback.
+    Each ``trainer.fit`` without an error trains one bucket. Pass ``trainer.test`` one dataloader
+    per bucket, in stream order. Use one callback for all trainers of a run. A test before any fit
+    is row 0. An ``MLFlowLogger`` of a trainer logs to the same run as the callback.
 
     Args:
-        metric: the name under which ``test_step`` logs the accuracy, a fraction, with
+        metric: name under which ``test_step`` logs the accuracy, a fraction, with
             ``self.log(name, ..., on_epoch=True)``.
-        buckets: keys of the buckets; "1" to "T" when not given.
-        **options: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
+        buckets: names of the buckets; "1" to "T" by default.
+        **options: arguments of :func:`clear_mlflow.track`: ``dataset``, ``strategy``, ``seed``, ...
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class MLflowAccuracyMatrix(Adapter, Callback):
         Adapter.__init__(self, options)
         self._metric = metric
         self._buckets = None if buckets is None else tuple(buckets)
-        self.trained = 0  # buckets; set it where a loop continues from a checkpoint
+        self.trained = 0  # number of buckets; set it if a loop continues from a checkpoint
 
     @property
     def log(self) -> Any:
@@ -51,7 +51,7 @@ class MLflowAccuracyMatrix(Adapter, Callback):
             self._share_run(log.__self__.trainer.loggers)
 
     def _share_run(self, loggers: Sequence[Any]) -> None:
-        """Have all MLflow loggers of a trainer log to one run, and leave it open."""
+        """Make all MLflow loggers of a trainer log to one run and leave it open."""
         for logger in loggers:
             if not isinstance(logger, MLFlowLogger):
                 continue
@@ -67,19 +67,22 @@ class MLflowAccuracyMatrix(Adapter, Callback):
                 logger.finalize = partial(_finalize, logger)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """What follows is of the next row's cost."""
+        """Start to measure the cost of the next row."""
         self._start_clock()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The model is still on its device."""
+        """Stop the clock while the model is still on its device."""
         self._stop_clock(pl_module)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """One bucket more is trained."""
+        """Count a trained bucket."""
         self.trained += 1
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """A row is measured."""
+        """Log a row.
+
+        Raises ConfigError unless there are a dataloader for each bucket and the metric.
+        """
         loaders = trainer.test_dataloaders
         loaders = list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
         keys = self._buckets or tuple(str(j + 1) for j in range(len(loaders)))
@@ -90,37 +93,39 @@ class MLflowAccuracyMatrix(Adapter, Callback):
             )
         if not trainer.is_global_zero:
             return
-        # Lightning's own names for what test_step logs.
-        logged = (
+        # Lightning's names for the values that test_step logs.
+        metric_names = (
             [self._metric]
             if len(loaders) == 1
             else [f"{self._metric}/dataloader_idx_{j}" for j in range(len(loaders))]
         )
-        found = trainer.callback_metrics
-        missing = [name for name in logged if name not in found]
-        if len(missing) == len(logged):
+        values = trainer.callback_metrics
+        if not any(name in values for name in metric_names):
             raise ConfigError(
-                f"test_step logged no {self._metric!r} (there is {', '.join(sorted(found))}); name "
-                "the metric that it logs: MLflowAccuracyMatrix(metric=...)"
+                f"test_step logged no {self._metric!r} (there is {', '.join(sorted(values))}); "
+                "name the metric that it logs: MLflowAccuracyMatrix(metric=...)"
             )
-        cells = [number(name, found[name]) if name in found else math.nan for name in logged]
-        self._log_row(self.trained, keys, cells, [num_images(loader) for loader in loaders])
+        cells = [
+            convert_metric(name, values[name]) if name in values else math.nan
+            for name in metric_names
+        ]
+        self._log_row(self.trained, keys, cells, [count_images(loader) for loader in loaders])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The rows so far are scored, and the run says how it ended."""
+        """Score the rows so far and end the run with the status of the exception."""
         self._end(exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many buckets are trained, for a checkpoint."""
+        """Return the number of trained buckets, for a checkpoint."""
         return {"trained": self.trained}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after as many buckets as a checkpoint says."""
+        """Restore the number of trained buckets from a checkpoint."""
         self.trained = int(state_dict["trained"])
 
 
 def _finalize(logger: MLFlowLogger, status: str = "success") -> None:
-    """Finalize a logger, but keep the status of its run, which ends with the last bucket."""
+    """Finalize a logger but keep the status of its run, which ends with the last bucket."""
     client, run_id = logger.experiment, logger.run_id
     run_status = client.get_run(run_id).info.status
     type(logger).finalize(logger, status)

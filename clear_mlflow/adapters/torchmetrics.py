@@ -1,4 +1,4 @@
-"""Metrics of the accuracy matrix as torchmetrics: its counts are the state, on any device."""
+"""Metrics of the accuracy matrix as a torchmetrics metric, whose state are counts of images."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from clear_mlflow.metrics import METRICS, Metric, explain_undefined, summarize
 
 
 class MatrixMetrics(TorchMetric):
-    """Metrics of the accuracy matrix: ``compute()["renate/forgetting"]`` and its like.
+    """Metrics of the accuracy matrix, such as ``compute()["renate/forgetting"]``.
 
     Args:
-        num_buckets: T, of the whole stream.
-        metrics: to compute, as ``clear_mlflow.renate.METRICS`` or your own; those of CLEAR and
-            Renate when not given.
-        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        **options: those of any torchmetrics metric, as ``dist_sync_fn``.
+        num_buckets: number of buckets T of the complete stream.
+        metrics: metrics to compute, such as ``clear_mlflow.renate.METRICS`` or your own; by
+            default those of CLEAR and Renate.
+        protocol: ``iid``, or ``streaming``, which excludes cells with j <= i.
+        **options: options of every torchmetrics metric, such as ``dist_sync_fn``.
     """
 
     full_state_update = False
     is_differentiable = False
 
-    # (T + 1, T): row = buckets trained so far, 0 the initialisation; column = tested on.
+    # (T + 1, T): row = buckets trained so far, 0 before any training; column = tested bucket.
     correct: Tensor
     total: Tensor
 
@@ -53,66 +53,67 @@ class MatrixMetrics(TorchMetric):
     def update(self, preds: Tensor, target: Tensor, *, row: int, bucket: int | Tensor) -> None:
         """Count a batch of a test.
 
-        Each image is to be counted once per row: ``reset`` forgets all rows, not the last test.
+        Pass each image once per row: ``reset`` deletes all rows, not only the last test.
 
         Args:
             preds: (N,) classes, or (N, C) logits or probabilities.
             target: (N,) true classes.
-            row: buckets trained so far; 0 is the model before any training.
-            bucket: position of the tested bucket, from 0; one, or (N,) one for each image.
+            row: number of buckets trained so far, 0 before any training.
+            bucket: index of the tested bucket, from 0, or (N,) an index for each image.
 
         Raises:
-            ConfigError: row or bucket is not of this stream, or the shapes do not fit.
+            ConfigError: row or bucket is out of range, or the shapes do not fit.
         """
-        self._check("row", row, self.num_buckets)
-        answered = preds.argmax(dim=1) if preds.ndim == 2 else preds
-        if answered.shape != target.shape or target.ndim != 1:
+        _check_range("row", row, self.num_buckets)
+        predictions = preds.argmax(dim=1) if preds.ndim == 2 else preds
+        if predictions.shape != target.shape or target.ndim != 1:
             raise ConfigError(
                 f"preds have shape {tuple(preds.shape)} and target {tuple(target.shape)}; expected "
                 "(N,) or (N, C), and (N,)"
             )
-        where = torch.as_tensor(bucket, dtype=torch.int64, device=self.total.device)
-        if where.shape not in ((), target.shape):
+        buckets = torch.as_tensor(bucket, dtype=torch.int64, device=self.total.device)
+        if buckets.shape not in ((), target.shape):
             raise ConfigError(
-                f"bucket has shape {tuple(where.shape)}; expected one for each of the "
+                f"bucket has shape {tuple(buckets.shape)}; expected one for each of the "
                 f"{len(target)} images"
             )
-        for position in where.aminmax() if where.numel() else ():
-            self._check("bucket", int(position), self.num_buckets - 1)
-        where = where.expand(target.shape)
-        hits = (answered == target).to(self.total.device)
-        self.total[row] += torch.bincount(where, minlength=self.num_buckets)
-        self.correct[row] += torch.bincount(where[hits], minlength=self.num_buckets)
+        for bucket_index in buckets.aminmax() if buckets.numel() else ():
+            _check_range("bucket", int(bucket_index), self.num_buckets - 1)
+        buckets = buckets.expand(target.shape)
+        is_correct = (predictions == target).to(self.total.device)
+        self.total[row] += torch.bincount(buckets, minlength=self.num_buckets)
+        self.correct[row] += torch.bincount(buckets[is_correct], minlength=self.num_buckets)
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """What was counted so far; cells without an image are not measured."""
-        cells = (self.correct.double() / self.total).tolist()  # no image: 0 / 0, not a number
+        """The accuracy matrix of the counts so far, with NaN for cells without an image."""
+        cells = (self.correct.double() / self.total).tolist()  # NaN without an image
         total, width = self.total.tolist(), self.num_buckets
         tested = [row for row in range(width + 1) if any(total[row])]
         if not tested:
             return AccuracyMatrix(cells[1:2])
-        # Counts per bucket are those of the run only where each test was of all images.
-        agree = all(0 not in total[row] and total[row] == total[tested[0]] for row in tested)
-        counts = tuple(total[tested[0]]) if agree else None
+        # The counts are the sizes of the test sets only if each row tested the same images.
+        has_sizes = all(0 not in total[row] and total[row] == total[tested[0]] for row in tested)
+        counts = tuple(total[tested[0]]) if has_sizes else None
         keys = tuple(str(j + 1) for j in range(width))
         return AccuracyMatrix.from_rows(
             AccuracyRow.from_values(row, keys, cells[row], counts) for row in tested
         )
 
     def compute(self) -> dict[str, Tensor]:
-        """Metric name to value, in float64; what is not defined is not there."""
-        found = summarize(self.matrix, self.protocol, self.metrics)
+        """Return metric name to value in float64, without undefined metrics."""
+        summary = summarize(self.matrix, self.protocol, self.metrics)
         return {
             name: torch.tensor(value, dtype=torch.float64, device=self.total.device)
-            for name, value in found.items()
+            for name, value in summary.items()
         }
 
     def reasons(self) -> dict[str, str]:
-        """Metric name to why it is not among what :meth:`compute` gives."""
-        found = explain_undefined(self.matrix, self.protocol, self.metrics)
-        return {name: str(error) for name, error in found.items()}
+        """Return the name of each undefined metric with the reason."""
+        errors = explain_undefined(self.matrix, self.protocol, self.metrics)
+        return {name: str(error) for name, error in errors.items()}
 
-    def _check(self, name: str, value: int, largest: int) -> None:
-        if not 0 <= value <= largest:
-            raise ConfigError(f"{name} is {value}; expected 0 to {largest}")
+
+def _check_range(name: str, value: int, largest: int) -> None:
+    if not 0 <= value <= largest:
+        raise ConfigError(f"{name} is {value}; expected 0 to {largest}")

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import MLflowCallback
 
-from clear_mlflow.adapters._run import Adapter, num_images, number
+from clear_mlflow.adapters._run import Adapter, convert_metric, count_images
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.tracking.lifecycle import end_shared_run, get_active_run_id, reopen_run
 
@@ -19,26 +19,26 @@ from clear_mlflow.tracking.lifecycle import end_shared_run, get_active_run_id, r
 class MLflowAccuracyMatrix(Adapter, TrainerCallback):
     """Stores a row of the accuracy matrix after each ``trainer.evaluate`` of all buckets.
 
-    Each ``trainer.train`` that ends well is one bucket more; ``trainer.evaluate`` takes a
-    dictionary of test sets, a bucket's key to its own. One callback serves all trainers of a run.
-    An evaluation before any training is row 0; those that the Trainer makes while it trains are
-    not looked at. With ``report_to="mlflow"``, the Trainer logs to the same run as the callback.
+    Each ``trainer.train`` without an error trains one bucket. Pass ``trainer.evaluate`` a dict from
+    bucket name to test set. Use one callback for all trainers of a run. An evaluation before any
+    training is row 0; evaluations during training are ignored. With ``report_to="mlflow"``, the
+    Trainer logs to the same run as the callback.
 
     Args:
-        buckets: keys of all buckets, in stream order.
-        metric: the name under which ``compute_metrics`` gives the accuracy, a fraction.
-        **options: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
+        buckets: names of all buckets, in stream order.
+        metric: name under which ``compute_metrics`` returns the accuracy, a fraction.
+        **options: arguments of :func:`clear_mlflow.track`: ``dataset``, ``strategy``, ``seed``, ...
     """
 
     def __init__(self, buckets: Sequence[str], metric: str = "accuracy", **options: Any) -> None:
         Adapter.__init__(self, options)
         self._buckets = tuple(buckets)
         self._metric = metric
-        self._cells: dict[str, float] = {}  # of the row that is being measured
-        self._sizes: dict[str, int | None] = {}  # test images per bucket, where they are known
-        self._trains = False
-        self._checked_run_id: str | None = None  # the last active run
-        self.trained = 0  # buckets; set it where a loop continues from a checkpoint
+        self._cells: dict[str, float] = {}  # of the current row
+        self._num_images: dict[str, int | None] = {}  # test images per bucket, or None if unknown
+        self._is_training = False
+        self._checked_run_id: str | None = None  # last active run that _share_run looked at
+        self.trained = 0  # number of buckets; set it if a loop continues from a checkpoint
 
     def _share_run(self) -> None:
         """Take over the run that the Trainer's own MLflow callback opened.
@@ -49,7 +49,8 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         if self._loop is not None or run_id in (None, self._checked_run_id):
             return
         self._checked_run_id = run_id
-        for callbacks in gc.get_referrers(self):  # the Trainer's list; hooks do not receive it
+        # Hooks do not receive the Trainer's list of callbacks, which contains this one.
+        for callbacks in gc.get_referrers(self):
             for callback in callbacks if isinstance(callbacks, list) else ():
                 if isinstance(callback, MLflowCallback) and callback._auto_end_run:
                     callback._auto_end_run = False
@@ -57,7 +58,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
                     self._take_over(run_id)
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The Trainer's MLflow callback may have opened its run just now."""
+        """Take over a run that the Trainer's MLflow callback has just opened."""
         self._share_run()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -71,18 +72,18 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
             end_shared_run(self._shared_run_id)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """What was measured before this bucket is a row, whether whole or not."""
+        """Log the row that was measured before this bucket, even if cells are missing."""
         self._share_run()
         self._flush()
-        self._trains = True
+        self._is_training = True
         self._start_clock()
 
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """One bucket more is trained."""
+        """Count a trained bucket."""
         self._stop_clock(model)
-        self._trains = False
+        self._is_training = False
         self.trained += 1
 
     def on_evaluate(
@@ -94,25 +95,27 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         eval_dataloader: Any = None,
         **_: Any,
     ) -> None:
-        """A cell is measured; with the last one, a row."""
+        """Keep the cell of an evaluated bucket, and log the row with the last one.
+
+        Raises ConfigError if the metric is missing.
+        """
         self._share_run()
         self.on_predict(args, state, control)
-        found = metrics or {}
-        # The Trainer reports the runtime of each test set, always under this name.
-        key = next((key for key in self._buckets if f"eval_{key}_runtime" in found), None)
-        if key is None or self._trains or not state.is_world_process_zero:
+        metrics = metrics or {}
+        # The Trainer reports the runtime of each test set under this name.
+        key = next((key for key in self._buckets if f"eval_{key}_runtime" in metrics), None)
+        if key is None or self._is_training or not state.is_world_process_zero:
             return
         prefix = f"eval_{key}_"
-        there = {
-            name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)
-        }
-        if self._metric not in there:
+        values = {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)}
+        if self._metric not in values:
             raise ConfigError(
-                f"compute_metrics gave no {self._metric!r} (there is {', '.join(sorted(there))}); "
-                "name the metric that it gives: MLflowAccuracyMatrix(metric=...)"
+                f"compute_metrics returned no {self._metric!r} (there is "
+                f"{', '.join(sorted(values))}); name the metric that it returns: "
+                "MLflowAccuracyMatrix(metric=...)"
             )
-        self._cells[key] = number(self._metric, there[self._metric])
-        self._sizes[key] = num_images(eval_dataloader)
+        self._cells[key] = convert_metric(self._metric, values[self._metric])
+        self._num_images[key] = count_images(eval_dataloader)
         if len(self._cells) == len(self._buckets):
             self._flush()
 
@@ -121,5 +124,5 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
             return
         cells = [self._cells.get(key, math.nan) for key in self._buckets]
         self._cells = {}
-        sizes = [self._sizes.get(key) for key in self._buckets]
-        self._log_row(self.trained, self._buckets, cells, sizes)
+        num_images = [self._num_images.get(key) for key in self._buckets]
+        self._log_row(self.trained, self._buckets, cells, num_images)

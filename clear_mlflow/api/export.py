@@ -8,7 +8,7 @@ from clear_mlflow.api.bundle import ARCHIVE, write_bundles
 from clear_mlflow.api.load import Runs, choose_runs, list_existing, open_store
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.store.matrices import NO_ROWS, read_matrices
+from clear_mlflow.store.rows import NO_ROWS, read_matrices
 
 
 def export(
@@ -31,7 +31,7 @@ def export(
 
     Raises:
         ConfigError: no run is chosen, there is something of that name, or it cannot be written.
-        RecordError: a run that was named holds no rows.
+        RecordError: a run that was named contains no rows.
         TrackingError: there is no such run, or the store does not answer.
     """
     if Path(to).suffix in {".gz", ".tar", ".tgz", ".zip"}:

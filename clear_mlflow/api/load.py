@@ -34,7 +34,7 @@ from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_record import read_configuration
 from clear_mlflow.statistics import ImageBootstrap
 from clear_mlflow.store.client import MlflowClient, is_missing_store, preflight, set_up_mlflow
-from clear_mlflow.store.matrices import NO_ROWS, read_matrices
+from clear_mlflow.store.rows import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
 from clear_mlflow.store.ui_urls import format_run_links
 

@@ -40,8 +40,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import download_artifact, is_local
 from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
 from clear_mlflow.store.lease import is_expired, is_held
-from clear_mlflow.store.matrices import NO_ROWS
-from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
+from clear_mlflow.store.rows import NO_ROWS, parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
 from clear_mlflow.store.sqlite import lock_store_writes
 from clear_mlflow.tracking.lifecycle import end_expired_run

@@ -180,7 +180,7 @@ def read_record(
     stored = StoredRun(
         run=run,
         record=record,
-        rows_hash=rows.digest,
+        rows_hash=rows.rows_hash,
         matrix_tag=rows.tag,
         from_tag=rows.from_tag,
         times=times,

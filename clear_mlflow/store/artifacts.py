@@ -1,4 +1,4 @@
-"""Artifacts out of what is in memory, and as files of this machine."""
+"""Read and write artifacts: folders of files, on this machine or behind a server."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from clear_mlflow.store.compat import download_file
 
 
 class ArtifactFolder:
-    """A folder of artifacts, of a run or below an address: the files in it, by their names."""
+    """A folder of artifacts, in a run or below an artifact URI."""
 
-    def __init__(self, client: MlflowClient, of: Run | str, name: str = "") -> None:
-        root = of if isinstance(of, str) else str(of.info.artifact_uri)
-        self._address, self._tracking_uri = f"{root}/{name}".rstrip("/"), client.tracking_uri
-        # On this machine; None: elsewhere.
+    def __init__(self, client: MlflowClient, parent: Run | str, name: str = "") -> None:
+        root = parent if isinstance(parent, str) else str(parent.info.artifact_uri)
+        self._uri, self._tracking_uri = f"{root}/{name}".rstrip("/"), client.tracking_uri
+        # None if the artifacts are not files of this machine.
         self.local = Path(local_file_uri_to_path(root), name) if is_local(root) else None
 
     @cached_property
     def repository(self) -> ArtifactRepository:
-        """What MLflow reads and writes it by."""
-        return get_artifact_repository(self._address, tracking_uri=self._tracking_uri)
+        """MLflow's object that reads and writes the folder."""
+        return get_artifact_repository(self._uri, tracking_uri=self._tracking_uri)
 
     def list_sizes(self) -> dict[str, int | None]:
-        """Names of the files in it, and their bytes where known; none where it is not there."""
+        """Return file name to size in bytes, or to None if unknown. A missing folder is empty."""
         if self.local is None:
             listed = self.repository.list_artifacts() or []
-            # The name alone: what a store calls a file is no path to follow.
+            # Only the last part: a path that comes from a store must not be followed.
             return {f.path.rsplit("/", 1)[-1]: f.file_size for f in listed if not f.is_dir}
         files = self.local.iterdir() if self.local.is_dir() else ()
-        # A link may lead to any file of this machine, whose content a message would then quote.
+        # A link can lead to any file of this machine, whose content a message would then quote.
         return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
 
     @contextmanager
     def open_scratch(self) -> Iterator[Path]:
-        """A folder to fetch files into; files of this machine need none, nor room on a disk."""
+        """Open a temporary folder for :meth:`fetch_file`, which a local folder does not need."""
         if self.local is not None:
             yield self.local
             return
@@ -55,16 +55,16 @@ class ArtifactFolder:
             yield Path(folder)
 
     def fetch_file(self, name: str, scratch: str | Path) -> Path:
-        """One of its files on this machine: where it lies, or fetched into a folder."""
+        """Return the path of a file, downloaded to *scratch* unless it is on this machine."""
         if self.local is not None:
             return self.local / name
-        fetched = Path(scratch, name)
-        download_file(self.repository, name, fetched)
-        return fetched
+        file = Path(scratch, name)
+        download_file(self.repository, name, file)
+        return file
 
 
 def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact; MLflow's own calls take texts, or files."""
+    """Store bytes as an artifact."""
     folder, _, name = artifact.rpartition("/")
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         file = Path(scratch, name)
@@ -73,28 +73,27 @@ def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) 
 
 
 def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes that survive a power cut: MLflow does not flush what it writes to local disks."""
-    root = _local_root(client, run_id)
+    """Store bytes as an artifact that survives a power cut if it is on a local disk."""
+    root = _get_local_root(client, run_id)
     if root is None:
         log_bytes(client, run_id, content, artifact)
     else:
         write_durably(root / artifact, content)
 
 
-def download_artifact(client: MlflowClient, run: Run, artifact: str, folder: str) -> Path:
-    """Fetch an artifact of a run into a folder of this machine, and give its file."""
-    place, _, name = artifact.rpartition("/")
+def download_artifact(client: MlflowClient, run: Run, artifact: str, scratch: str) -> Path:
+    """Return the path of a run's artifact, downloaded to *scratch* unless it is local."""
+    folder, _, name = artifact.rpartition("/")
     with mlflow_errors(f"read {safe_repr(artifact, 200)} of run {run.info.run_id}"):
-        return ArtifactFolder(client, run, place).fetch_file(name, folder)
+        return ArtifactFolder(client, run, folder).fetch_file(name, scratch)
 
 
 def is_local(artifact_uri: str) -> bool:
-    """Whether artifacts are files that this machine opens, with nothing between."""
+    """Return True if an artifact URI names a folder of this machine."""
     return urlsplit(artifact_uri).scheme in ("", "file")
 
 
 @lru_cache(maxsize=256)
-def _local_root(client: MlflowClient, run_id: str) -> Path | None:
-    """The folder of a run's artifacts on this machine; None where they are elsewhere."""
+def _get_local_root(client: MlflowClient, run_id: str) -> Path | None:
     uri = str(client.get_run(run_id).info.artifact_uri)
     return Path(local_file_uri_to_path(uri)) if is_local(uri) else None

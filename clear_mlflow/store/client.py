@@ -1,4 +1,4 @@
-"""Find out in seconds whether MLflow can keep a run, before anything is trained."""
+"""Connect to MLflow, and find out within seconds whether it can store a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import mlflow
-from mlflow import MlflowClient as MlflowClient  # handed on, to those that name no mlflow
+from mlflow import MlflowClient as MlflowClient  # for modules that may not import MLflow
 from mlflow.entities import LifecycleStage, RunTag
 from mlflow.environment_variables import (
     MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,
@@ -39,61 +39,52 @@ from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.store.sqlite import get_sqlite_path, lock_store_opening, name_sqlite_driver
 
 DEFAULT_EXPERIMENT_ID = "0"
-_Made = TypeVar("_Made")
 
-# What MLflow answers: for an experiment, and for a row of any other table (mlflow 3.17).
-_MADE_BY_ANOTHER = ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST")
+# MLflow's error codes if something exists already: an experiment, and any other row (mlflow 3.17).
+_CONFLICT_CODES = ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST")
+_SERVED_ARTIFACTS = "/mlflow-artifacts/artifacts"
+# Items per thread that map_in_threads starts before it needs their results: no thread waits for a
+# slow neighbour, and the results fit into memory.
+_ITEMS_AHEAD = 4
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# Items that are begun before the result of the first is taken, for each thread: enough that no
-# thread waits for a slow neighbour, and few enough to keep in memory.
-_AHEAD = 4
-
-
-_SERVED = "/mlflow-artifacts/artifacts"
-
 
 def limit_retries() -> None:
-    """Let a call to a dead server fail within seconds (MLflow: minutes), unless a user chose."""
+    """Let calls to a dead server fail within seconds, not minutes, unless the user set limits."""
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_MAX_RETRIES.name, "3")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR.name, "1")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_TIMEOUT.name, "30")
-    # A server may ask for an hour's patience with a 429 or a 503.
+    # With a 429 or 503, a server may ask for a wait of an hour.
     os.environ.setdefault(MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER.name, "false")
 
 
-def _bound_tries(tracking_uri: str) -> None:
-    """Let a database that cannot be opened fail after six seconds of trying (MLflow: 100)."""
-    if urlsplit(tracking_uri).scheme.partition("+")[0] in DATABASE_ENGINES:
-        from mlflow.store.db import utils  # a server needs none of SQLAlchemy
-
-        utils.MAX_RETRY_COUNT = 6
-
-
 def set_up_mlflow() -> None:
-    """What every command wants of MLflow: calls that end within seconds, and no remarks."""
+    """Limit MLflow's retries and silence its links, progress bars and log, for a command."""
     limit_retries()
-    # Its link to a run quotes the server's credentials.
+    # MLflow's link to a run contains the server's credentials.
     os.environ.setdefault(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name, "true")
     os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # A database that cannot be written: a traceback of 100 lines before our own line.
+    # It logs a traceback of 100 lines for a database that is not writable.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 @contextmanager
 def mlflow_errors(action: str) -> Iterator[None]:
-    """Turn MLflow's refusal of ``action`` into one line that names the store."""
+    """Turn any error of MLflow into a TrackingError of one line: cannot *action* in the store.
+
+    Errors of this package pass unchanged.
+    """
     try:
         yield
     except ClearError:
         raise
-    except Exception as error:  # what MLflow's stores and their plugins raise has no common base
-        text = " ".join(str(error).split()) or type(error).__name__
-        reason = mask_credentials(text, mlflow.get_tracking_uri())[:500]
+    except Exception as error:  # the errors of MLflow's stores and plugins share no base class
+        message = " ".join(str(error).split()) or type(error).__name__
+        reason = mask_credentials(message, mlflow.get_tracking_uri())[:500]
         if "database is locked" in reason:
             reason += "; does a process write to it that was stopped (ps -o pid,stat,args)?"
         if not isinstance(error, MlflowException):
@@ -106,16 +97,16 @@ def mlflow_errors(action: str) -> Iterator[None]:
 
 def log_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
     """Set tags of a run in one request."""
-    client.log_batch(run_id, tags=[RunTag(key, text) for key, text in tags.items()])
+    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
 def is_server(tracking_uri: str) -> bool:
-    """Whether a tracking URI names a server, which can hand artifacts on, or a store itself."""
+    """Return True if a tracking URI names a tracking server."""
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
 def resolve_store_uri(tracking_uri: str) -> str:
-    """A tracking URI that means the same store in every folder."""
+    """Return a tracking URI that names the same store in every working folder."""
     scheme, separator, path = tracking_uri.partition(":///")
     if scheme.partition("+")[0] != "sqlite" or not separator or path.startswith("/") or not path:
         return tracking_uri
@@ -123,20 +114,20 @@ def resolve_store_uri(tracking_uri: str) -> str:
 
 
 def use_store(tracking_uri: str) -> None:
-    """Have MLflow use a store in this process, and in those that it starts."""
+    """Set up MLflow with a store, for this process and its children."""
     set_up_mlflow()
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
     mlflow.set_tracking_uri(tracking_uri)
 
 
 def switch_store(tracking_uri: str) -> None:
-    """Have MLflow use a store in this process, and keep the environment, which MLflow would set."""
-    before = MLFLOW_TRACKING_URI.get()
+    """Make MLflow use a store in this process, but not in its children."""
+    environment_uri = MLFLOW_TRACKING_URI.get()
     mlflow.set_tracking_uri(tracking_uri)
-    if before is None:
+    if environment_uri is None:
         MLFLOW_TRACKING_URI.unset()
     else:
-        MLFLOW_TRACKING_URI.set(before)
+        MLFLOW_TRACKING_URI.set(environment_uri)
 
 
 def is_missing_store(tracking_uri: str) -> bool:
@@ -159,60 +150,63 @@ class _MissingStore:
 
 
 def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
-    """Connect to the tracking store; with *opens_run*, check that it keeps a run with artifacts.
+    """Connect to the tracking store and check that a run can be stored there.
 
+    With *opens_run*, raises TrackingError if the active run, or else *experiment* (by default
+    MLflow's from the environment), is deleted or its artifacts cannot be stored.
     Without *opens_run*, a missing sqlite store is not created: every call to the client raises.
     """
-    switch_store(name_sqlite_driver(mlflow.get_tracking_uri()))
-    if not opens_run and is_missing_store(mlflow.get_tracking_uri()):
-        return cast(MlflowClient, _MissingStore(mlflow.get_tracking_uri()))
-    _bound_tries(mlflow.get_tracking_uri())
-    with mlflow_errors("read experiments"), lock_store_opening(mlflow.get_tracking_uri()):
+    uri = name_sqlite_driver(mlflow.get_tracking_uri())
+    switch_store(uri)
+    if not opens_run and is_missing_store(uri):
+        return cast(MlflowClient, _MissingStore(uri))
+    if urlsplit(uri).scheme.partition("+")[0] in DATABASE_ENGINES:
+        from mlflow.store.db import utils  # not at the top: a server does not need SQLAlchemy
+
+        utils.MAX_RETRY_COUNT = 6  # seconds for a database that cannot be opened (MLflow: 100)
+    with mlflow_errors("read experiments"), lock_store_opening(uri):
         client = MlflowClient()
         client.search_experiments(max_results=1)
     if not opens_run:
         return client
+    context = MLFLOW_RUN_CONTEXT.get()
     try:
-        json_object(MLFLOW_RUN_CONTEXT.get() or "{}", MAX_TAG_BYTES)
+        json_object(context or "{}", MAX_TAG_BYTES)
     except RecordError as error:
         raise TrackingError(
-            f"MLFLOW_RUN_CONTEXT is {safe_repr(MLFLOW_RUN_CONTEXT.get(), 100)}; expected tags of "
-            "runs "
-            'as a JSON object, for example {"team": "vision"}, or nothing'
+            f"MLFLOW_RUN_CONTEXT is {safe_repr(context, 100)}; expected tags of runs as a JSON "
+            'object, for example {"team": "vision"}, or nothing'
         ) from error
-    if experiment is not None:
-        _check_experiment(client, experiment)
-        return client
-    active = mlflow.active_run()
-    run_id = active.info.run_id if active else MLFLOW_RUN_ID.get()
-    if run_id:
-        check_artifact_root(client.tracking_uri, f"run {run_id}", _artifact_uri_of(client, run_id))
+    active_run = mlflow.active_run()
+    run_id = active_run.info.run_id if active_run else MLFLOW_RUN_ID.get()
+    if run_id and experiment is None:
+        _check_run(client, run_id)
     else:
-        _check_experiment(client)
+        _check_experiment(client, experiment)
     return client
 
 
-def _artifact_uri_of(client: MlflowClient, run_id: str) -> str:
+def _check_run(client: MlflowClient, run_id: str) -> None:
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
         raise TrackingError(
             f"run {run_id} (MLFLOW_RUN_ID) is not in the tracking store "
             f"{mask_credentials(client.tracking_uri)} as seen from {Path.cwd()}: "
-            f"{mask_credentials(str(error), client.tracking_uri)}; a "
-            "relative sqlite path names another file in each folder, so set MLFLOW_TRACKING_URI "
-            "to an absolute one (sqlite:////absolute/path/mlflow.db)"
+            f"{mask_credentials(str(error), client.tracking_uri)}; a relative sqlite path names "
+            "another file in each folder, so set MLFLOW_TRACKING_URI to an absolute one "
+            "(sqlite:////absolute/path/mlflow.db)"
         ) from error
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         raise TrackingError(f"run {run_id} is deleted; restore it, or unset MLFLOW_RUN_ID")
-    return str(run.info.artifact_uri)
+    check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
 
 
-def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
-    name, experiment_id = wanted or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
+def _check_experiment(client: MlflowClient, name: str | None) -> None:
+    name, experiment_id = name or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
     with mlflow_errors(f"read the experiment {name or experiment_id or 'Default'}"):
         if name:
-            experiment = client.get_experiment_by_name(name)  # absent: MLflow will create it
+            experiment = client.get_experiment_by_name(name)  # None: MLflow will create it
         else:
             experiment = client.get_experiment(experiment_id or DEFAULT_EXPERIMENT_ID)
     if experiment is None:
@@ -227,51 +221,60 @@ def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
     )
 
 
-def check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> None:
-    """Raise where artifacts are kept behind a server, and the tracking URI names none."""
-    if is_server(artifact_root) and _SERVED not in artifact_root:
+def check_artifact_root(tracking_uri: str, owner: str, artifact_root: str) -> None:
+    """Raise TrackingError if artifacts cannot be stored under an artifact root.
+
+    Args:
+        tracking_uri: URI of the tracking store.
+        owner: name of the run or experiment for the message.
+        artifact_root: URI of the folder of its artifacts.
+    """
+    if is_server(artifact_root) and _SERVED_ARTIFACTS not in artifact_root:
         raise TrackingError(
-            f"{whose} keeps its artifacts at {mask_credentials(artifact_root)}, which is no "
+            f"{owner} stores its artifacts at {mask_credentials(artifact_root)}, which is not an "
             "artifact store of MLflow; expected a folder, a bucket, or a tracking server's "
-            f"(...{_SERVED}): use an experiment with another artifact location"
+            f"(...{_SERVED_ARTIFACTS}): use an experiment with another artifact location"
         )
     # A server that was started on the same database writes its proxied root into the Default
     # experiment; without the server, uploads there fail (mlflow #7819).
     if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):
         raise TrackingError(
-            f"{whose} keeps its artifacts behind a tracking server ({artifact_root}), but the "
+            f"{owner} stores its artifacts behind a tracking server ({artifact_root}), but the "
             f"tracking URI is {mask_credentials(tracking_uri)}; set MLFLOW_TRACKING_URI to the "
-            "server's address (http://127.0.0.1:5000 for a plain mlflow ui), or use an experiment "
-            "of its own (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
+            "server's address (http://127.0.0.1:5000 for a plain mlflow ui), or use another "
+            "experiment (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
         )
 
 
-def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
-    """Look for what runs share and make it where it is not there; again if another was faster."""
+def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
+    """Call a function, and once more if another process created the same thing meanwhile."""
     try:
-        return make()
+        return find_or_create()
     except MlflowException as error:
-        if error.error_code not in _MADE_BY_ANOTHER:
+        if error.error_code not in _CONFLICT_CODES:
             raise
-        return make()
+        return find_or_create()
 
 
 def map_in_threads(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int
+    function: Callable[[_Item], _Result], items: Iterable[_Item], num_threads: int
 ) -> Iterator[_Result]:
-    """``map`` with *jobs* threads that work ahead a little; with 1, the caller's does it."""
-    if jobs == 1:
+    """Yield the function's result for each item, in order, computed a few items ahead.
+
+    With *num_threads* = 1, the caller's thread computes each result when it is needed.
+    """
+    if num_threads == 1:
         yield from map(function, items)
         return
-    threads = ThreadPoolExecutor(jobs, "clear_mlflow pool")
-    begun: deque[Future[_Result]] = deque()
+    threads = ThreadPoolExecutor(num_threads, "clear_mlflow pool")
+    futures: deque[Future[_Result]] = deque()
     try:
         for item in items:
-            # In the caller's context: MLflow keeps there which workspace is meant.
-            begun.append(threads.submit(contextvars.copy_context().run, function, item))
-            while begun and (len(begun) >= _AHEAD * jobs or begun[0].done()):
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
+            # The caller's context contains MLflow's workspace.
+            futures.append(threads.submit(contextvars.copy_context().run, function, item))
+            while futures and (len(futures) >= _ITEMS_AHEAD * num_threads or futures[0].done()):
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)

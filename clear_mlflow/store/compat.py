@@ -1,4 +1,4 @@
-"""What MLflow keeps to itself and this program needs; seen in mlflow 3.17, and here alone."""
+"""Private parts of MLflow 3.17 that this package uses; no other module does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.tracking.fluent import _active_run_stack, run_id_to_system_metrics_monitor
 
-# MLflow has no public way to recognise a generated name. Without these lists, this module cannot
+# MLflow lacks a public way to recognise a generated name. Without these lists, this module cannot
 # be imported, and tests report that.
 from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # it loads psutil, which a server may lack
 
 
 def is_generated_name(name: str | None) -> bool:
-    """Whether MLflow itself made up a run's name, as ``upbeat-foal-91``.
+    """Return True if MLflow generated a run's name, such as ``upbeat-foal-91``, or if it is empty.
 
     >>> is_generated_name("upbeat-foal-91"), is_generated_name("replay-3"), is_generated_name(None)
     (True, False, True)
@@ -30,17 +30,17 @@ def is_generated_name(name: str | None) -> bool:
 
 
 def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
-    """Write one artifact of a folder to a file: one request, where the public ways ask more."""
+    """Download one artifact with one request, where MLflow's public functions send several."""
     repository._download_file(name, str(to))
 
 
 def forget_active_run(run_id: str) -> None:
-    """Take a run away from MLflow in this thread, which would give it a status when it ends."""
+    """Make MLflow forget this thread's active run, so that it does not set the run's status."""
     stack = _active_run_stack.get()
     stack[:] = [run for run in stack if run.info.run_id != run_id]
 
 
 def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:
-    """Take a run's monitor of the machine away from MLflow, which would wait for its last call."""
+    """Remove and return a run's system metrics monitor, so that MLflow does not wait for it."""
     monitor: SystemMetricsMonitor | None = run_id_to_system_metrics_monitor.pop(run_id, None)
     return monitor

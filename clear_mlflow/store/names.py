@@ -1,4 +1,4 @@
-"""Names of the tags, metrics and artifacts of our runs; docs/names.md says what each of them is."""
+"""Names of the tags, metrics and artifacts of our runs, described in docs/names.md."""
 
 import re
 
@@ -9,7 +9,7 @@ KIND_COMPARE = "compare"
 KIND_ENSEMBLE = "ensemble"
 KIND_RESUME = "resume"
 KIND_SWEEP = "sweep"
-# Kinds that are about other runs and hold no rows: no search for rows looks at them.
+# Runs of these kinds refer to other runs and lack rows: searches for rows skip them.
 WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE, KIND_RESUME, KIND_SWEEP)
 
 ROWS_TAG = "clear_mlflow.rows"
@@ -48,13 +48,13 @@ IMPORTED_FROM_TAG = "clear_mlflow.imported_from"
 IMPORT_FORMAT_TAG = "clear_mlflow.import_format"
 IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
 
-# MLflow's own: a run's description, and the tables that its evaluation view offers.
+# MLflow's tag for the description of a run.
 MLFLOW_NOTE = "mlflow.note.content"
 
 LEADER_METRICS = "leader/"
 
 BUCKET_SERIES = "test_accuracy/bucket_"
-# Of any score, as test_rmse/bucket_01.
+# For any score, such as test_rmse/bucket_01.
 _ANY_BUCKET_SERIES = re.compile(r"test_[A-Za-z][A-Za-z0-9_-]*/bucket_")
 
 CURVE_LOSS = "train/loss"
@@ -90,26 +90,26 @@ IMAGE_FINAL = "accuracy_matrix"
 
 
 def shorten_digest(digest: str) -> str:
-    """A dataset's digest, as much of it as MLflow keeps of one: 36 characters."""
+    """Return the first 36 characters of a dataset's digest, which is MLflow's limit."""
     return digest.removeprefix("sha256:")[:36]
 
 
 def format_bucket_prefix(score: str = "accuracy") -> str:
-    """What the names of a run's numbers per bucket begin with: "test_accuracy/bucket_"."""
+    """Return the prefix of the metric names of single buckets: "test_accuracy/bucket_"."""
     return f"test_{score}/bucket_"
 
 
 def is_bucket_series(metric: str) -> bool:
-    """Whether a metric is the series of one bucket, of accuracies or of another score."""
+    """Return True if a metric name belongs to a single bucket, for any score."""
     return _ANY_BUCKET_SERIES.match(metric) is not None
 
 
 def format_model_file_name(row: int) -> str:
-    """The file of the weights that gave a row: "after_004.safetensors"."""
+    """Return the name of the weights file of a row: "after_004.safetensors"."""
     return f"after_{row:03d}.safetensors"
 
 
 def parse_model_file_name(name: str) -> int | None:
-    """The row of a file of weights, or of a training state; None: it is no such file."""
+    """Return the row of a weights or training state file, or None for any other file name."""
     match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
     return int(match[1]) if match and format_model_file_name(int(match[1])) == name else None

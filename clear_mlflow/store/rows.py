@@ -1,4 +1,4 @@
-"""Rows of the accuracy matrix as artifacts of an MLflow run: write one, read all."""
+"""Rows of the accuracy matrix in an MLflow run: one artifact each, and a copy of all in a tag."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.durable import create_durably
-from clear_mlflow.core.errors import RecordError, TrackingError
-from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble, row_index
+from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
+from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, row_index
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_RESULTS_BYTES,
@@ -24,33 +25,45 @@ from clear_mlflow.core.untrusted import (
     json_texts,
     read_bytes,
 )
+from clear_mlflow.metrics import METRICS, Metric, summarize
+from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local, log_durably
-from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.names import (
-    KIND_TAG,
-    KIND_TRAIN,
-    MATRIX_TAG,
-    ROWS_TAG,
-    SCORED_TAG,
-    is_bucket_series,
-)
+from clear_mlflow.store.client import map_in_threads, mlflow_errors
 
-# MLflow cuts longer tags off without a word; such a matrix is in the artifacts alone.
-_LONGEST_TAG = 8_000
+# MLflow truncates longer tags silently; such a matrix is only in the artifacts.
+_MAX_TAG_LENGTH = 8_000
+# Threads that fetch rows; a server does not answer more of them faster.
+_NUM_THREADS = 8
+NO_ROWS = "contains no rows of an accuracy matrix"
 
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """The rows of a run, and where they were read."""
+    """The rows of a run, as :func:`load_stored_rows` read them."""
 
-    records: Mapping[str, RowRecord]  # file name to row, in row order; empty: the run holds none
-    digest: str  # of the files that they were read from
-    tag: str | None  # the rows as the run's matrix tag should have them; None: they do not fit
-    from_tag: bool  # the contents of the artifacts were not read
+    records: Mapping[str, RowRecord]  # file name to row, in row order; empty if there are none
+    rows_hash: str  # hash of the row files
+    tag: str | None  # correct value of the run's matrix tag, or None if the rows do not fit
+    from_tag: bool  # True if the rows were read from the tag, not from the artifacts
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMatrix:
+    """The accuracy matrix of a run with its metrics, or why it cannot be read."""
+
+    run: Run
+    record: Record | None  # None if there is a problem
+    summary: Mapping[str, float]  # metric name to value, without undefined metrics
+    problem: str | None  # one line, NO_ROWS if rows are missing; None if there is a record
+    from_tag: bool  # True if the rows were read from the run's tag, not from its artifacts
+
+
+class RowConflictError(TrackingError):
+    """A row is already stored with other numbers; a stored row is never overwritten."""
 
 
 def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
-    """What changes with any byte of any row file of a run, and from run to run."""
+    """Return a hash of a run's id and row files, by file name."""
     hasher = hashlib.sha256(run_id.encode())
     for name, content in sorted(files.items()):
         hasher.update(f"\0{name}\0{len(content)}\0".encode() + content)
@@ -58,39 +71,38 @@ def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
 
 
 def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
-    """Row files, by name, as the text of a tag; None: there are none, or they do not fit."""
+    """Return a tag value that contains row files, or None if there are none or they do not fit."""
     content = json.dumps({name: file.decode() for name, file in files.items()}).encode()
-    text = hash_rows(run_id, files) + base64.b64encode(zlib.compress(content, 9)).decode()
-    return text if files and len(text) <= _LONGEST_TAG else None
+    value = hash_rows(run_id, files) + base64.b64encode(zlib.compress(content, 9)).decode()
+    return value if files and len(value) <= _MAX_TAG_LENGTH else None
 
 
-def read_matrix_tag(run_id: str, text: str | None) -> dict[str, bytes]:
-    """The row files in a run's tag; none where it is not there, damaged, or of another run."""
-    digest, packed = (text or "")[:32], (text or "")[32:]
+def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
+    """Return the row files in a run's matrix tag, by file name.
+
+    Returns an empty dict if the tag is missing, damaged, or was copied from another run.
+    """
+    digest, packed = (value or "")[:32], (value or "")[32:]
     try:
         content = zlib.decompressobj().decompress(
             base64.b64decode(packed, validate=True), MAX_RESULTS_BYTES
         )
-        found = json_texts(content, MAX_RESULTS_BYTES)
+        text_by_name = json_texts(content, MAX_RESULTS_BYTES)
     except (ValueError, zlib.error, RecordError):
         return {}
-    files = {name: file.encode() for name, file in found.items()}
+    files = {name: text.encode() for name, text in text_by_name.items()}
     return files if digest == hash_rows(run_id, files) else {}
 
 
-class RowConflictError(TrackingError):
-    """A row is stored already, and says something else; a stored row is never overwritten."""
-
-
 def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
-    """Store a row's file, unless the row is stored; replaces only a torn file.
+    """Store a row file, unless the row is stored already. Replaces a torn file.
 
-    Raises RowConflictError if the stored row has other numbers, or is of a newer format.
+    Raises RowConflictError if the stored row has other numbers, or a newer format.
     """
     run_id = run.info.run_id
     with mlflow_errors(f"store {name} of run {run_id}"):
         try:
-            stored = _put_or_read(client, run, name, content)
+            stored = _create_or_read(client, run, name, content)
             if stored is not None and is_torn_row(stored):
                 log_durably(client, run_id, content, f"{ROWS_FOLDER}/{name}")
                 return
@@ -99,11 +111,11 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
             problem = "with other numbers"
         except RecordError as error:
             problem = f"and cannot be compared ({error})"
-    raise RowConflictError(f"{name} of run {run_id} is stored already {problem}; it stays as it is")
+    raise RowConflictError(f"{name} of run {run_id} is stored already {problem}; it is kept")
 
 
 def is_torn_row(content: bytes) -> bool:
-    """Return True if a row's file is not JSON: a power cut left a part of it."""
+    """Return True if a row file is not JSON, because a power cut left only a part of it."""
     try:
         json_object(content, MAX_ROW_BYTES)
     except RecordError:
@@ -111,37 +123,41 @@ def is_torn_row(content: bytes) -> bool:
     return False
 
 
-def _put_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:
-    """Store a file where none is of its name; else give what is there."""
-    rows = ArtifactFolder(client, run, ROWS_FOLDER)
-    if rows.local is not None:
-        return None if create_durably(rows.local / name, content) else _content(rows.local / name)
-    if name not in rows.list_sizes():
+def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:
+    """Store a row file and return None, or return the content of a stored file of that name."""
+    folder = ArtifactFolder(client, run, ROWS_FOLDER)
+    if folder.local is not None:
+        file = folder.local / name
+        return None if create_durably(file, content) else _read_row_file(file)
+    if name not in folder.list_sizes():
         log_durably(client, run.info.run_id, content, f"{ROWS_FOLDER}/{name}")
         return None
-    with rows.open_scratch() as scratch:
-        return _content(rows.fetch_file(name, scratch))
+    with folder.open_scratch() as scratch:
+        return _read_row_file(folder.fetch_file(name, scratch))
 
 
-def is_same_row(one: bytes, other: bytes, name: str) -> bool:
-    """Whether two row files say the same, whenever they were written."""
-    (first,), (second,) = parse_rows({name: one}).values(), parse_rows({name: other}).values()
-    return first.row == second.row and first.dataset == second.dataset
+def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
+    """Return True if two row files have the same numbers and dataset, whatever their times."""
+    row, other_row = (RowRecord.from_json(c, source=name) for c in (content, other_content))
+    return row.row == other_row.row and row.dataset == other_row.dataset
 
 
 def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Names of the row files that a run holds, in row order, and their bytes where known."""
+    """Return row file name to size in bytes (None if unknown), in row order.
+
+    Raises RecordError if a row file is missing that the tracking store knows, or is too large.
+    """
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
-        found = _checked(ArtifactFolder(client, run, ROWS_FOLDER).list_sizes())
-    _refuse_lost_rows(run, found)
-    return found
+        sizes = _select_row_files(ArtifactFolder(client, run, ROWS_FOLDER).list_sizes())
+    _check_for_missing_rows(run, sizes)
+    return sizes
 
 
 def check_has_no_rows(client: MlflowClient, run: Run) -> None:
-    """Make sure that a run to be trained into holds no row yet."""
+    """Raise TrackingError if a run has rows, so that no second training contradicts them."""
     if rows := list(list_row_sizes(client, run)):
         raise TrackingError(
-            f"run {run.info.run_id} already holds {len(rows)} rows ({rows[0]} to {rows[-1]}); "
+            f"run {run.info.run_id} already contains {len(rows)} rows ({rows[0]} to {rows[-1]}); "
             "training into it again would contradict them: start a new run"
         )
 
@@ -149,82 +165,92 @@ def check_has_no_rows(client: MlflowClient, run: Run) -> None:
 def read_row_files(
     client: MlflowClient, run: Run, *, waiting: Collection[str] | None = ()
 ) -> dict[str, bytes]:
-    """Every row file of a run, in row order; *waiting* ones may be absent (None: any may be)."""
-    rows, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
+    """Return the row files of a run, by file name in row order.
+
+    Raises RecordError if a row file is missing that the tracking store knows, except for those
+    in *waiting*, which are not uploaded yet; with None, any row file may be missing.
+    """
+    folder, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
-        names = _checked(rows.list_sizes())
-    with rows.open_scratch() as scratch:
-        for name in names:
+        sizes = _select_row_files(folder.list_sizes())
+    with folder.open_scratch() as scratch:
+        for name in sizes:
             with mlflow_errors(f"read {name} of run {run.info.run_id}"):
-                files[name] = _content(rows.fetch_file(name, scratch))
+                files[name] = _read_row_file(folder.fetch_file(name, scratch))
     if waiting is not None:
-        _refuse_lost_rows(run, {*files, *waiting})
+        _check_for_missing_rows(run, {*files, *waiting})
     return files
 
 
 def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
-    """What row files, by name, say; nothing about them is trusted."""
+    """Parse row files, by file name. Raises RecordError if one is invalid."""
     return {name: RowRecord.from_json(content, source=name) for name, content in files.items()}
 
 
 def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:
-    """All rows of a run from its artifact store, by file name in row order."""
+    """Return all rows of a run from its artifacts, by file name in row order."""
     return parse_rows(read_row_files(client, run))
 
 
-def build_missing_rows_error(run: Run, what: str) -> RecordError:
-    """The refusal of a run whose artifacts lack something, as ``row_003.json``."""
+def build_missing_rows_error(run: Run, missing: str) -> RecordError:
+    """Return the error for a run without *missing* artifacts, such as ``row_003.json``."""
     return RecordError(
-        f"run {run.info.run_id} was stored with rows that its artifacts lack now ({what} in "
+        f"stored rows of run {run.info.run_id} are missing from its artifacts ({missing} in "
         f"{safe_repr(str(run.info.artifact_uri), 200)}): is a disk not mounted, or another "
-        "artifact store in its place? nothing was written; when it is back, run the same command "
-        "again"
+        "artifact store used? nothing was written; run the same command again when they are back"
     )
 
 
-def _refuse_lost_rows(run: Run, found: Collection[str]) -> None:
-    """Refuse an artifact folder that lacks rows of which the tracking store knows."""
+def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
+    """Raise RecordError if a row of the run's tags and metrics is not among its row files."""
     tags = run.data.tags
-    tagged = read_matrix_tag(run.info.run_id, tags.get(MATRIX_TAG))
-    if lost := sorted(set(tagged) - set(found)):
+    tagged = read_matrix_tag(run.info.run_id, tags.get(names.MATRIX_TAG))
+    if missing := sorted(set(tagged) - set(row_files)):
         raise build_missing_rows_error(
-            run, lost[0] if len(lost) == 1 else f"{lost[0]} to {lost[-1]}"
+            run, missing[0] if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
         )
-    was_scored = SCORED_TAG in tags or tags.get(ROWS_TAG) in ("complete", "partial")
-    is_training = tags.get(KIND_TAG) == KIND_TRAIN
-    has_points = is_training and any(map(is_bucket_series, run.data.metrics))
-    if not found and (was_scored or has_points):
-        raise build_missing_rows_error(run, "no row file is")
+    was_scored = names.SCORED_TAG in tags or tags.get(names.ROWS_TAG) in ("complete", "partial")
+    is_training = tags.get(names.KIND_TAG) == names.KIND_TRAIN
+    has_points = is_training and any(map(names.is_bucket_series, run.data.metrics))
+    if not row_files and (was_scored or has_points):
+        raise build_missing_rows_error(run, "all row files")
 
 
-def _content(path: Path) -> bytes:
-    """A file's bytes, no more than a row has, whatever a store said of its size."""
+def _read_row_file(path: Path) -> bytes:
+    """Return a file's content. Raises RecordError if it is larger than 1 MiB."""
     try:
         return read_bytes(path, MAX_ROW_BYTES)
     except RecordError as error:
         raise RecordError(f"{path.name} {error}; expected a row") from error
 
 
-def _checked(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
-    """The row files among files, in row order, once it is sure that each may be read."""
-    rows = {}
-    for name, size in sizes.items():
-        index = row_index(name)
-        if index is None:
-            continue
+def _select_row_files(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Return the row files among files, in row order. Raises RecordError if one is too large."""
+    row_by_name = {name: row for name in sizes if (row := row_index(name)) is not None}
+    for name in row_by_name:
+        size = sizes[name]
         if size is not None and size > MAX_ROW_BYTES:
             raise RecordError(f"{name} has {size} bytes; a row has at most 1 MiB")
-        rows[name] = index
-    return {name: sizes[name] for name in sorted(rows, key=rows.__getitem__)}
+    return {name: sizes[name] for name in sorted(row_by_name, key=row_by_name.__getitem__)}
 
 
 def load_stored_rows(
     client: MlflowClient, run: Run, *, read_files: bool | None = None
 ) -> StoredRows:
-    """The rows of a run, from its artifacts or, where all rows are in it, from its tag."""
+    """Load the rows of a run from its matrix tag or its artifacts.
+
+    Args:
+        client: client of the store.
+        run: run that MLflow returned.
+        read_files: False reads the tag if it contains all rows; True always reads artifacts.
+            None reads artifacts if they are on this machine.
+
+    Raises:
+        RecordError: a row is damaged or missing.
+        TrackingError: the store does not answer.
+    """
     run_id = run.info.run_id
-    tag = run.data.tags.get(MATRIX_TAG)
-    # Files of this machine's disk are read, unless somebody asks for the tag.
+    tag = run.data.tags.get(names.MATRIX_TAG)
     if not (is_local(run.info.artifact_uri) if read_files is None else read_files):
         packed = read_matrix_tag(run_id, tag)
         records = parse_rows(packed)
@@ -234,3 +260,35 @@ def load_stored_rows(
     return StoredRows(
         parse_rows(files), hash_rows(run_id, files), pack_matrix_tag(run_id, files), False
     )
+
+
+def read_matrices(
+    client: MlflowClient,
+    runs: Iterable[Run],
+    *,
+    metrics: Sequence[Metric] = METRICS,
+    read_files: bool | None = None,
+) -> Iterator[StoredMatrix]:
+    """Read the matrix of each run, in the order of the runs, with several threads.
+
+    A run that cannot be read has a *problem* in its result. For *read_files*, see
+    :func:`load_stored_rows`.
+    """
+    read = partial(_read_matrix, client, read_files, metrics)
+    yield from map_in_threads(read, runs, _NUM_THREADS)
+
+
+def _read_matrix(
+    client: MlflowClient, read_files: bool | None, metrics: Sequence[Metric], run: Run
+) -> StoredMatrix:
+    from_tag = False
+    try:
+        rows = load_stored_rows(client, run, read_files=read_files)
+        from_tag = rows.from_tag
+        if not rows.records:
+            return StoredMatrix(run, None, {}, NO_ROWS, from_tag)
+        record = assemble(rows.records)
+        summary = summarize(record.matrix, record.protocol, metrics)
+        return StoredMatrix(run, record, summary, None, from_tag)
+    except ClearError as error:
+        return StoredMatrix(run, None, {}, str(error), from_tag)

@@ -1,4 +1,4 @@
-"""Which runs are meant: by id, by a search that is read page by page, or by the environment."""
+"""Look up runs and experiments: by id, by a search, or by MLflow's environment variables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store import names
 from clear_mlflow.store.client import DEFAULT_EXPERIMENT_ID, mlflow_errors, retry_on_conflict
 
-# Runs that one request lists. A listed run takes 50 kB of memory, so a page of them 10 MB.
-_PAGE = 200
+# Runs per request: a listed run takes 50 kB of memory, a page 10 MB.
+_PAGE_SIZE = 200
 # Each condition joins a table; sqlite joins 64, and takes minutes to refuse hundreds.
-_MOST_CONDITIONS = 50
+_MAX_CONDITIONS = 50
 _AND = re.compile(r"\band\b", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 
 
 @dataclass(frozen=True)
 class MissingRun:
-    """A run that was asked for by its id, and is not there to be read."""
+    """A run that was requested by its id but does not exist, or is deleted."""
 
     run_id: str
     run_name: str
@@ -47,75 +47,88 @@ def select_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> Iterator[Run | MissingRun]:
-    """Runs by id, else of an experiment (None: of all), newest first; taken as they are needed."""
-    if named := tuple(dict.fromkeys(run_ids)):
-        found: Iterable[Run | MissingRun] = (_get(client, run_id) for run_id in named)
+    """Yield runs by id, or else the runs with rows of an experiment, newest first.
+
+    Args:
+        client: client of the store.
+        run_ids: ids of runs; a run that does not exist is yielded as a MissingRun.
+        experiment: name or id of an experiment, or None for all.
+        filter: MLflow search filter, ignored with *run_ids*.
+        unscored_only: skip runs that were scored.
+    """
+    runs: Iterable[Run | MissingRun]
+    if unique_ids := tuple(dict.fromkeys(run_ids)):
+        runs = (_get_run(client, run_id) for run_id in unique_ids)
     else:
         listed = search_runs(client, find_experiment_ids(client, experiment), filter or "")
-        found = (r for r in listed if r.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS)
-    return (run for run in found if not (unscored_only and _is_scored(run)))
+        runs = (r for r in listed if r.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS)
+    for run in runs:
+        is_scored = isinstance(run, Run) and names.SCORED_TAG in run.data.tags
+        if not (unscored_only and is_scored):
+            yield run
 
 
-def expand_run_id(client: MlflowClient, text: str) -> str:
-    """Return the id of the only run that starts with a text of 6 to 31 hexadecimal digits.
+def expand_run_id(client: MlflowClient, prefix: str) -> str:
+    """Return the id of the only run that starts with 6 to 31 hexadecimal digits.
 
-    Returns any other text unchanged. Raises TrackingError if several runs match.
+    Returns any other text, and a prefix without a run, unchanged. Raises TrackingError if several
+    runs match.
     """
-    if not re.fullmatch("[0-9a-f]{6,31}", text):
-        return text
+    if not re.fullmatch("[0-9a-f]{6,31}", prefix):
+        return prefix
     matches = [
-        *search_runs(client, find_experiment_ids(client), f"attributes.run_id LIKE '{text}%'")
+        *search_runs(client, find_experiment_ids(client), f"attributes.run_id LIKE '{prefix}%'")
     ]
     if len(matches) > 1:
         listed = ", ".join(
             safe_repr(f"{run.info.run_id} {run.info.run_name}") for run in matches[:10]
         )
-        raise TrackingError(f"{len(matches)} runs start with {text}; use more digits of {listed}")
-    return str(matches[0].info.run_id) if matches else text
+        raise TrackingError(f"{len(matches)} runs start with {prefix}; use more digits of {listed}")
+    return str(matches[0].info.run_id) if matches else prefix
 
 
-def _is_scored(run: Run | MissingRun) -> bool:
-    return isinstance(run, Run) and names.SCORED_TAG in run.data.tags
+def search_runs(
+    client: MlflowClient, experiment_ids: list[str], filter_string: str
+) -> Iterator[Run]:
+    """Yield all active runs that match an MLflow filter, newest first.
 
-
-def search_runs(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
-    """All active runs of experiments that MLflow's search finds, newest first."""
-    num_conditions = 1 + len(_AND.findall(_QUOTED.sub("", wanted)))
-    if num_conditions > _MOST_CONDITIONS:
+    Runs that start during the search do not shift its pages. Raises ConfigError if the filter has
+    more than 50 conditions.
+    """
+    num_conditions = 1 + len(_AND.findall(_QUOTED.sub("", filter_string)))
+    if num_conditions > _MAX_CONDITIONS:
         raise ConfigError(
-            f"filter has {num_conditions} conditions; expected at most {_MOST_CONDITIONS}, which "
+            f"filter has {num_conditions} conditions; expected at most {_MAX_CONDITIONS}, which "
             "is what databases can join: search for a tag that the runs share"
         )
-    # Pages of MLflow's own count from the newest run, and shift with each that is opened.
-    since: int | None = None
+    # MLflow's own pages count from the newest run and shift with each run that is opened.
+    latest_start: int | None = None
     token: str | None = None
-    at_since: set[str] = set()  # runs that were given already and that a next page may hold
+    ids_at_latest_start: set[str] = set()  # runs already yielded that the next page may repeat
     while True:
-        condition = "" if since is None else f"attributes.start_time <= {since}"
+        condition = "" if latest_start is None else f"attributes.start_time <= {latest_start}"
         with mlflow_errors("list the runs"):
             page = client.search_runs(
-                experiments,
-                filter_string=" and ".join(part for part in (wanted, condition) if part),
+                experiment_ids,
+                filter_string=" and ".join(part for part in (filter_string, condition) if part),
                 run_view_type=ViewType.ACTIVE_ONLY,
-                max_results=_PAGE,
+                max_results=_PAGE_SIZE,
                 order_by=["attributes.start_time DESC"],
                 page_token=token,
             )
-        for run in page:
-            if run.info.run_id not in at_since:
-                yield run
+        yield from (run for run in page if run.info.run_id not in ids_at_latest_start)
         if not page.token:
             return
-        last = page[-1].info.start_time
-        if last is None or last == since:
+        last_start = page[-1].info.start_time
+        if last_start is None or last_start == latest_start:
             token = page.token
         else:
-            since, token, at_since = last, None, set()
-        at_since |= {run.info.run_id for run in page if run.info.start_time == last}
+            latest_start, token, ids_at_latest_start = last_start, None, set()
+        ids_at_latest_start |= {r.info.run_id for r in page if r.info.start_time == last_start}
 
 
 def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
-    """The run that ``mlflow run -e ENTRY_POINT`` opened for this process, if it did."""
+    """Return the run that ``mlflow run -e ENTRY_POINT`` opened for this process, or None."""
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return None
@@ -124,80 +137,89 @@ def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
     return run if run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) == entry_point else None
 
 
-def tag_project_run(client: MlflowClient, kind: str) -> str | None:
-    """Tag the run that ``mlflow run -e KIND`` opened for a command that opens none; its id."""
-    run = get_project_run(client, kind)
+def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
+    """Tag the run that ``mlflow run -e ENTRY_POINT`` opened with the command that it runs.
+
+    Returns the run's id, or None if this process was not started by ``mlflow run``.
+    """
+    run = get_project_run(client, entry_point)
     if run is None:
         return None
     with mlflow_errors(f"tag run {run.info.run_id}"):
-        client.set_tag(run.info.run_id, names.KIND_TAG, kind)
+        client.set_tag(run.info.run_id, names.KIND_TAG, entry_point)
     return str(run.info.run_id)
 
 
-def get_or_create_experiment(client: MlflowClient, wanted: str | None = None) -> str:
-    """The id of the experiment to open runs in, made where absent; None: the environment's."""
-    name = wanted or MLFLOW_EXPERIMENT_NAME.get()
+def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> str:
+    """Return the id of an experiment, by default MLflow's from the environment.
+
+    Creates an experiment of that name if it does not exist.
+    """
+    name = name or MLFLOW_EXPERIMENT_NAME.get()
     if not name:
         return str(MLFLOW_EXPERIMENT_ID.get() or DEFAULT_EXPERIMENT_ID)
     if len(name) > 200 or not name.isprintable():
-        raise TrackingError("the experiment's name is no printable text of at most 200 characters")
+        raise TrackingError(
+            "the experiment's name is too long or not printable; expected at most 200 printable "
+            "characters"
+        )
 
-    def find_or_make() -> str:
+    def find_or_create() -> str:
         experiment = client.get_experiment_by_name(name)
         return str(experiment.experiment_id if experiment else client.create_experiment(name))
 
     with mlflow_errors("find the experiment"):
-        return retry_on_conflict(find_or_make)
+        return retry_on_conflict(find_or_create)
 
 
-def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
+def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
+        uri = client.tracking_uri
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            problem = mask_credentials(str(error), client.tracking_uri)
+            problem = mask_credentials(str(error), uri)
             raise TrackingError(f"cannot read run {run_id}: {problem}") from error
-        return MissingRun(
-            run_id,
-            run_id,
-            f"no such run in the tracking store {mask_credentials(client.tracking_uri)}",
-        )
+        problem = f"no such run in the tracking store {mask_credentials(uri)}"
+        return MissingRun(run_id, run_id, problem)
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
-        name = run.info.run_name or run_id
-        return MissingRun(run_id, name, "it is deleted; restore it first")
+        return MissingRun(run_id, run.info.run_name or run_id, "it is deleted; restore it first")
     return run
 
 
-def find_experiment_ids(client: MlflowClient, wanted: str | None = None) -> list[str]:
-    """Ids of all experiments, or of those of a name, else of an id."""
-    listed = _experiments(client)
-    if wanted is None:
-        return [e.experiment_id for e in listed]
-    if found := _of_name_or_id(listed, wanted):
-        return found
-    known = ", ".join(repr(e.name) for e in listed[:20])
+def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> list[str]:
+    """Return the ids of the experiments with a name or id, or of all experiments for None.
+
+    Raises TrackingError if no experiment matches.
+    """
+    experiments = _list_experiments(client)
+    if name_or_id is None:
+        return [e.experiment_id for e in experiments]
+    if matching_ids := _match_experiments(experiments, name_or_id):
+        return matching_ids
+    valid_names = ", ".join(repr(e.name) for e in experiments[:20])
     raise TrackingError(
-        f"no experiment has the name or id {safe_repr(wanted)} in "
-        f"{mask_credentials(client.tracking_uri)}; there are {known}"
+        f"no experiment has the name or id {safe_repr(name_or_id)} in "
+        f"{mask_credentials(client.tracking_uri)}; there are {valid_names}"
     )
 
 
-def has_experiment(client: MlflowClient, wanted: str) -> bool:
-    """Whether an experiment has this name or id."""
-    return bool(_of_name_or_id(_experiments(client), wanted))
+def has_experiment(client: MlflowClient, name_or_id: str) -> bool:
+    """Return True if an experiment has this name or id."""
+    return bool(_match_experiments(_list_experiments(client), name_or_id))
 
 
-def _of_name_or_id(listed: list[Experiment], wanted: str) -> list[str]:
+def _match_experiments(experiments: list[Experiment], name_or_id: str) -> list[str]:
     # A name takes precedence over an id: an experiment may be called "3".
-    found = [e.experiment_id for e in listed if e.name == wanted]
-    return found or [e.experiment_id for e in listed if e.experiment_id == wanted]
+    with_name = [e.experiment_id for e in experiments if e.name == name_or_id]
+    return with_name or [e.experiment_id for e in experiments if e.experiment_id == name_or_id]
 
 
-def _experiments(client: MlflowClient) -> list[Experiment]:
+def _list_experiments(client: MlflowClient) -> list[Experiment]:
     with mlflow_errors("list the experiments"):
         page = client.search_experiments(max_results=1000)
-        listed = list(page)
+        experiments = list(page)
         while page.token:
             page = client.search_experiments(max_results=1000, page_token=page.token)
-            listed += page
-    return listed
+            experiments += page
+    return experiments

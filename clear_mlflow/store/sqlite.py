@@ -1,4 +1,4 @@
-"""What several programs do at the same moment to one store."""
+"""Locks for sqlite stores that several processes open or write at the same time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 
 from clear_mlflow.core.durable import flush_folder
 
-# MLflow writes to a database many times a second while it sets it up; on a machine with other work
-# a pause of three seconds was seen.
+# MLflow writes to a database many times a second while it sets it up, but a busy machine caused a
+# pause of three seconds.
 _ABANDONED_SECONDS = 10.0
 
 
 @contextmanager
 def lock_store_opening(tracking_uri: str) -> Iterator[None]:
-    """Hold a lock while a store's sqlite database is opened; a new one is set up first."""
-    # MLflow sets a new database up in the first call of each process: of several at once all but
-    # one fail, and one that is killed leaves what no later one can open (mlflow 3.17).
+    """Lock an sqlite store while the caller opens it, and set up a missing database."""
+    # MLflow sets up a new database in the first call of each process. If several do it at once, all
+    # but one fail; one that is killed leaves a database that cannot be opened (mlflow 3.17).
     database = get_sqlite_path(tracking_uri)
     if database is None:
         yield
@@ -35,22 +35,25 @@ def lock_store_opening(tracking_uri: str) -> Iterator[None]:
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
         lock = lock_file.open("wb")
-    except OSError:  # a folder that cannot be written: nothing is set up or upgraded there
+    except OSError:  # in a folder that is not writable, nothing is set up or upgraded
         yield
         return
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not database.exists():
-            _set_up(database)
+            _create_database(database)
         _wait_until_set_up(database)
         yield
-        # Whoever waits for this lock, or makes a new one, finds a database that is set up.
+        # The next process to lock, even with a new lock file, finds a database that is set up.
         lock_file.unlink(missing_ok=True)
 
 
 @contextmanager
 def lock_store_writes(tracking_uri: str) -> Iterator[None]:
-    """One thread of one process of this user and machine at a time, of an sqlite store alone."""
+    """Let only one thread of this user on this machine write to an sqlite store at a time.
+
+    Does nothing for any other store.
+    """
     database = get_sqlite_path(tracking_uri)
     if database is None:
         yield
@@ -66,7 +69,7 @@ def lock_store_writes(tracking_uri: str) -> Iterator[None]:
 
 
 def get_sqlite_path(tracking_uri: str) -> Path | None:
-    """The file of an sqlite store; None for any other store.
+    """Return the database file of an sqlite store, or None for any other store.
 
     >>> get_sqlite_path("sqlite:////data/mlflow.db"), get_sqlite_path("http://127.0.0.1:5000")
     (PosixPath('/data/mlflow.db'), None)
@@ -89,16 +92,15 @@ def name_sqlite_driver(tracking_uri: str) -> str:
     return tracking_uri
 
 
-def _set_up(database: Path) -> None:
-    """Set up an empty database beside its place, and move it there."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # a server needs none
+def _create_database(database: Path) -> None:
+    """Set up an empty database under a temporary name, then rename it."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # slow to import
 
     unfinished = database.with_name(f"{database.name}.new")
-    unfinished.unlink(missing_ok=True)  # of a process that was killed
+    unfinished.unlink(missing_ok=True)  # left by a process that was killed
     uri = name_sqlite_driver(f"sqlite:///{quote(str(unfinished))}")
-    store = SqlAlchemyStore(uri, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
-    store.engine.dispose()
-    # MLflow's own server takes no lock: what it has begun meanwhile stays.
+    SqlAlchemyStore(uri, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
+    # MLflow's server takes no lock: keep a database that it has created meanwhile.
     if database.exists():
         unfinished.unlink()
     else:
@@ -107,10 +109,12 @@ def _set_up(database: Path) -> None:
 
 
 def _wait_until_set_up(database: Path) -> None:
-    """Wait for a program that takes no lock, such as MLflow's server, to set up a database."""
-    # MLflow writes the experiment Default last.
+    """Wait for a program that takes no lock, such as MLflow's server, to set up a database.
+
+    Returns as well if nothing was written to the database for 10 seconds.
+    """
     written, since = 0, time.monotonic()
-    while not _has_an_experiment(database):
+    while not _has_experiment(database):
         if written != (written := database.stat().st_mtime_ns):
             since = time.monotonic()
         elif time.monotonic() - since > _ABANDONED_SECONDS:
@@ -118,11 +122,12 @@ def _wait_until_set_up(database: Path) -> None:
         time.sleep(0.1)
 
 
-def _has_an_experiment(database: Path) -> bool:
+def _has_experiment(database: Path) -> bool:
+    """Return True if a database has an experiment, which MLflow creates last."""
     try:
         with closing(
             sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
-        ) as opened:
-            return opened.execute("SELECT 1 FROM experiments LIMIT 1").fetchone() is not None
-    except sqlite3.Error:  # no such table yet; or no database of MLflow's at all
+        ) as connection:
+            return connection.execute("SELECT 1 FROM experiments LIMIT 1").fetchone() is not None
+    except sqlite3.Error:  # the table does not exist yet, or it is not a database of MLflow
         return False

@@ -1,7 +1,7 @@
-"""What a training resumes from, as artifacts of its run: two files after each row.
+"""Training states in a run's artifacts, from which a training resumes: two files after each row.
 
-The state is stored first, then a manifest with its size and hash: what has no manifest, or does not
-match it, was cut off. The state of the row before stays until both files of the next one are there.
+The state is stored first, then a manifest with its size and hash. A state whose manifest is missing
+or does not match is incomplete. The previous state is kept until both files of the next one exist.
 """
 
 from __future__ import annotations
@@ -35,128 +35,137 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is known of a state without reading it."""
+    """The metadata of a training state."""
 
-    row: int  # the last row that was measured
-    written_at: str  # the time that is written into that row's file
-    size: int  # of the state's file, bytes
-    sha256: str  # of the state's file, hexadecimal
+    row: int  # row that was measured last
+    written_at: str  # time in the file of that row
+    size: int  # bytes in the state's file
+    sha256: str  # hash of the state's file, hexadecimal
     data: Mapping[str, Any]  # what identifies the dataset; see resume.data_of
     package_version: str
-    torch_version: str  # another one may round differently
+    torch_version: str  # another version may round differently
 
     def to_json(self) -> str:
-        """The text of the manifest's file."""
+        """Return the text of the manifest's file."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> Manifest:
-        """Read what :meth:`to_json` wrote; nothing is trusted, later fields are ignored."""
+        """Parse and validate what :meth:`to_json` wrote, ignoring unknown fields.
+
+        Raises StateError, which starts with the file name *source*, if the text is invalid.
+        """
         try:
             document = json_object(text, MAX_MANIFEST_BYTES)
             if document.get("format") != FORMAT:
                 raise RecordError(f"expected format {FORMAT}")
-            found: Manifest = convert(document, cls)
-            return found
+            manifest: Manifest = convert(document, cls)
+            return manifest
         except RecordError as error:
-            raise StateError(f"{source} is no manifest of a training state: {error}") from error
+            raise StateError(f"{source} is not a manifest of a training state: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
 class StoredState:
-    """A whole state, and where this machine can read it."""
+    """A complete state in a file of this machine."""
 
     manifest: Manifest
     file: Path
 
 
-def state_names(row: int) -> tuple[str, str]:
-    """Names of the files of the state after a row, the manifest last."""
-    return names.format_model_file_name(row), f"after_{row:03d}.json"
-
-
 def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
-    """Store a state; when this returns, it is whole."""
-    file, manifest_file = state_names(manifest.row)
+    """Store a state and then its manifest, both durably."""
+    state_file, manifest_file = _format_file_names(manifest.row)
+    files = {state_file: content, manifest_file: manifest.to_json().encode()}
     with mlflow_errors(f"store the training state of run {run_id}"):
-        for name, what in ((file, content), (manifest_file, manifest.to_json().encode())):
-            log_durably(client, run_id, what, f"{names.STATE_FOLDER}/{name}")
+        for name, file_content in files.items():
+            log_durably(client, run_id, file_content, f"{names.STATE_FOLDER}/{name}")
 
 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:
-    """Remove the states *before* a row, or all; where the store cannot delete, they stay."""
-    # The first reason not to is also the last: nothing depends on it, and some stores cannot.
+    """Remove the states of the rows *before* a row, or all for None, and ignore errors.
+
+    Some stores cannot delete, and nothing depends on the removal.
+    """
     with suppress(Exception):
-        states = ArtifactFolder(client, run, names.STATE_FOLDER)
-        # Each manifest before its state: what is half removed is then no state.
-        for name in sorted(_listed(run, states)):
-            row = _row_of(name)
+        folder = ArtifactFolder(client, run, names.STATE_FOLDER)
+        # Sorted, each manifest precedes its state: a state that is half removed is not complete.
+        for name in sorted(_list_files(run, folder)):
+            row = _parse_row(name)
             if row is not None and (before is None or row < before):
-                states.repository.delete_artifacts(name)
-        if before is None and states.local is not None:
-            states.local.rmdir()  # MLflow would show it, with nothing in it
+                folder.repository.delete_artifacts(name)
+        if before is None and folder.local is not None:
+            folder.local.rmdir()  # MLflow would show the empty folder
 
 
 def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
-    """The rows that states with a manifest are stored of, ascending; whether whole is not known."""
-    return _with_manifest(_listed(run, ArtifactFolder(client, run, names.STATE_FOLDER)))
+    """Return the rows of the states that have a manifest, ascending, without reading them."""
+    return _select_rows(_list_files(run, ArtifactFolder(client, run, names.STATE_FOLDER)))
 
 
 def read_newest_state(
-    client: MlflowClient, run: Run, folder: Path
+    client: MlflowClient, run: Run, scratch: Path
 ) -> tuple[StoredState | None, list[str]]:
-    """The newest whole state, brought into *folder*, and what is wrong with each newer one."""
-    states = ArtifactFolder(client, run, names.STATE_FOLDER)
-    sizes = _listed(run, states)
+    """Return the newest complete state or None, and the problems of newer states.
+
+    The state is downloaded to *scratch* unless it is on this machine.
+    """
+    folder = ArtifactFolder(client, run, names.STATE_FOLDER)
+    sizes = _list_files(run, folder)
     problems: list[str] = []
-    for row in reversed(_with_manifest(sizes)):
+    for row in reversed(_select_rows(sizes)):
         try:
-            return _read_state(run, row, states, sizes, folder), problems
+            return _read_state(run, row, folder, sizes, scratch), problems
         except StateError as error:
             problems.append(str(error))
     return None, problems
 
 
 def _read_state(
-    run: Run, row: int, states: ArtifactFolder, sizes: Mapping[str, int | None], folder: Path
+    run: Run, row: int, folder: ArtifactFolder, sizes: Mapping[str, int | None], scratch: Path
 ) -> StoredState:
-    name, manifest_name = state_names(row)
+    name, manifest_name = _format_file_names(row)
     size = sizes[manifest_name]
     if size is not None and size > MAX_MANIFEST_BYTES:
         raise StateError(f"{manifest_name} has {size} bytes; a manifest has at most 1 MiB")
     with mlflow_errors(f"read {manifest_name} of run {run.info.run_id}"):
-        content = states.fetch_file(manifest_name, folder).read_bytes()
+        content = folder.fetch_file(manifest_name, scratch).read_bytes()
     manifest = Manifest.from_json(content, source=manifest_name)
     if manifest.row != row or not 0 < manifest.size <= MAX_STATE_BYTES:
         raise StateError(
-            f"{manifest_name} is of row {manifest.row} and {manifest.size} bytes; expected row "
+            f"{manifest_name} names row {manifest.row} and {manifest.size} bytes; expected row "
             f"{row} and at most {MAX_STATE_BYTES >> 30} GiB"
         )
     with mlflow_errors(f"read {name} of run {run.info.run_id}"):
-        file = states.fetch_file(name, folder)
-    found = sha256_of(file)
-    if found != manifest.sha256 or file.stat().st_size != manifest.size:
+        file = folder.fetch_file(name, scratch)
+    sha256 = sha256_of(file)
+    if sha256 != manifest.sha256 or file.stat().st_size != manifest.size:
         raise StateError(
-            f"{name} is damaged: its hash is {found}, its manifest says {manifest.sha256[:64]!r}"
+            f"{name} is damaged: its hash is {sha256}; expected {manifest.sha256[:64]!r}"
         )
     return StoredState(manifest, file)
 
 
-def _listed(run: Run, states: ArtifactFolder) -> dict[str, int | None]:
-    """Names of the files in the state folder that are of a state, and their bytes where known."""
+def _list_files(run: Run, folder: ArtifactFolder) -> dict[str, int | None]:
+    """Return file name to size in bytes (None if unknown), for states and manifests."""
     with mlflow_errors(f"list the training states of run {run.info.run_id}"):
-        found = states.list_sizes()
-    found = {name: size for name, size in found.items() if _row_of(name) is not None}
-    if len(found) > MAX_STATES:
-        raise TrackingError(f"run {run.info.run_id} holds {len(found)} files of training states")
-    return found
+        sizes = folder.list_sizes()
+    sizes = {name: size for name, size in sizes.items() if _parse_row(name) is not None}
+    if len(sizes) > MAX_STATES:
+        raise TrackingError(f"run {run.info.run_id} has {len(sizes)} files of training states")
+    return sizes
 
 
-def _with_manifest(listed: Mapping[str, object]) -> tuple[int, ...]:
-    """The rows of whose states both files are there, ascending."""
-    rows = {row for name in listed if (row := _row_of(name)) is not None}
-    return tuple(sorted(row for row in rows if set(state_names(row)) <= listed.keys()))
+def _select_rows(files: Mapping[str, object]) -> tuple[int, ...]:
+    """Return the rows with both a state and a manifest, ascending."""
+    rows = {row for name in files if (row := _parse_row(name)) is not None}
+    return tuple(sorted(row for row in rows if files.keys() >= {*_format_file_names(row)}))
 
 
-def _row_of(name: str) -> int | None:
+def _format_file_names(row: int) -> tuple[str, str]:
+    """Return the names of the state and the manifest of a row."""
+    return names.format_model_file_name(row), f"after_{row:03d}.json"
+
+
+def _parse_row(name: str) -> int | None:
     return names.parse_model_file_name(re.sub(r"\.json$", ".safetensors", name))

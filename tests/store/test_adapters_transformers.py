@@ -109,7 +109,7 @@ def test_a_metric_that_is_not_there_is_named(store, experiment_id, tmp_path):
     """With what there is."""
     _, test = buckets()
     callback = MLflowAccuracyMatrix(KEYS, metric="top1")
-    with pytest.raises(ConfigError, match=r"gave no 'top1' \(there is accuracy, loss, "):
+    with pytest.raises(ConfigError, match=r"returned no 'top1' \(there is accuracy, loss, "):
         trainer(callback, tmp_path, Model()).evaluate(test)
     assert not store.search_runs([experiment_id])
 

@@ -138,7 +138,7 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
     """A paper's supplement: all runs with rows, by a command; what they share is stored once."""
     monkeypatch.chdir(tmp_path)
     runs = [kept_run(store, experiment_id) for _ in range(8)]
-    store.create_run(experiment_id)  # holds no rows
+    store.create_run(experiment_id)  # contains no rows
     (name,) = (e.name for e in store.search_experiments() if e.experiment_id == experiment_id)
     result = CliRunner().invoke(main, ["export", "--experiment", name, "paper.tar.xz"])
     assert (result.exit_code, result.output) == (0, "written to paper.tar.xz\n")

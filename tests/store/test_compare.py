@@ -160,7 +160,7 @@ def test_runs_without_rows(store, experiment_id, runs):
     assert "Left out: empty" in result.output
     result = invoke(empty.info.run_id)
     assert result.exit_code == 2
-    assert "holds no rows" in result.output
+    assert "contains no rows" in result.output
 
 
 def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):

@@ -130,7 +130,7 @@ def test_a_stored_row_is_never_overwritten(store, experiment_id):
         row_texts([[0] * 4 for _ in FOUR_BUCKETS])[name],
         row_texts(digest="sha256:" + "cd" * 32)[name],  # as many right, of other images
     ):
-        with pytest.raises(RowConflictError, match=r"row_002.json of run .* stays as it is"):
+        with pytest.raises(RowConflictError, match=r"row_002.json of run .* it is kept"):
             store_row(store, run, name, other.encode())
     assert [path.read_bytes() for path in rows_folder(run).iterdir()] == [first]
 

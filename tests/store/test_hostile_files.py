@@ -17,7 +17,7 @@ from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import read_config_file
-from clear_mlflow.store.rows import _content
+from clear_mlflow.store.rows import _read_row_file
 from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
 
 
@@ -28,7 +28,7 @@ def evaluate(run) -> str:
 def test_a_row_that_is_read_is_read_up_to_its_bound():
     """A file that grows after it was listed, or that has no end, is not read to its end."""
     with pytest.raises(RecordError, match="larger than 1 MiB; expected a row"):
-        _content(Path("/dev/zero"))
+        _read_row_file(Path("/dev/zero"))
 
 
 def test_a_row_of_very_many_buckets_is_refused(store, experiment_id):

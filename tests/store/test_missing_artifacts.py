@@ -23,7 +23,7 @@ from clear_mlflow.tracking.resume import has_rows, read_resume_point
 from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
-LOST = "was stored with rows that its artifacts lack now"
+MISSING = "are missing from its artifacts"
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, t
     chosen = select_runs(store, run_ids=(run_id,))
     (verdict,) = rescore_runs(store, chosen, explicit=named, dry_run=False)
     assert (verdict.action, verdict.is_problem) == ("failed", True)
-    assert LOST in verdict.detail
+    assert MISSING in verdict.detail
     assert known(store, run_id) == before
     assert before[1][names.ROWS_TAG] == "complete"
     assert not files_below(tmp_path / "artifacts")
@@ -77,7 +77,7 @@ def test_commands_say_so_in_one_line(store, trained, unmount):
         done = CliRunner().invoke(main, [*command, trained.info.run_id])
         assert done.exit_code == 2
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-        assert LOST in line
+        assert MISSING in line
         assert "is a disk not mounted" in line
 
 
@@ -88,10 +88,10 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
         store.delete_tag(run_id, tag)
     before = known(store, run_id)
     unmount()
-    with pytest.raises(RecordError, match=LOST):
+    with pytest.raises(RecordError, match=MISSING):
         has_rows(store, run_id)
     (verdict,) = rescore_runs(store, select_runs(store), explicit=False, dry_run=False)
-    assert LOST in verdict.detail
+    assert MISSING in verdict.detail
     assert known(store, run_id) == before
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experi
         tracked.log_row(next(iter(training.rows())))
     assert not histories(store, run.info.run_id)
     unmount()
-    with pytest.raises(RecordError, match=LOST):
+    with pytest.raises(RecordError, match=MISSING):
         list_row_sizes(store, store.get_run(run.info.run_id))
 
 
@@ -140,9 +140,9 @@ def test_no_training_goes_into_it(store, trained, unmount, tmp_path):
     run_id = trained.info.run_id
     points = histories(store, run_id)
     unmount()
-    with pytest.raises(RecordError, match=LOST):
+    with pytest.raises(RecordError, match=MISSING):
         read_resume_point(store, run_id, tmp_path)
-    with mlflow.start_run(run_id=run_id), pytest.raises(RecordError, match=LOST):
+    with mlflow.start_run(run_id=run_id), pytest.raises(RecordError, match=MISSING):
         train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     assert histories(store, run_id) == points
     assert store.get_run(run_id).data.tags[names.ROWS_TAG] == "complete"
@@ -155,7 +155,7 @@ def test_a_row_that_is_gone_is_named(store, trained):
     (verdict,) = rescore_runs(
         store, [store.get_run(trained.info.run_id)], explicit=True, dry_run=False
     )
-    assert f"{LOST} (row_002.json in" in verdict.detail
+    assert f"{MISSING} (row_002.json in" in verdict.detail
     assert known(store, trained.info.run_id) == before
 
 
@@ -164,7 +164,7 @@ def test_missing_rows_are_named_from_the_first_to_the_last(store, trained):
     for row in range(4):
         (rows_folder(trained) / f"row_00{row}.json").unlink()
     (result,) = clear_mlflow.evaluate([trained.info.run_id])
-    assert f"{LOST} (row_000.json to row_003.json in" in result.detail
+    assert f"{MISSING} (row_000.json to row_003.json in" in result.detail
 
 
 def test_rows_that_are_added_to_a_scored_run_are_not_missing(store, experiment_id):
@@ -191,5 +191,5 @@ def test_a_row_of_a_matrix_too_large_for_a_tag_is_missed(store, experiment_id):
     (verdict,) = rescore_runs(
         store, [store.get_run(run.info.run_id)], explicit=False, dry_run=False
     )
-    assert f"{LOST} (row_090.json in" in verdict.detail
+    assert f"{MISSING} (row_090.json in" in verdict.detail
     assert known(store, run.info.run_id) == before

@@ -83,13 +83,15 @@ def test_runs_are_found_as_mlflow_finds_them(store, experiment_id):
 
 def test_a_run_without_rows_says_so(store, experiment_id):
     run = loaded(store.create_run(experiment_id))
-    with pytest.raises(RecordError, match="holds no rows"):
+    with pytest.raises(RecordError, match="contains no rows"):
         run.matrix  # noqa: B018
-    assert str(run) == f"{run.name} RUNNING: run {run.run_id} holds no rows of an accuracy matrix"
+    assert (
+        str(run) == f"{run.name} RUNNING: run {run.run_id} contains no rows of an accuracy matrix"
+    )
     assert f">{run}<" in run._repr_html_()
     shown = CliRunner().invoke(main, ["show", run.run_id])
     assert (shown.exit_code, shown.stdout) == (2, "")
-    assert "holds no rows" in shown.stderr
+    assert "contains no rows" in shown.stderr
 
 
 def test_a_notebook_shows_matrix_metrics_and_links(result):

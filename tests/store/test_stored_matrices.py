@@ -19,8 +19,7 @@ from trainings import FOUR_BUCKETS
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.store.client import map_in_threads
-from clear_mlflow.store.matrices import read_matrices
-from clear_mlflow.store.rows import hash_rows, pack_matrix_tag, read_matrix_tag
+from clear_mlflow.store.rows import hash_rows, pack_matrix_tag, read_matrices, read_matrix_tag
 from clear_mlflow.store.search import select_runs
 
 ROWS = {name: text.encode() for name, text in row_texts().items()}
@@ -111,7 +110,7 @@ def test_a_run_without_a_matrix_says_why(store, experiment_id):
     damaged, empty = matrices(store)
     assert (damaged.record, empty.record) == (None, None)
     assert "row_001.json" in damaged.problem
-    assert empty.problem == "holds no rows of an accuracy matrix"
+    assert empty.problem == "contains no rows of an accuracy matrix"
 
 
 def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):

@@ -237,7 +237,7 @@ def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, m
 def test_what_is_no_manifest_is_refused(change):
     """A field of another type, or another format."""
     told = {**json.loads(manifest(1, b"s").to_json()), **change}
-    with pytest.raises(StateError, match="is no manifest of a training state"):
+    with pytest.raises(StateError, match="is not a manifest of a training state"):
         Manifest.from_json(json.dumps(told), source="m")
 
 

@@ -203,7 +203,7 @@ def test_training_that_failed_before_its_first_row_says_so(store, experiment_id)
 def test_a_run_that_is_named_and_finished_is_left_as_it_is(store, finished, monkeypatch):
     """A scheduler that names an old run again does not turn it into a failed one."""
     monkeypatch.setenv("MLFLOW_RUN_ID", finished.info.run_id)
-    with pytest.raises(TrackingError, match="already holds 5 rows"):
+    with pytest.raises(TrackingError, match="already contains 5 rows"):
         train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
     after = store.get_run(finished.info.run_id)
     assert after.info.status == "FINISHED"
