@@ -24,8 +24,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME, M
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.api.bundle import is_bundle
-from clear_mlflow.api.load import Runs, chosen, open_store, those_there
-from clear_mlflow.api.run import Run as ApiRun
+from clear_mlflow.api.load import Run as ApiRun
+from clear_mlflow.api.load import Runs, choose_runs, list_existing, open_store
 from clear_mlflow.comparison.arrangement import arrange, default_group_by, only_score
 from clear_mlflow.comparison.arrangement import at_equal as select_equal_runs
 from clear_mlflow.comparison.build import Comparison
@@ -218,7 +218,7 @@ def compare_chosen_runs(
         all_metrics[ranking.name] = replace(ranking, higher_is_better=not lower_is_better)
     client = open_store()
     project_run_id = tag_project_run(client, names.KIND_COMPARE) if log else None
-    selected, are_named = chosen(client, runs, filter=filter)
+    selected, are_named = choose_runs(client, runs, filter=filter)
     selected_runs = list(selected)
     compared = read_comparison(
         client,
@@ -312,7 +312,7 @@ def read_comparison(
     subjects: list[Subject] = []
     rowless: list[RowlessRun] = []
     warnings: list[str] = []
-    existing_runs = those_there(runs, "compare")
+    existing_runs = list_existing(runs, "compare")
     bundles = {run.info.run_id: run for run in existing_runs if is_bundle(run)}
     for stored in read_matrices(client, existing_runs, metrics=metrics, read_files=read_files):
         run, record = stored.run, stored.record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clear_mlflow.api.bundle import ARCHIVE, write_bundles
-from clear_mlflow.api.load import Runs, chosen, open_store, those_there
+from clear_mlflow.api.load import Runs, choose_runs, list_existing, open_store
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store.matrices import NO_ROWS, read_matrices
@@ -37,8 +37,8 @@ def export(
     if Path(to).suffix in {".gz", ".tar", ".tgz", ".zip"}:
         raise ConfigError(f"to is {safe_repr(str(to), 200)}; name a folder, or a file in {ARCHIVE}")
     client = open_store()
-    found, named = chosen(client, runs, filter=filter)
-    there = those_there(found, "export")
+    found, named = choose_runs(client, runs, filter=filter)
+    there = list_existing(found, "export")
     if (
         not named
     ):  # of an experiment, a sweep and its comparison are none of the runs that are meant

@@ -17,7 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.import_ import build_records
-from clear_mlflow.api.load import Runs, chosen, open_store
+from clear_mlflow.api.load import Runs, choose_runs, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, measured_split
@@ -114,7 +114,7 @@ def rescore_chosen_runs(
         options = ReadOptions(scale=rows_scale, future=rows_future, score=score)
         prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
     client = open_store()
-    selected_runs, are_named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
+    selected_runs, are_named = choose_runs(client, runs, filter=filter, unscored_only=unscored_only)
     project_run_id = tag_project_run(client, names.KIND_EVALUATE)
     outcomes: list[dict[str, object]] = []
     for result in rescore_runs(

@@ -16,7 +16,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.api.live import NotebookProgress, in_notebook
+from clear_mlflow.api.live import NotebookProgress, is_notebook
 from clear_mlflow.cli import main
 from clear_mlflow.comparison.tables import _powers
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
@@ -232,7 +232,7 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
             clear_mlflow.compare(experiment_id, margin=margin, log=False)
     with pytest.raises(TrackingError, match="cannot read run 0000"):
         clear_mlflow.runs("0" * 32)
-    with pytest.raises(ConfigError, match="runs holds 5; expected runs, their ids, or paths"):
+    with pytest.raises(ConfigError, match="runs contains 5; expected runs, their ids, or paths"):
         clear_mlflow.load(5)
     with pytest.raises(ConfigError, match=r"rank_by.*'nope', which no run defines"):
         clear_mlflow.compare(experiment_id, rank_by="nope", log=False)
@@ -256,10 +256,10 @@ class Shown:
 
 def test_the_matrix_grows_row_by_row():
     """Each row is shown when it is measured, under streaming without what is no evidence."""
-    assert not in_notebook()
+    assert not is_notebook()
     for protocol, cells in (("iid", 4), ("streaming", 3)):
         progress, shown = NotebookProgress(protocol), Shown()
-        progress._handle = shown
+        progress._display = shown
         progress.bucket_started("<i>", position=0, num_buckets=4)
         assert "bucket &lt;i&gt;: 1 of 4" in shown.texts[-1]
         keys = ("1", "2", "3", "4")
