@@ -36,7 +36,7 @@ from clear_mlflow.store.lease import (
     wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
-from clear_mlflow.tracking.resume import claim
+from clear_mlflow.tracking.resume import claim_run
 from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 
@@ -188,7 +188,7 @@ def test_a_claim_from_the_future_does_not_block_a_run_for_ever(store, experiment
     at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
     run = store.create_run(experiment_id)
     store.log_param(run.info.run_id, "resumed/1", format_foreign_lease(renewed_at=at))
-    assert claim(store, store.get_run(run.info.run_id)) == 2
+    assert claim_run(store, store.get_run(run.info.run_id)) == 2
 
 
 def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experiment_id):
