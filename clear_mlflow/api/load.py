@@ -13,7 +13,7 @@ from mlflow.entities import Run as MlflowRun
 from clear_mlflow.api.bundle import ARCHIVE, bundles_in, drop_copies, read_bundles
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.core.text import ExperimentName, safe_repr
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.store.client import MlflowClient, is_missing_store, preflight, set_up_mlflow
 from clear_mlflow.store.matrices import read_matrices
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
@@ -94,14 +94,15 @@ def chosen(
     if of is None and filter is None and not unscored_only:
         raise ConfigError(
             "no runs are chosen; name runs or an experiment, or pass filter=TEXT, or, to evaluate, "
-            "only=unscored (in Python unscored_only=True) for all runs that lack a score"
+            "unscored_only=True for all runs that lack a score"
         )
     if of is None:
         return select_runs(client, filter=filter, unscored_only=unscored_only), False
     ids: list[str] = []
     bundled: list[MlflowRun] = []
     experiments: list[str] = []
-    for name in [of] if isinstance(of, (Run, Path, str)) else of:
+    names_of_runs = [of] if isinstance(of, (Run, Path, str)) else list(of)
+    for name in names_of_runs:
         if isinstance(name, Run):
             if name.is_bundle:
                 bundled.append(name.entity)
@@ -120,7 +121,7 @@ def chosen(
             raise ConfigError(
                 f"{safe_repr(str(name), 200)} is no bundle, nor a folder that holds any"
             )
-        elif (run_id := expand_run_id(client, name)) == name == of:
+        elif (run_id := expand_run_id(client, name)) == name and len(names_of_runs) == 1:
             experiments.append(name)  # reported with the names of all experiments
         else:
             ids.append(run_id)
@@ -138,6 +139,4 @@ def chosen(
 
 
 def _is_experiment(client: MlflowClient, text: str) -> bool:
-    if isinstance(text, ExperimentName):
-        return True
     return not is_missing_store(client.tracking_uri) and has_experiment(client, text)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clear_mlflow.cli.help import Command, Option, spell_options
-from clear_mlflow.cli.interrupt import stoppable
-from clear_mlflow.cli.options import METRICS, json_option, names, option
+from clear_mlflow.cli.options import METRICS, json_option, names, option, wants_json
 from clear_mlflow.cli.output import console, plain_table, print_json, print_places
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.score import ACCURACY, Score
@@ -22,6 +21,7 @@ from clear_mlflow.importers import FORMATS, Reading
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
+from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
     from clear_mlflow.api.import_ import ImportedFile
@@ -181,7 +181,6 @@ def import_runs(
     score: str,
     lower_is_better: bool,
     again: bool,
-    as_json: bool,
     **said: Any,
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
@@ -200,13 +199,13 @@ def import_runs(
 
     set_up_mlflow()
     found: list[ImportedFile] = []
-    with stoppable() as received, suppress(KeyboardInterrupt):
+    with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
         client = preflight(experiment=experiment)
         importer = Importer(client, experiment, ImportMetadata(**said), again=again)
         for one in importer.files(map(Path, paths), reading, kind=kind, name=name):
             found.append(one)
-    _show(found, as_json=as_json, stopped=bool(received))
-    if not as_json and (made := [one.run_id for one in found if one.run_id]):
+    _show(found, as_json=wants_json(), stopped=bool(received))
+    if not wants_json() and (made := [one.run_id for one in found if one.run_id]):
         print_places(client, made)
     if received:
         sys.exit(128 + received[0])
@@ -214,19 +213,19 @@ def import_runs(
         sys.exit(2)
 
 
-def _show(found: list[ImportedFile], *, as_json: bool, stopped: bool) -> None:
+def _show(found: list[ImportedFile], *, stopped: bool) -> None:
     from clear_mlflow.api.import_ import FAILED
 
     counts = Counter(one.outcome for one in found)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
-        if as_json:
+        if wants_json():
             print_json({"files": [asdict(one) for one in found]})
         elif found:
             lines = ([text or "" for text in astuple(one)] for one in found)
             console().print(plain_table(("file", "run", "name", "verdict", "detail"), lines))
         rest = "; stopped: the same command does the rest" if stopped else ""
-        if not as_json:
+        if not wants_json():
             click.echo(f"\n{summary or 'no files'}{rest}")
     for one in found:
         if one.outcome == FAILED:

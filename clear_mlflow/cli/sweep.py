@@ -18,6 +18,7 @@ from clear_mlflow.cli.options import (
     engine_options,
     json_option,
     option,
+    wants_json,
 )
 from clear_mlflow.cli.output import (
     console,
@@ -106,7 +107,6 @@ def sweep(
     run_name: str | None,
     tag: tuple[str, ...],
     dry_run: bool,
-    as_json: bool,
 ) -> None:
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
 
@@ -139,7 +139,7 @@ def sweep(
     # Where nothing is left to train, no cluster is started or asked for.
     if engine == "local" or not waiting:
         engine_of = LocalEngine(jobs or 1, _program(waiting))
-    if dry_run and as_json:
+    if dry_run and wants_json():
         print_json({"runs": [run.to_dict() for run in found]})
         return
     if dry_run:
@@ -164,7 +164,7 @@ def sweep(
             on_run=api.reporter(len(planned.runs)),
             name=run_name,
         ).over(client, experiment_id, engine_of)
-    if as_json:
+    if wants_json():
         print_json(result.to_dict())
     else:
         _show(out, result, stopped=bool(signals.received))

@@ -1,6 +1,6 @@
 """A user's own metrics: a function of the matrix or of the predictions, named on the command line.
 
-``--metric mypkg.module:function``. An error of such a function is reported with its name, and the
+``--metrics mypkg.module:function``. An error of such a function is reported with its name, and the
 other metrics are still computed.
 """
 

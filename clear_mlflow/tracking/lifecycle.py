@@ -332,7 +332,7 @@ def _close_one(
             raise RecordError(
                 f"run {run_id} stored rows that are missing now in "
                 f"{safe_repr(str(stored.info.artifact_uri), 200)}: {', '.join(map(str, missing))}; "
-                f"put their files back, then run 'clear-mlflow evaluate --run-id {run_id}'"
+                f"put their files back, then run 'clear-mlflow evaluate {run_id}'"
             )
     except LostRunError as lost:
         return _lost(run_id, ended, lost)

@@ -243,7 +243,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     process.wait()
     child.wait(timeout=30)
     assert store.get_run(run.info.run_id).info.status == "RUNNING"
-    done = clear_mlflow("evaluate", "--run-id", run.info.run_id, cwd=project)
+    done = clear_mlflow("evaluate", "--runs", run.info.run_id, cwd=project)
     assert done.returncode == 0, done.stderr
     closed = store.get_run(run.info.run_id)
     assert closed.info.status == "KILLED"
