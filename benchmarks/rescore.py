@@ -140,8 +140,8 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
     import mlflow
 
     from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble
-    from clear_mlflow.metrics import course, summarize
-    from clear_mlflow.scoring.series import all_series
+    from clear_mlflow.metrics import METRICS, evaluate_metrics, summarize
+    from clear_mlflow.scoring.run_log import collect_series
 
     experiment_id = client.get_experiment_by_name(experiment).experiment_id
     for run in client.search_runs([experiment_id])[some]:
@@ -152,12 +152,14 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
             records[name] = RowRecord.from_json(Path(local).read_text(), source=name)
         record = assemble(records)
         if what == "all":
-            points = all_series(record.evidence, course(record.evidence, record.protocol).series)
+            results = evaluate_metrics(METRICS, record.matrix, record.protocol)
+            series = {name: result.series for name, result in results.items()}
+            points = collect_series(record.masked_matrix, series)
         elif what == "last":
             points = {name: {10: value} for name, value in summarize(record.matrix).items()}
         else:
-            values = course(record.evidence, record.protocol).series["clear/accuracy"]
-            points = {"later/accuracy": values}
+            results = evaluate_metrics(METRICS, record.matrix, record.protocol)
+            points = {"later/accuracy": results["clear/accuracy"].series}
         with mlflow.start_run(run_id):
             for name, steps in points.items():
                 for step, value in steps.items():

@@ -19,8 +19,7 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
-from clear_mlflow.metrics import clear, renate
-from clear_mlflow.metrics._results import MetricResult, scores
+from clear_mlflow.metrics import MetricResult, clear, renate, scores
 
 if TYPE_CHECKING:
     from clear_mlflow.api.compare import compare
@@ -30,22 +29,22 @@ if TYPE_CHECKING:
     from clear_mlflow.api.load import load, runs
     from clear_mlflow.api.run import Run
     from clear_mlflow.api.sweep import sweep
-    from clear_mlflow.api.track import track
     from clear_mlflow.api.train import train, train_ensemble
+    from clear_mlflow.tracking.loop_run import track
 
-# Each brings torch or mlflow: loaded when it is first asked for. Name to its module of api.
-_OF_API = {
-    "ComparedRuns": "compared",
-    "Run": "run",
-    "compare": "compare",
-    "evaluate": "evaluate",
-    "export": "export",
-    "load": "load",
-    "runs": "load",
-    "sweep": "sweep",
-    "track": "track",
-    "train": "train",
-    "train_ensemble": "train",
+# Each imports torch or mlflow, so it is imported when it is first used. Name to its module.
+_LAZY_MODULES = {
+    "ComparedRuns": "api.compared",
+    "Run": "api.run",
+    "compare": "api.compare",
+    "evaluate": "api.evaluate",
+    "export": "api.export",
+    "load": "api.load",
+    "runs": "api.load",
+    "sweep": "api.sweep",
+    "track": "tracking.loop_run",
+    "train": "api.train",
+    "train_ensemble": "api.train",
 }
 
 __all__ = [
@@ -74,10 +73,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for by its name, from its module."""
-    if name not in _OF_API:
+    """Import a name from its module when it is first used."""
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"clear_mlflow.api.{_OF_API[name]}"), name)
+    return getattr(import_module(f"clear_mlflow.{_LAZY_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -24,8 +24,7 @@ from proselint.registry import CheckRegistry
 from proselint.tools import LintFile
 
 from clear_mlflow.cli import main as command_line
-from clear_mlflow.metrics import METRICS
-from clear_mlflow.metrics._results import scores
+from clear_mlflow.metrics import METRICS, scores
 from clear_mlflow.store import names
 
 ROOT = Path(__file__).parent.parent

@@ -1,15 +1,21 @@
-"""The table of docs/metrics.md that lists all metrics of the matrix, from their own docstrings.
+"""The tables of docs/metrics.md that list all metrics, from the docstrings of their functions.
 
-``python tools/generate.py`` writes it.
+``python tools/generate.py`` writes them.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from clear_mlflow.metrics import ALL_METRICS, CHANGE, Metric
+from clear_mlflow.metrics import (
+    ALL_METRICS,
+    CHANGE,
+    PREDICTION_METRICS,
+    WITHIN_BUCKET_METRICS,
+    Metric,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -17,24 +23,33 @@ _HEAD = "| name | formula | defined when |\n|---|---|---|\n"
 
 
 def metrics_page() -> str:
-    """docs/metrics.md, with the table of these metrics in it."""
-    before, head, rest = PAGE.read_text(encoding="utf-8").partition(_HEAD)
-    if not head:
-        raise ValueError(f"{PAGE} has no table of all metrics; expected the line {_HEAD[:40]}...")
-    after = re.sub(r"\A(\|.*\n)*", "", rest)
-    alike: dict[str, list[str]] = {}
-    for metric in ALL_METRICS:
-        alike.setdefault(_definition(metric), []).append(f"`{metric.name}`")
-    rows = (f"| {', '.join(names)} | {text} |\n" for text, names in alike.items())
-    return before + head + "".join(rows) + after
+    """Return docs/metrics.md with current tables of the matrix, predictions and tests."""
+    before, *parts = PAGE.read_text(encoding="utf-8").split(_HEAD)
+    tables = (ALL_METRICS, PREDICTION_METRICS, WITHIN_BUCKET_METRICS)
+    if len(parts) != len(tables):
+        raise ValueError(f"{PAGE} has {len(parts)} tables of metrics; expected {len(tables)}")
+    rests = (re.sub(r"\A(\|.*\n)*", "", part) for part in parts)
+    pairs = zip(tables, rests, strict=True)
+    return before + "".join(_HEAD + _format_rows(table) + rest for table, rest in pairs)
 
 
-def _definition(metric: Metric) -> str:
-    text = " ".join((inspect.getdoc(metric.function) or "").split())
-    formula = re.search(r"Formula: (.+?)\. Defined when (.+?)\. ", text)
-    if formula is None:
+def _format_rows(metrics: Iterable[Metric]) -> str:
+    """Return a line for each definition, with the names of all metrics that share it."""
+    names_by_definition: dict[str, list[str]] = {}
+    for metric in metrics:
+        names_by_definition.setdefault(_format_definition(metric), []).append(f"`{metric.name}`")
+    return "".join(
+        f"| {', '.join(names)} | {definition} |\n"
+        for definition, names in names_by_definition.items()
+    )
+
+
+def _format_definition(metric: Metric) -> str:
+    text = " ".join(metric.documentation.split()) + " "
+    match = re.search(r"Formula: (.+?)\. Defined when (.+?)\. ", text)
+    if match is None:
         raise ValueError(f"the docstring of {metric.name} lacks 'Formula: ... Defined when ....'")
     extent = re.search(r"in \[(\S+), (\S+)\]", text)
-    least = extent[1] if extent else "-1" if metric.takes == CHANGE else "0"
+    minimum = extent[1] if extent else "-1" if metric.score_role == CHANGE else "0"
     sign = "" if metric.higher_is_better else " ↓"
-    return f"{formula[1]}{' ±' if least == '-1' else ''}{sign} | {formula[2]}"
+    return f"{match[1]}{' ±' if minimum == '-1' else ''}{sign} | {match[2]}"

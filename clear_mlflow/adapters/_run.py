@@ -17,8 +17,7 @@ from clear_mlflow.core.loop_metadata import describe_loop
 from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.metrics import DEFAULT_FAMILIES
-from clear_mlflow.metrics._results import MetricResult
+from clear_mlflow.metrics import DEFAULT_FAMILIES, MetricResult
 from clear_mlflow.tracking.loop_run import LoopRun
 from clear_mlflow.tracking.shared_run import end_shared_run
 

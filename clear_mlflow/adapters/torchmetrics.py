@@ -11,7 +11,7 @@ from torchmetrics import Metric as TorchMetric
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.metrics import METRICS, Metric, summarize, undefined
+from clear_mlflow.metrics import METRICS, Metric, explain_undefined, summarize
 
 
 class MatrixMetrics(TorchMetric):
@@ -110,7 +110,7 @@ class MatrixMetrics(TorchMetric):
 
     def reasons(self) -> dict[str, str]:
         """Metric name to why it is not among what :meth:`compute` gives."""
-        found = undefined(self.matrix, self.protocol, self.metrics)
+        found = explain_undefined(self.matrix, self.protocol, self.metrics)
         return {name: str(error) for name, error in found.items()}
 
     def _check(self, name: str, value: int, largest: int) -> None:

@@ -1,9 +1,9 @@
-"""Runs as folders or one ``.tar.xz``, kept in a repository or beside a paper, read like a store.
+"""Runs as folders or one ``.tar.xz``, for a repository or a paper, read like a store.
 
-A bundle is a run: its files lie as a run's artifacts do, beside ``bundle.json``, which says what
-the run was and has the SHA-256 of each file and of itself: what was changed since is refused. An
-archive of many is compressed as one text, so that what the runs have in common (keys, the test
-images' names) is stored once.
+A bundle is a run's folder (:mod:`clear_mlflow.journal.run_folder`) that an export has completed.
+Its header also contains the SHA-256 of each entry and of itself, so that a changed bundle is
+rejected. An archive of many bundles is compressed as one stream, so that what the runs have in
+common (keys, names of test images) is stored once.
 """
 
 from __future__ import annotations
@@ -35,63 +35,67 @@ from clear_mlflow.core.untrusted import (
     MAX_PREDICTIONS_BYTES,
     convert,
     json_object,
+    json_texts,
     read_bytes,
     sha256_of,
 )
 from clear_mlflow.core.version import __version__
+from clear_mlflow.journal.run_folder import (
+    FORMAT,
+    HEADER_JSON,
+    OUTCOME_JSON,
+    PARAMS_JSON,
+    TAGS_JSON,
+    Entry,
+    Outcome,
+    RunFolder,
+)
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import is_same_row, list_row_sizes, read_row_files
 from clear_mlflow.store.search import MissingRun
 
-BUNDLE_JSON = "bundle.json"
 ARCHIVE = ".tar.xz"
-SCHEMA = {"name": "clear_mlflow/bundle", "version": "1.0"}
-# In place of an experiment's id, of a run that no store holds.
-NO_EXPERIMENT = "bundle"
-# Of an archive, unpacked: a few bytes of xz can stand for as many as a disk holds.
-_MOST_BYTES = 8 * 2**30
-_MOST_FILES = 100_000
-_TAR: Literal[2] = tarfile.PAX_FORMAT
-_XZ_MEMORY = 128 * 2**20  # the highest preset takes 65 MiB
-_BLOCK = 2**20
-_FOLDER = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
-_FOLDERS = {
+_NO_EXPERIMENT = "bundle"  # in place of an experiment's id
+# Limits of an archive when it is unpacked: a few bytes of xz can expand to fill a disk.
+_MAX_BYTES = 8 * 2**30
+_MAX_FILES = 100_000
+_MAX_DECODER_BYTES = 128 * 2**20  # the highest preset of xz takes 65 MiB
+_BLOCK_BYTES = 2**20
+_TAR_FORMAT: Literal[2] = tarfile.PAX_FORMAT
+_FOLDER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
+# Artifacts in a bundle: folder to a pattern of file names.
+_ARTIFACTS = {
+    "": rf"{names.CONFIG_JSON}|own_loop\.json",
     ROWS_FOLDER: r"row_\d{3,9}\.json",
     PREDICTIONS_FOLDER: r"(row_\d{3,9}|evaluation_set)\.safetensors",
     ANYTIME_FOLDER: r"bucket_\d{3,9}_test_\d{4,9}\.json",
-    "": rf"{names.CONFIG_JSON}|own_loop\.json",
 }
 
 
-class _Was(msgspec.Struct):
-    """What a run was in its store."""
+class _Header(msgspec.Struct, kw_only=True):
+    """The header of a bundle, except for its digest."""
 
+    format: str
     run_id: str
     name: str
     status: Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
-    start_time: int
+    start_time: int  # milliseconds since the epoch
     end_time: int
-
-
-class _About(msgspec.Struct):
-    """The content of ``bundle.json``, beside schema, licence and digest."""
-
-    run: _Was
-    params: dict[str, str]
-    tags: dict[str, str]
-    files: dict[str, str]
+    licence: str
+    written_by: str
+    files: dict[str, str]  # file name of each entry to its SHA-256
 
 
 def is_bundle(run: Run) -> bool:
-    """Whether a run was read from a bundle."""
-    return bool(run.info.experiment_id == NO_EXPERIMENT)
+    """Return True if a run was read from a bundle."""
+    return bool(run.info.experiment_id == _NO_EXPERIMENT)
 
 
-def bundles_in(path: Path) -> list[Path]:
+def list_bundles(path: Path) -> list[Path]:
     """Return the bundles that a path names: itself, or those directly in a folder."""
-    with suppress(OSError):  # text that no file can have as its name
+    with suppress(OSError):  # a string that cannot be the name of a file
         if _is_bundle(path) or _is_archive(path.parent):
             return [path]
         with os.scandir(path) as entries:
@@ -100,31 +104,22 @@ def bundles_in(path: Path) -> list[Path]:
     return []
 
 
-def _is_bundle(path: Path) -> bool:
-    return (path / BUNDLE_JSON).is_file() or _is_archive(path)
-
-
-def _is_archive(path: Path) -> bool:
-    return path.name.endswith(ARCHIVE) and path.is_file()
-
-
 def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licence: str) -> None:
-    """Write runs to a new folder or archive: one at its root, several in a folder each."""
+    """Write runs to a new folder or archive: one run at its root, several in a folder each.
+
+    Raises ConfigError if the path exists or cannot be written, and RecordError if a run has no
+    rows.
+    """
     if to.exists():
         raise ConfigError(
-            f"{safe_repr(str(to), 200)} is there already; name a new folder or archive"
+            f"{safe_repr(str(to), 200)} exists already; name a new folder or a new archive"
         )
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=".bundle_") as scratch:
             root = Path(scratch, "bundles")
             for run in runs:
-                folder = root / _folder_name(run) if len(runs) > 1 else root
-                folder.mkdir(parents=True)
-                _fetch(client, run, folder)
-                files = {name: sha256_of(folder / name) for name in sorted(_files(folder))}
-                text = _text(_described(run, licence, files))
-                (folder / BUNDLE_JSON).write_text(text, encoding="utf-8")
+                _write_bundle(client, run, root / _build_name(run) if runs[1:] else root, licence)
             if to.name.endswith(ARCHIVE):
                 _pack(root, Path(scratch, "packed")).rename(to)
             else:
@@ -134,39 +129,41 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
 
 
 def read_bundles(path: Path) -> list[Run]:
-    """A bundle, all of an archive, or that named behind it, as runs whose artifacts lie in it.
+    """Return the run of a bundle, or all runs of an archive, or one run named behind its path.
+
+    Their artifacts are in a temporary folder, which exists as long as one of the runs.
 
     Raises:
-        RecordError: a byte of it was changed, or the archive has none of this name.
+        RecordError: a byte of a bundle was changed, or the archive has no run of this name.
     """
     archive = path.parent if _is_archive(path.parent) else path
-    # As long as one of its runs is looked at, what was unpacked is there.
-    unpacked = tempfile.TemporaryDirectory(prefix="clear_mlflow_") if archive.is_file() else None
+    scratch = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
     try:
         folders = [path]
-        if unpacked is not None:
-            root = Path(unpacked.name)
-            _unpack(archive, root)
-            folders = bundles_in(root) or [root]
-        chosen = [folder for folder in folders if path == archive or folder.name == path.name]
-        if not chosen:
-            known = [folder.name for folder in folders]
+        if archive.is_file():
+            packed = Path(scratch.name, "packed")
+            _unpack(archive, packed)
+            folders = list_bundles(packed) or [packed]
+        selected = [folder for folder in folders if path == archive or folder.name == path.name]
+        if not selected:
+            stored = [folder.name for folder in folders]
             raise RecordError(
-                f"is not in its archive; {nearest(path.name, known)}it has {len(known)}"
+                f"is not in its archive; {nearest(path.name, stored)}it has {len(stored)}"
             )
-        runs = [_read(folder) for folder in chosen]
+        target = Path(scratch.name, "runs")
+        runs = [_read_bundle(folder, target / folder.name) for folder in selected]
     except (RecordError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
         problem = error if isinstance(error, RecordError) else f"cannot be read: {error}"
         raise RecordError(f"the bundle {safe_repr(str(path), 200)} {problem}") from None
     for run in runs:
-        run.unpacked, run.bundle_path = unpacked, path  # type: ignore[attr-defined]
+        run.scratch, run.bundle_path = scratch, path  # type: ignore[attr-defined]
     return runs
 
 
 def drop_copies(
     client: MlflowClient, runs: Iterable[Run | MissingRun]
 ) -> Iterator[Run | MissingRun]:
-    """Keep the most complete copy of each run, whichever order they come in.
+    """Keep the most complete copy of each run, whatever order they come in.
 
     Raises ConfigError if two copies have different rows.
     """
@@ -174,12 +171,12 @@ def drop_copies(
     for run in runs:
         run_id = run.run_id if isinstance(run, MissingRun) else run.info.run_id
         copies.setdefault(run_id, []).append(run)
-    for run_id, several in copies.items():
-        found = [run for run in several if isinstance(run, Run)]
-        if len(found) < 2:
-            yield from found or several[:1]
+    for run_id, copies_of_run in copies.items():
+        existing = [run for run in copies_of_run if isinstance(run, Run)]
+        if len(existing) < 2:
+            yield from existing or copies_of_run[:1]
             continue
-        ranked = sorted(found, key=partial(_rank_copy, client), reverse=True)
+        ranked = sorted(existing, key=partial(_rank_copy, client), reverse=True)
         best, *others = (read_row_files(client, run) for run in ranked)
         for number, rows in enumerate(others, start=1):
             if not all(name in best and is_same_row(best[name], rows[name], name) for name in rows):
@@ -193,7 +190,7 @@ def drop_copies(
 def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
     """Return a key that is higher for a more complete copy: rows, in a store, files, metadata."""
     folder = ArtifactFolder(client, run).local if is_bundle(run) else None
-    num_files = 0 if folder is None else len(_files(folder))
+    num_files = 0 if folder is None else len(_list_files(folder))
     metadata = sorted(run.data.params.items()), sorted(run.data.tags.items())
     return len(list_row_sizes(client, run)), folder is None, num_files, metadata
 
@@ -203,74 +200,170 @@ def _describe_source(run: Run) -> str:
     return "the tracking store" if path is None else safe_repr(str(path), 200)
 
 
-def _folder_name(run: Run) -> str:
+def _build_name(run: Run) -> str:
+    """Return the name of a run's folder among others; tar stores paths of up to 100 characters."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.info.run_name or "run").strip("-._")
-    return f"{name[:80]}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
+    return f"{name[:40]}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
 
 
-def _described(run: Run, licence: str, files: Mapping[str, str]) -> dict[str, Any]:
-    info, data = run.info, run.data
-    name, start, end = info.run_name or info.run_id, info.start_time or 0, info.end_time or 0
-    # MLflow's own tags are of the store that the run is taken from.
-    tags = {k: v for k, v in data.tags.items() if not k.startswith("mlflow.")}
-    was = _Was(info.run_id, name, info.status, start, end)
-    content = {
-        "schema": SCHEMA,
-        "licence": licence,
-        "written_by": f"clear_mlflow {__version__}",
-        **msgspec.to_builtins(_About(was, dict(data.params), tags, dict(files))),
-    }
-    return {**content, "digest": _digest(content)}
+def _is_bundle(path: Path) -> bool:
+    return (path / HEADER_JSON).is_file() or _is_archive(path)
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-    return f"sha256:{hashlib.sha256(_text(content).encode()).hexdigest()}"
+def _is_archive(path: Path) -> bool:
+    return path.name.endswith(ARCHIVE) and path.is_file()
 
 
-def _text(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2, sort_keys=True) + "\n"
-
-
-def _fetch(client: MlflowClient, run: Run, folder: Path) -> None:
-    """Copy a run's files of rows, predictions and tests, and its configuration."""
-    for place, pattern in _FOLDERS.items():
-        stored = ArtifactFolder(client, run, place)
-        with mlflow_errors(f"read the artifacts of run {run.info.run_id}"):
-            wanted = [name for name in stored.list_sizes() if re.fullmatch(pattern, name)]
-            for name in wanted:
-                (folder / place).mkdir(parents=True, exist_ok=True)
-                with stored.open_scratch() as scratch:
-                    content = read_bytes(stored.fetch_file(name, scratch), MAX_PREDICTIONS_BYTES)
-                (folder / place / name).write_bytes(content)
-    if not _files(folder / ROWS_FOLDER):
-        raise RecordError(f"run {run.info.run_id} holds no rows; a bundle is of some")
-
-
-def _files(folder: Path) -> list[str]:
+def _list_files(folder: Path) -> list[str]:
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir()]
 
 
+def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> None:
+    """Write a run's folder: parameters, tags, artifacts, outcome, and then its header."""
+    path.mkdir(parents=True)
+    info, data = run.info, run.data
+    folder = RunFolder(path, info.run_id, is_durable=False)
+    try:
+        folder.append_params(dict(sorted(data.params.items())))
+        # MLflow's own tags belong to the store that the run comes from.
+        tags = {k: v for k, v in sorted(data.tags.items()) if not k.startswith("mlflow.")}
+        folder.append_tags(tags)
+        for artifact_folder, pattern in _ARTIFACTS.items():
+            stored = ArtifactFolder(client, run, artifact_folder)
+            with mlflow_errors(f"read the artifacts of run {info.run_id}"):
+                files = sorted(n for n in stored.list_sizes() if re.fullmatch(pattern, n))
+                if artifact_folder == ROWS_FOLDER and not files:
+                    raise RecordError(f"run {info.run_id} has no rows; a bundle needs some")
+                for name in files:
+                    with stored.open_scratch() as scratch:
+                        file = stored.fetch_file(name, scratch)
+                        content = read_bytes(file, MAX_PREDICTIONS_BYTES)
+                    folder.append(f"{artifact_folder}/{name}".lstrip("/"), content)
+        if info.status in ("FINISHED", "FAILED", "KILLED"):
+            is_diverged = data.tags.get(names.DIVERGED_TAG) == "true"
+            folder.append_outcome(Outcome(info.status, data.tags.get(names.ERROR_TAG), is_diverged))
+    finally:
+        folder.close()
+    (path / "lock").unlink()
+    header = _Header(
+        format=FORMAT,
+        run_id=info.run_id,
+        name=info.run_name or info.run_id,
+        status=info.status,
+        start_time=info.start_time or 0,
+        end_time=info.end_time or 0,
+        licence=licence,
+        written_by=f"clear_mlflow {__version__}",
+        files={name: sha256_of(path / name) for name in sorted(_list_files(path))},
+    )
+    content = msgspec.to_builtins(header)
+    content["digest"] = _hash_header(content)
+    (path / HEADER_JSON).write_text(_format_json(content), encoding="utf-8")
+
+
+def _hash_header(content: Mapping[str, Any]) -> str:
+    return f"sha256:{hashlib.sha256(_format_json(content).encode()).hexdigest()}"
+
+
+def _format_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+
+def _read_bundle(folder: Path, target: Path) -> Run:
+    """Check a bundle, write its artifacts to a folder, and return its run.
+
+    Raises RecordError if the bundle was changed.
+    """
+    header = _read_header(folder)
+    params: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    target.mkdir(parents=True)
+    for name in sorted(header.files):
+        entry = Entry(header.run_id, folder / name)
+        if entry.file.is_symlink():
+            raise RecordError(f"was changed: {name} is a link")
+        content = read_bytes(entry.file, MAX_PREDICTIONS_BYTES)
+        if hashlib.sha256(content).hexdigest() != header.files[name].removeprefix("sha256:"):
+            raise RecordError(f"was changed: {name} does not have the SHA-256 in its header")
+        if entry.name == PARAMS_JSON:
+            params |= json_texts(content, MAX_METADATA_BYTES)
+        elif entry.name == TAGS_JSON:
+            tags |= json_texts(content, MAX_METADATA_BYTES)
+        elif entry.name != OUTCOME_JSON:
+            (target / entry.name).parent.mkdir(parents=True, exist_ok=True)
+            (target / entry.name).write_bytes(content)
+    info = RunInfo(
+        run_id=header.run_id,
+        experiment_id=_NO_EXPERIMENT,
+        user_id="",
+        status=header.status,
+        start_time=header.start_time,
+        end_time=header.end_time,
+        lifecycle_stage="active",
+        artifact_uri=target.resolve().as_uri(),
+        run_name=header.name,
+    )
+    run_params = [Param(*param) for param in params.items()]
+    return Run(info, RunData(params=run_params, tags=[RunTag(*tag) for tag in tags.items()]))
+
+
+def _read_header(folder: Path) -> _Header:
+    """Return the header of a bundle, or raise RecordError unless it names each of its files."""
+    file = folder / HEADER_JSON
+    if file.is_symlink() or not file.is_file():
+        raise RecordError(f"lacks {HEADER_JSON}")
+    text = read_bytes(file, MAX_METADATA_BYTES)
+    content = json_object(text, MAX_METADATA_BYTES)
+    if content.get("format") != FORMAT:
+        raise RecordError(f"has format {safe_repr(content.get('format'))}; expected {FORMAT}")
+    digest = content.get("digest")
+    if digest is None:
+        raise RecordError("was not exported: what it contains waits for 'clear-mlflow sync'")
+    hashed = {name: value for name, value in content.items() if name != "digest"}
+    if text != _format_json(content).encode() or digest != _hash_header(hashed):
+        raise RecordError(f"was changed: {HEADER_JSON} does not have its own digest")
+    header: _Header = convert(content, _Header, HEADER_JSON)
+    existing = set(_list_files(folder)) - {HEADER_JSON}
+    for name in sorted(header.files.keys() | existing):
+        if not _is_bundle_file(name):
+            raise RecordError(f"contains {safe_repr(name)}, which is not a file of a run")
+        if name not in existing or name not in header.files:
+            raise RecordError(f"was changed: {name} is not both in the folder and in its header")
+    return header
+
+
+def _is_bundle_file(name: str) -> bool:
+    """Return True if a file of this name may be in a bundle."""
+    match = re.fullmatch(r"\d{8}-(.+)", name)
+    if match is None:
+        return name == HEADER_JSON
+    folder, _, artifact = match[1].replace("+", "/").rpartition("/")
+    if folder in _ARTIFACTS and re.fullmatch(_ARTIFACTS[folder], artifact):
+        return True
+    return match[1] in (PARAMS_JSON, TAGS_JSON, OUTCOME_JSON)
+
+
 def _pack(root: Path, to: Path) -> Path:
-    """The same files give the same bytes: times and owners are left out."""
-    with tarfile.open(to, "w:xz", format=_TAR) as archive:
-        for name in sorted(_files(root)):
+    """Write an archive without times and owners, so that the same files give the same bytes."""
+    with tarfile.open(to, "w:xz", format=_TAR_FORMAT) as archive:
+        for name in sorted(_list_files(root)):
             with (root / name).open("rb") as file:
-                archive.addfile(_member(name, (root / name).stat().st_size), file)
+                archive.addfile(_build_member(name, (root / name).stat().st_size), file)
     return to
 
 
-def _member(name: str, size: int) -> tarfile.TarInfo:
+def _build_member(name: str, size: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.size = size
     return member
 
 
 class _XzReader:
-    """Reads an xz stream, whose header may not demand more memory than its decoder may take."""
+    """Reads an xz stream; a header that demands too much memory for the decoder is an error."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_DECODER_BYTES)
         self.size = 0  # bytes read so far
 
     def read(self, size: int) -> bytes:
@@ -291,33 +384,34 @@ class _XzReader:
 
 
 def _unpack(path: Path, root: Path) -> None:
-    """Unpack an archive, which has to be byte for byte as :func:`_pack` writes it."""
+    """Unpack an archive, or raise RecordError unless :func:`_pack` wrote it, byte for byte."""
     previous = ""
     with path.open("rb") as packed:
         tar = _XzReader(packed)
-        for number in range(_MOST_FILES + 1):
+        for number in range(_MAX_FILES + 1):
             header = tar.read(tarfile.BLOCKSIZE)
             if header == bytes(tarfile.BLOCKSIZE):
                 break
-            # One block, whatever it announces: names of any length would be read into memory.
+            # Only one block of the header: a name may announce any length.
             member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
-            folder, _, name = member.name.partition("/")
-            is_known = _is_of_a_run(member.name) or (
-                re.fullmatch(_FOLDER, folder) is not None and _is_of_a_run(name)
-            )
-            if not is_known or not member.isreg():
-                raise RecordError(f"holds {safe_repr(member.name)}, which is no file of a run")
-            if number >= _MOST_FILES:
-                raise RecordError(f"holds over {_MOST_FILES:,} files")
-            if member.name <= previous or header != _member(member.name, member.size).tobuf(_TAR):
+            folder, _, name = member.name.rpartition("/")
+            is_valid = _is_bundle_file(name) and (not folder or re.fullmatch(_FOLDER_NAME, folder))
+            if not is_valid or not member.isreg():
+                raise RecordError(
+                    f"contains {safe_repr(member.name)}, which is not a file of a run"
+                )
+            if number >= _MAX_FILES:
+                raise RecordError(f"contains over {_MAX_FILES:,} files")
+            expected = _build_member(member.name, member.size).tobuf(_TAR_FORMAT)
+            if member.name <= previous or header != expected:
                 raise RecordError(f"was changed: {member.name} is not as an export writes it")
-            if tar.size + member.size > _MOST_BYTES:
+            if tar.size + member.size > _MAX_BYTES:
                 raise RecordError("unpacks to over 8 GiB; unpack it yourself, name the folder")
             previous = member.name
             (root / member.name).parent.mkdir(parents=True, exist_ok=True)
             with (root / member.name).open("wb") as file:
-                for left in range(member.size, 0, -_BLOCK):
-                    file.write(tar.read(min(left, _BLOCK)))
+                for left in range(member.size, 0, -_BLOCK_BYTES):
+                    file.write(tar.read(min(left, _BLOCK_BYTES)))
             padding = -member.size % tarfile.BLOCKSIZE
             if tar.read(padding) != bytes(padding):
                 raise RecordError(f"was changed after {member.name}, or is cut off")
@@ -325,49 +419,3 @@ def _unpack(path: Path, root: Path) -> None:
         rest = tarfile.BLOCKSIZE + -(tar.size + tarfile.BLOCKSIZE) % tarfile.RECORDSIZE
         if tar.read(rest + 1) != bytes(rest) or tar.is_followed():
             raise RecordError("was changed: other bytes follow its last file")
-
-
-def _is_of_a_run(name: str) -> bool:
-    place, _, last = name.rpartition("/")
-    known = place in _FOLDERS and re.fullmatch(_FOLDERS[place], last) is not None
-    return known or name == BUNDLE_JSON
-
-
-def _read(folder: Path) -> Run:
-    if (folder / BUNDLE_JSON).is_symlink() or not (folder / BUNDLE_JSON).is_file():
-        raise RecordError(f"lacks {BUNDLE_JSON}")
-    text = read_bytes(folder / BUNDLE_JSON, MAX_METADATA_BYTES)
-    content = json_object(text, MAX_METADATA_BYTES)
-    said = {name: part for name, part in content.items() if name != "digest"}
-    if content.get("schema") != SCHEMA:
-        raise RecordError(f"has schema {safe_repr(content.get('schema'))}; expected {SCHEMA}")
-    if text != _text(content).encode() or content.get("digest") != _digest(said):
-        raise RecordError(f"was changed: {BUNDLE_JSON} is not what its digest says")
-    about: _About = convert(content, _About, BUNDLE_JSON)
-    files = about.files
-    there = {name for name in _files(folder) if name != BUNDLE_JSON}
-    for name in sorted(files.keys() | there):
-        if not _is_of_a_run(name):
-            raise RecordError(f"holds {safe_repr(name)}, which is no file of a run")
-        is_linked = (folder / name).resolve() != folder.resolve() / name
-        if name not in there or name not in files or is_linked:
-            raise RecordError(f"was changed: {name} is not among both its files and its list")
-        if sha256_of(folder / name) != files[name]:
-            raise RecordError(f"was changed: {name} is not what its SHA-256 says")
-    return _run(folder, about)
-
-
-def _run(folder: Path, about: _About) -> Run:
-    info = RunInfo(
-        run_id=about.run.run_id,
-        experiment_id=NO_EXPERIMENT,
-        user_id="",
-        status=about.run.status,
-        start_time=about.run.start_time,
-        end_time=about.run.end_time,
-        lifecycle_stage="active",
-        artifact_uri=folder.resolve().as_uri(),
-        run_name=about.run.name,
-    )
-    params = [Param(*param) for param in about.params.items()]
-    return Run(info, RunData(params=params, tags=[RunTag(*tag) for tag in about.tags.items()]))

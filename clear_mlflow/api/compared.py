@@ -56,11 +56,17 @@ from clear_mlflow.grids.next_grids import next_grids
 from clear_mlflow.learning.parameters.config import is_tuned
 from clear_mlflow.learning.parameters.logged import find_method_parameters, unlogged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.metrics import FAMILIES, METRICS, Metric, undefined
-from clear_mlflow.metrics._user import asked_metrics
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import (
+    COST_METRICS,
+    METRICS,
+    PREDICTIONS,
+    Metric,
+    Predictions,
+    explain_undefined,
+    load_metrics,
+)
 from clear_mlflow.report.terminal_tables import as_text
-from clear_mlflow.scoring.beside import Beside, read_anytime_scores, read_predictions
+from clear_mlflow.scoring.run_record import read_predictions, read_test_values
 from clear_mlflow.store import names
 from clear_mlflow.store.client import is_missing_store, map_in_threads, mlflow_errors, preflight
 from clear_mlflow.store.compat import is_generated_name
@@ -192,21 +198,22 @@ def compare_chosen_runs(
 ) -> ComparedRuns:
     """Compare runs of the store, and store the result; see :func:`clear_mlflow.compare`."""
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
-    requested = asked_metrics(metrics)
-    if requested.predictions:
-        raise ConfigError(
-            f"metric {requested.predictions[0].name} is computed from predictions, and runs are "
-            "compared by metrics of the matrix; leave it out"
-        )
-    all_metrics = {metric.name: metric for metric in (*METRICS, *requested.matrix)}
+    requested = load_metrics(metrics)
+    for metric in requested:
+        if metric.needs == PREDICTIONS:
+            raise ConfigError(
+                f"metric {metric.name} is computed from predictions, and runs are compared by "
+                "metrics of the matrix; leave it out"
+            )
+    all_metrics = {metric.name: metric for metric in (*METRICS, *requested)}
     if lower_is_better != AUTO:
-        metric = all_metrics.get(rank_by)
-        if metric is None or metric.higher_is_better is not None:
+        ranking = all_metrics.get(rank_by)
+        if ranking is None or ranking.higher_is_better is not None:
             raise ConfigError(
                 f"lower_is_better is {lower_is_better}, but rank_by is {rank_by}, whose direction "
                 "is known; leave lower_is_better out"
             )
-        all_metrics[metric.name] = replace(metric, higher_is_better=not lower_is_better)
+        all_metrics[ranking.name] = replace(ranking, higher_is_better=not lower_is_better)
     client = open_store()
     project_run_id = tag_project_run(client, names.KIND_COMPARE) if log else None
     selected, are_named = chosen(client, runs, filter=filter)
@@ -298,7 +305,7 @@ def read_comparison(
         ConfigError: no run has rows, or an argument has an invalid value.
         TrackingError: the store cannot be reached, or lacks a run.
     """
-    metrics = tuple({metric.name: metric for metric in (*metrics, *FAMILIES["cost"])}.values())
+    metrics = tuple({metric.name: metric for metric in (*metrics, *COST_METRICS)}.values())
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
     rowless: list[RowlessRun] = []
@@ -315,15 +322,12 @@ def read_comparison(
                 left_out.append(LeftOut(run.info.run_id, _get_name(run), reason))
             continue
         try:
-            within_bucket = read_anytime_scores(client, run, record)
+            test_values = read_test_values(client, run, record)
         except ClearError as error:
-            within_bucket = Beside(problem=str(error))
-        if within_bucket.problem is not None:
+            test_values = {}
             name = cut(_get_name(run))
-            warnings.append(
-                f"Tests inside buckets of {name} are not used: {within_bucket.problem}."
-            )
-        subjects.append(_build_subject(run, record, {**stored.summary, **within_bucket.summary}))
+            warnings.append(f"Tests inside buckets of {name} are not used: {error}.")
+        subjects.append(_build_subject(run, record, {**stored.summary, **test_values}))
     if not subjects:
         reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
@@ -400,7 +404,7 @@ def _describe_failed_metrics(
     reasons: dict[str, str] = {}
     num_runs: Counter[str] = Counter()
     for subject in subjects:
-        errors = undefined(subject.record.matrix, subject.record.protocol, metrics)
+        errors = explain_undefined(subject.record.matrix, subject.record.protocol, metrics)
         for name, error in errors.items():
             if isinstance(error, FailedMetricError):
                 reasons.setdefault(name, cut(str(error)))
@@ -420,8 +424,8 @@ def _read_correctness(
         if predictions is None:
             return subject, None, None
         # Only right or wrong is compared; probabilities would take a hundred times the memory.
-        rows = {row: replace(x, probabilities=None) for row, x in predictions.answers.items()}
-        return subject, replace(predictions, answers=rows), None
+        rows = {row: replace(x, probabilities=None) for row, x in predictions.rows.items()}
+        return subject, replace(predictions, rows=rows), None
     except ClearError as error:
         return subject, None, str(error)
 

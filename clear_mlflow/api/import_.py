@@ -1,11 +1,11 @@
-"""A matrix of another program as an MLflow run, its rows artifacts as a training has them."""
+"""Matrices of other programs as MLflow runs, their rows stored as a training stores them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,222 +14,243 @@ from mlflow.entities import Param, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 from numpy.typing import NDArray
 
-from clear_mlflow.api.load import load as load_run
+from clear_mlflow.api.load import load
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
-from clear_mlflow.core.matrix import TEST, AccuracyMatrix
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, row_file_name
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import (
-    FORMATS,
-    Format,
-    Imported,
-    Reading,
-    as_rows,
-    load,
-    passed_over,
+    ImportedRun,
+    ReadOptions,
+    detect_format,
+    find_skipped_files,
+    load_file,
     read_runs,
-    recognise,
 )
+from clear_mlflow.journal.run_folder import Status
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
-from clear_mlflow.scoring.families import families_tag
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics
+from clear_mlflow.scoring import score as score_run
+from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
 from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.lifecycle import create_run, end
 from clear_mlflow.tracking.run_recorder import utc_now
 
-FAILED = "failed"
-_LONGEST_NAME = 150
-# In a folder, a file that ends so is one of results; any other may be anything.
+FAILED, IMPORTED, SKIPPED, STORED = "failed", "imported", "passed over", "there already"
+_MAX_NAME_LENGTH = 150
+# In a folder, a file with one of these endings is read as results; others only if they match.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportMetadata:
-    """What a person says of the runs that are imported; it overrides what a file says."""
-
-    dataset: str | None = None
-    strategy: str | None = None
-    seed: int | None = None
-    protocol: str = "iid"
-    split: str = TEST
-    families: tuple[str, ...] = DEFAULT_FAMILIES  # of metrics to log
-    same_data_as: str | None = None  # a run that was tested on the same data
 
 
 @dataclass(frozen=True)
 class ImportedFile:
-    """What became of one run of a file, or of a file that gives none."""
+    """The outcome of one run of a file, or of a file without a run."""
 
-    file: str  # below the folder that was searched
+    file: str  # path below the folder that was searched
     run_id: str | None = None
     run_name: str | None = None
-    outcome: str = FAILED  # or "imported", "there already", "passed over"
+    outcome: str = FAILED
     detail: str = ""
 
 
-class Importer:
-    """Opens a run in one experiment for each matrix that it does not hold yet (*again*: all)."""
+def import_runs(
+    paths: Iterable[Path],
+    *,
+    experiment: str | None = None,
+    name: str | None = None,
+    format_name: str = AUTO,
+    dataset: str | None = None,
+    same_data_as: str | None = None,
+    strategy: str | None = None,
+    seed: int | None = None,
+    protocol: str = "iid",
+    split: str = TEST,
+    scale: str = AUTO,
+    score: str = ACCURACY.name,
+    lower_is_better: bool = False,
+    initial: str = AUTO,
+    future: str = AUTO,
+    orientation: str = AUTO,
+    columns: tuple[str, ...] | None = None,
+    row_labels: str = AUTO,
+    num_instances: tuple[int, ...] | None = None,
+    buckets: tuple[str, ...] | None = None,
+    families: tuple[str, ...] = DEFAULT_FAMILIES,
+    again: bool = False,
+) -> Iterator[ImportedFile]:
+    """Store each matrix in files and folders as a run of an experiment, and score it.
 
-    def __init__(
-        self, client: MlflowClient, experiment: str | None, facts: ImportMetadata, *, again: bool
-    ) -> None:
-        self.client = client
-        self.facts = facts
-        self.experiment_id = get_or_create_experiment(client, experiment)
-        self._there = {} if again else _imported_before(client, self.experiment_id)
-        self._again = again
-        self._same_data = _read_same_data(facts)
-        self._taken: dict[Path, list[tuple[Path, NDArray[np.float64]]]] = {}  # by folder
+    Yields the outcome of each run and of each file without one. A file that cannot be read does not
+    stop the others. A matrix that the experiment contains is not imported again unless *again*.
 
-    def files(
-        self, paths: Iterable[Path], reading: Reading, *, kind: str, name: str | None
-    ) -> Iterator[ImportedFile]:
-        """Import files, and those of folders; one that cannot be read stops no other."""
-        if self._same_data is not None:
-            reading = replace(reading, same_data_as=self._same_data.matrix)
-        for path, label, reason in _files(paths):
-            if reason is not None:
-                yield ImportedFile(label, outcome="passed over", detail=reason)
-                continue
-            try:
-                source = load(path)
-                found = recognise(source) if kind == AUTO else FORMATS[kind]
-                runs = read_runs(source, kind=found.name if found else AUTO, reading=reading)
-                for run in runs:
-                    if copy := self._find_copy(path, run.matrix):
-                        same = f"contains the same matrix as {copy}"
-                        yield ImportedFile(label, outcome="passed over", detail=same)
-                        continue
-                    title = (name or str(Path(label).with_suffix("")), run.label)
-                    yield self._take(run, path.name, label, found, " ".join(filter(None, title)))
-            except ClearError as error:
-                yield ImportedFile(label, detail=str(error))
-
-    def _find_copy(self, path: Path, matrix: AccuracyMatrix) -> str:
-        """Return the file of another type next to this one with the same matrix, to 4 digits."""
-        taken = self._taken.setdefault(path.parent, [])
-        for other, values in taken:
-            is_other_type = other.suffix != path.suffix and values.shape == matrix.values.shape
-            if is_other_type and np.allclose(values, matrix.values, 0, 6e-5, equal_nan=True):
-                return other.name
-        taken.append((path, matrix.values))
-        return ""
-
-    def _take(
-        self, imported: Imported, file: str, label: str, found: Format | None, run_name: str
-    ) -> ImportedFile:
-        """Store one run of a file, score it from what was stored, and close it."""
-        kind = found.name if found else ""
-        if (there := self._there.get(imported.digest)) is not None:
-            detail = "its content was imported before (--again imports it once more)"
-            return ImportedFile(label, *there, "there already", detail)
-        of_score(ALL_METRICS, imported.matrix.score)  # before a run is opened: is its name free
-        facts = self._facts_of(imported)
-        # Each row says where it is from.
-        origin: JSON = {"format": kind, "digest": imported.digest}
-        dataset = self._same_data.dataset if self._same_data is not None else None
-        records = foreign_records(imported.matrix, facts, origin, dataset)
-        name = truncate(run_name, _LONGEST_NAME)
-        shown_file = truncate(file, _LONGEST_NAME)
-        tags = {
-            MLFLOW_RUN_NAME: name,
-            names.KIND_TAG: names.KIND_TRAIN,
-            names.IMPORTED_FROM_TAG: shown_file,
-            names.IMPORT_FORMAT_TAG: kind,
-            names.VERSION_TAG: __version__,
-            **families_tag(self.facts.families, {}),
-            **facts,
-        }
-        with mlflow_errors(f"open a run for {shown_file}"):
-            run_id = create_run(self.client, self.experiment_id, name, tags)
-        status = "FAILED"
+    Raises:
+        ConfigError: ``same_data_as`` or ``score`` is not valid.
+        TrackingError: the store cannot be reached.
+    """
+    set_up_mlflow()
+    client = preflight(experiment=experiment)
+    experiment_id = get_or_create_experiment(client, experiment)
+    reference = None if same_data_as is None else _read_reference(same_data_as, dataset)
+    options = ReadOptions(
+        scale=scale,
+        initial=initial,
+        future=future,
+        orientation=orientation,
+        columns=columns or (),
+        row_labels=row_labels,
+        num_instances=num_instances,
+        buckets=buckets,
+        score=Score(score, higher_is_better=not lower_is_better),
+        same_data_as=None if reference is None else reference.matrix,
+    )
+    overrides = {
+        "dataset": dataset if reference is None else reference.dataset.name,
+        "strategy": strategy,
+        "seed": None if seed is None else str(seed),
+        "protocol": protocol,
+        "split": split,
+    }
+    imported = {} if again else _find_imported(client, experiment_id)
+    matrices: dict[Path, dict[Path, NDArray[np.float64]]] = {}  # by folder and file
+    for path, label, reason in _list_files(paths):
+        if reason is not None:
+            yield ImportedFile(label, outcome=SKIPPED, detail=reason)
+            continue
         try:
-            with mlflow_errors(f"log what is known of {shown_file} into run {run_id}"):
-                params = [Param(key, value) for key, value in facts.items()]
-                self.client.log_batch(run_id, params=params)
-                run = self.client.get_run(run_id)
-            for record in records:
-                content = record.to_json().encode()
-                store_row(self.client, run, row_file_name(record.row.row), content)
-            scores = score(self.client, run_id)
-            # Last of all: a run that has this tag is whole.
-            with mlflow_errors(f"close run {run_id}"):
-                digest = [RunTag(names.IMPORTED_DIGEST_TAG, imported.digest)]
-                self.client.log_batch(run_id, tags=digest)
-            status = "FINISHED"
-        finally:
-            # What happened is in the error that is raised on from here.
-            with suppress(ClearError):
-                end(self.client, run_id, status)
-        if not self._again:
-            self._there[imported.digest] = run_id, name
-        rows = f"{imported.matrix.num_rows} of {imported.matrix.num_buckets} rows"
-        detail = f"{rows}, {len(scores.summary)} metrics"
-        return ImportedFile(label, run_id, name, "imported", detail)
-
-    def _facts_of(self, imported: Imported) -> dict[str, str]:
-        """Tags and parameters by which runs are grouped; what is not known is not there."""
-        said, found_in, score = self.facts, imported.facts, imported.matrix.score
-        seed = str(said.seed) if said.seed is not None else found_in.get("seed")
-        found = {
-            "strategy": said.strategy or found_in.get("strategy"),
-            "dataset": said.dataset or found_in.get("dataset"),
-            "model": found_in.get("model"),
-            "seed": seed if seed_of(seed) is not None else None,
-            "score": None if score.is_accuracy else score.name,
-            "protocol": said.protocol,
-            "split": said.split,
-        }
-        if self._same_data is not None:
-            found["dataset"] = self._same_data.dataset.name
-        return {key: truncate(value, _LONGEST_NAME) for key, value in found.items() if value}
+            for run in read_runs(load_file(path, options), format_name):
+                if copy := _find_copy(path, run.matrix, matrices.setdefault(path.parent, {})):
+                    detail = f"contains the same matrix as {copy}"
+                    yield ImportedFile(label, outcome=SKIPPED, detail=detail)
+                    continue
+                if run.digest in imported:
+                    detail = "its content was imported before (--again imports it once more)"
+                    yield ImportedFile(label, *imported[run.digest], STORED, detail)
+                    continue
+                title = name or str(Path(label).with_suffix(""))
+                run_name = truncate(f"{title} {run.label}".rstrip(), _MAX_NAME_LENGTH)
+                file = truncate(path.name, _MAX_NAME_LENGTH)
+                identity = None if reference is None else reference.dataset
+                run_id, num_metrics = _store_run(
+                    client, experiment_id, run, run_name, file, overrides, identity, families
+                )
+                if not again:
+                    imported[run.digest] = run_id, run_name
+                rows = f"{run.matrix.num_rows} of {run.matrix.num_buckets} rows"
+                detail = f"{rows}, {num_metrics} metrics"
+                yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
+        except ClearError as error:
+            yield ImportedFile(label, detail=str(error))
 
 
-def foreign_records(
+def _store_run(
+    client: MlflowClient,
+    experiment_id: str,
+    run: ImportedRun,
+    run_name: str,
+    file: str,
+    overrides: Mapping[str, str | None],
+    dataset: DatasetIdentity | None,
+    families: tuple[str, ...],
+) -> tuple[str, int]:
+    """Store a run, score it and close it; return its id and the number of logged metrics.
+
+    If that fails, the run is FAILED and does not count as imported.
+    """
+    adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
+    metadata = _merge_metadata(run, overrides)
+    origin: JSON = {"format": run.format_name, "digest": run.digest}
+    records = build_records(run.matrix, metadata, origin, dataset)
+    tags = {
+        MLFLOW_RUN_NAME: run_name,
+        names.KIND_TAG: names.KIND_TRAIN,
+        names.IMPORTED_FROM_TAG: file,
+        names.IMPORT_FORMAT_TAG: run.format_name,
+        names.VERSION_TAG: __version__,
+        **build_families_tag(families, {}),
+        **metadata,
+    }
+    with mlflow_errors(f"open a run for {file}"):
+        run_id = create_run(client, experiment_id, run_name, tags)
+    status: Status = "FAILED"
+    try:
+        with mlflow_errors(f"log the parameters of {file} into run {run_id}"):
+            client.log_batch(run_id, params=[Param(key, value) for key, value in metadata.items()])
+            stored = client.get_run(run_id)
+        for record in records:
+            store_row(client, stored, row_file_name(record.row.row), record.to_json().encode())
+        scores = score_run(client, run_id)
+        # This tag is last: it marks a complete run.
+        with mlflow_errors(f"close run {run_id}"):
+            client.log_batch(run_id, tags=[RunTag(names.IMPORTED_DIGEST_TAG, run.digest)])
+        status = "FINISHED"
+    finally:
+        with suppress(ClearError):  # an error that is raised already matters more
+            end(client, run_id, status)
+    return run_id, len(scores.results.values_by_name)
+
+
+def build_records(
     matrix: AccuracyMatrix,
-    facts: Mapping[str, str],
+    metadata: Mapping[str, str],
     origin: JSON,
     dataset: DatasetIdentity | None = None,
 ) -> list[RowRecord]:
-    """The rows of a matrix that another program measured; *origin* says where it is from."""
+    """Return the measured rows of another program's matrix as records, without counts.
+
+    origin: where the matrix comes from, stored in each record.
+    """
     written_at = utc_now()
+    counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
+    first = [] if matrix.initial is None else [(0, matrix.initial)]
     return [
         RowRecord(
-            row=row,
-            protocol=facts["protocol"],
-            split=facts["split"],
-            dataset=dataset or DatasetIdentity(facts.get("dataset", UNKNOWN), UNKNOWN),
-            seed=seed_of(facts.get("seed")),
+            row=AccuracyRow.from_values(row, matrix.buckets, cells.tolist(), counts, matrix.score),
+            protocol=metadata["protocol"],
+            split=metadata["split"],
+            dataset=dataset or DatasetIdentity(metadata.get("dataset", UNKNOWN), UNKNOWN),
+            seed=parse_seed(metadata.get("seed")),
             package_version=__version__,
             written_at=written_at,
             extra={"imported": origin},
         )
-        for row in as_rows(matrix)
+        for row, cells in [*first, *enumerate(matrix.values, start=1)]
+        if not np.isnan(cells).all()
     ]
 
 
-def seed_of(text: str | None) -> int | None:
-    """A seed as a record holds it; None where a file says something else."""
+def parse_seed(text: str | None) -> int | None:
+    """Return a seed as an integer, or None if it is not a 64-bit integer."""
     if text is None or not text.isascii() or not text.removeprefix("-").isdecimal():
         return None
-    value = int(text) if len(text) <= 20 else 2**64
-    return value if -(2**63) <= value < 2**64 else None
+    seed = int(text) if len(text) <= 20 else 2**64
+    return seed if -(2**63) <= seed < 2**64 else None
 
 
-def _read_same_data(metadata: ImportMetadata) -> Record | None:
-    """Read the run whose data the imported files were tested on, or None if none was named."""
-    if metadata.same_data_as is None:
-        return None
-    record = load_run(metadata.same_data_as).record
+def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str | None]) -> dict[str, str]:
+    """Return tags and parameters to group a run by; unknown values are left out."""
+    metadata = {**run.metadata, **{key: text for key, text in overrides.items() if text}}
+    if parse_seed(metadata.get("seed")) is None:
+        metadata.pop("seed", None)
+    if not run.matrix.score.is_accuracy:
+        metadata["score"] = run.matrix.score.name
+    return {key: truncate(text, _MAX_NAME_LENGTH) for key, text in metadata.items() if text}
+
+
+def _read_reference(run: str, dataset: str | None) -> Record:
+    """Return the record of the run with the same data. Raises ConfigError if its data are unknown.
+
+    dataset: name that the user stated as well, or None; it must be that of the run.
+    """
+    record = load(run).record
     name, digest = record.dataset.name, record.dataset.digest
-    if digest == UNKNOWN or metadata.dataset not in (None, name):
+    if digest == UNKNOWN or dataset not in (None, name):
         raise ConfigError(
             f"same_data_as names a run on dataset {safe_repr(name)} with the digest "
             f"{safe_repr(digest)}; expected a run with a known digest, and leave dataset out"
@@ -237,8 +258,8 @@ def _read_same_data(metadata: ImportMetadata) -> Record | None:
     return record
 
 
-def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Digest of what was imported into an experiment, to the id and the name of its run."""
+def _find_imported(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
+    """Return the digest of each imported run of an experiment, with its run id and name."""
     return {
         run.data.tags[names.IMPORTED_DIGEST_TAG]: (
             str(run.info.run_id),
@@ -248,10 +269,29 @@ def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tupl
     }
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
-    """Files to import, labels, and why one is passed over; neither hidden ones nor links."""
+def _find_copy(
+    path: Path, matrix: AccuracyMatrix, matrices: dict[Path, NDArray[np.float64]]
+) -> str:
+    """Return the name of a file of another type with the same matrix to 4 digits, or "".
+
+    matrices: those of the other files of the folder; the matrix is added if it is new.
+    """
+    values = matrix.values
+    for other, others in matrices.items():
+        is_other_type = other.suffix != path.suffix and others.shape == values.shape
+        if is_other_type and np.allclose(others, values, 0, 6e-5, equal_nan=True):
+            return other.name
+    matrices[path] = values
+    return ""
+
+
+def _list_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
+    """Yield files, each with its path below the folder and the reason to skip it, or None.
+
+    Hidden files and links in folders are left out. Raises DataError if a folder has too many files.
+    """
     for root in paths:
-        if not os.path.isdir(root):  # noqa: PTH112  (False, too, where one may not look)
+        if not os.path.isdir(root):  # noqa: PTH112  (False if its folder cannot be read)
             yield root, root.name, None
             continue
         num_files = 0
@@ -261,21 +301,21 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
             num_files += len(folders) + len(visible)
             if num_files > MAX_IMPORTED_FILES:
                 raise DataError(
-                    f"{safe_repr(root.name)} holds more than {MAX_IMPORTED_FILES} files; import "
+                    f"{safe_repr(root.name)} contains more than {MAX_IMPORTED_FILES} files; import "
                     "its folders one by one"
                 )
-            reasons = passed_over(visible)
+            reasons = find_skipped_files(visible)
             for path in (Path(folder, name) for name in visible):
                 if path.is_file() and not path.is_symlink():
-                    reason = reasons.get(path.name) or _reason(path)
+                    reason = reasons.get(path.name) or _find_reason_to_skip(path)
                     yield path, str(path.relative_to(root)), reason
 
 
-def _reason(path: Path) -> str | None:
-    """Return why a file is not imported, by its content; None if it is to be imported."""
+def _find_reason_to_skip(path: Path) -> str | None:
+    """Return why a file is not read as results, or None if it is."""
     if path.suffix.lower() in _ENDINGS:
-        return None  # whoever reads it says what is wrong with it
+        return None  # an error of such a file is reported
     try:
-        return None if recognise(load(path)) else "of no format that is read"
+        return None if detect_format(load_file(path)) else "has no known format"
     except DataError as error:
         return str(error)

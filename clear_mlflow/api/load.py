@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import ARCHIVE, bundles_in, drop_copies, read_bundles
+from clear_mlflow.api.bundle import ARCHIVE, drop_copies, list_bundles, read_bundles
 from clear_mlflow.api.run import Run
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import safe_repr
@@ -115,7 +115,7 @@ def chosen(
         # A folder may have the name of an experiment; a Path always names the folder.
         elif isinstance(name, str) and _is_experiment(client, name):
             experiments.append(name)
-        elif paths := bundles_in(Path(name)):
+        elif paths := list_bundles(Path(name)):
             bundled += chain.from_iterable(map(read_bundles, paths))
         elif isinstance(name, Path) or "/" in name or name.endswith(ARCHIVE):
             raise ConfigError(

@@ -16,7 +16,7 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from clear_mlflow.api.bundle import is_bundle
-from clear_mlflow.api.import_ import foreign_records
+from clear_mlflow.api.import_ import build_records
 from clear_mlflow.api.load import Runs, chosen, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
@@ -25,19 +25,21 @@ from clear_mlflow.core.record import row_file_name
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
-from clear_mlflow.importers import Reading, RowPattern, Source, load, matrix_of_rows, read_runs
+from clear_mlflow.importers import (
+    ReadOptions,
+    RowPattern,
+    combine_rows,
+    load_file,
+    read_row,
+    read_runs,
+)
 from clear_mlflow.learning.parameters.logged import is_of_a_training
-from clear_mlflow.metrics import FAMILIES, Metric, anytime
-from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._user import asked_metrics
-from clear_mlflow.metrics.from_predictions import PredictionMetric
-from clear_mlflow.scoring.computed import Scores, Scoring
-from clear_mlflow.scoring.plan import write_scores
-from clear_mlflow.scoring.scores import read_scores
+from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_metrics
+from clear_mlflow.scoring import Scores, log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import download_artifact, is_local
 from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
-from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
+from clear_mlflow.store.lease import is_expired, is_held
 from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
@@ -48,12 +50,6 @@ from clear_mlflow.tracking.logged_models import log_models
 # Runs scored at a time. A server delays each request by about 50 ms and answers many at a time; an
 # object store behind a database is slow, too. Local files are read faster than threads take turns.
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
-
-_BUILT_IN_FAMILIES = {
-    *FAMILIES,
-    *(metric.name.split("/")[0] for metric in predicted.METRICS),
-    *(metric.name.split("/")[0] for metric in anytime.METRICS),
-}
 
 
 @dataclass(frozen=True)
@@ -82,14 +78,14 @@ class ScoringResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return the outcome for JSON, with metric values and the reasons of undefined metrics."""
-        reasons = dict(self.scores.reasons) if self.scores else {}
+        results = self.scores.results if self.scores else {}
         return {
             "run_id": self.run_id,
             "run_name": self.run_name,
             "action": self.action,
             "detail": self.detail,
-            "metrics": {**dict.fromkeys(reasons), **(self.scores.summary if self.scores else {})},
-            "reasons": reasons,
+            "metrics": {name: result.value for name, result in results.items()},
+            "reasons": {n: result.reason for n, result in results.items() if result.reason},
         }
 
 
@@ -111,12 +107,12 @@ def rescore_chosen_runs(
 
     Under ``mlflow run -e evaluate``, the outcomes are also logged in the run that MLflow opened.
     """
-    custom_metrics = asked_metrics(metrics)
+    added_metrics = load_metrics(metrics)
     prepare = None
     if rows:
         score = Score(rows_score, higher_is_better=not rows_lower_is_better)
-        reading = Reading(scale=rows_scale, future=rows_future, score=score)
-        prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), reading=reading)
+        options = ReadOptions(scale=rows_scale, future=rows_future, score=score)
+        prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
     client = open_store()
     selected_runs, are_named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
     project_run_id = tag_project_run(client, names.KIND_EVALUATE)
@@ -126,8 +122,7 @@ def rescore_chosen_runs(
         selected_runs,
         explicit=are_named,
         dry_run=dry_run,
-        metrics=custom_metrics.matrix,
-        prediction_metrics=(*predicted.METRICS, *custom_metrics.predictions),
+        metrics=added_metrics,
         jobs=jobs,
         prepare=prepare,
     ):
@@ -145,7 +140,6 @@ def rescore_runs(
     explicit: bool = False,
     dry_run: bool = False,
     metrics: Sequence[Metric] = (),
-    prediction_metrics: Sequence[PredictionMetric] = predicted.METRICS,
     jobs: int | None = None,
     prepare: Callable[[MlflowClient, Run], object] | None = None,
 ) -> Iterator[ScoringResult]:
@@ -160,16 +154,14 @@ def rescore_runs(
         explicit: True if the user named the runs one by one: all artifacts are read again, and a
             run without rows is a problem instead of being skipped.
         dry_run: report what would be done, and write nothing.
-        metrics: metrics of the matrix, in addition to the families that a run logs.
-        prediction_metrics: metrics of predictions.
+        metrics: metrics to compute in addition to those of the families that a run logs.
         jobs: number of runs scored at a time; None to choose it for the store.
         prepare: called with each run before its rows are read, but not in a dry run.
     """
-    scoring = Scoring(metrics=metrics, prediction_metrics=prediction_metrics, thorough=explicit)
     remaining = iter(runs)
     for first in remaining:
         score = partial(
-            _score_run, client, scoring=scoring, dry_run=dry_run, explicit=explicit, prepare=prepare
+            _score_run, client, metrics=metrics, dry_run=dry_run, explicit=explicit, prepare=prepare
         )
         yield from map_in_threads(
             score, chain([first], remaining), jobs or _choose_jobs(client, first)
@@ -180,7 +172,7 @@ def _score_run(
     client: MlflowClient,
     run: Run | MissingRun,
     *,
-    scoring: Scoring,
+    metrics: Sequence[Metric],
     explicit: bool,
     dry_run: bool,
     prepare: Callable[[MlflowClient, Run], object] | None,
@@ -192,7 +184,7 @@ def _score_run(
     skipped = partial(ScoringResult, run_id, name, "skipped")
     if is_bundle(run):
         return failed("is a bundle, which cannot be written to; load it instead")
-    if seems_abandoned(run):
+    if run.info.status == "RUNNING":
         # The search result may be hours old. A process sets the status before it ends, so a run
         # that is still RUNNING after its process was seen dead stays RUNNING.
         try:
@@ -200,18 +192,16 @@ def _score_run(
                 run = client.get_run(run_id)
         except ClearError as error:
             return failed(str(error))
-    if trains_now(client, run):
+    if is_held(client, run):
         return skipped("is training now; it scores itself at its end")
-    abandoned = is_abandoned(client, run)
+    abandoned = is_expired(client, run)
     must_have_rows = explicit or run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
     try:
         if prepare is not None and not dry_run:
             prepare(client, run)
-        scores = read_scores(client, run, scoring)
+        scores = read_scores(client, run, metrics, reread=explicit)
         if not dry_run:
-            if not scores.plan.is_empty:
-                with lock_store_writes(client.tracking_uri):
-                    write_scores(client, scores)
+            log_results(client, scores.stored, scores.results, scores.changes)
             log_models(client, run, scores)
             if abandoned:
                 with lock_store_writes(client.tracking_uri):
@@ -233,7 +223,9 @@ def _score_run(
     if not is_of_a_training(run.data.params):  # a loop need not test its untrained model
         missing_rows = tuple(row for row in missing_rows if row)
     undefined = [
-        metric for metric in scores.reasons if metric.split("/")[0] not in _BUILT_IN_FAMILIES
+        result
+        for name, result in scores.results.items()
+        if result.reason and name.partition("/")[0] not in BUILT_IN_FAMILIES
     ]
     notes = list(_describe_scores(scores, missing_rows, undefined, dry_run))
     if abandoned:
@@ -242,17 +234,18 @@ def _score_run(
     return ScoringResult(
         run_id,
         name,
-        "scored" if abandoned or not scores.plan.is_empty else "unchanged",
+        "scored" if abandoned or not scores.changes.is_empty else "unchanged",
         "; ".join(notes),
         scores,
-        is_problem=bool(missing_rows or scores.problem is not None or scores.failed),
-        is_partial=scores.rows_state != "complete",
-        undefined=tuple(metric for metric in undefined if metric not in scores.failed),
+        is_problem=bool(missing_rows or scores.stored.problem is not None)
+        or any(result.is_failed for result in scores.results.values()),
+        is_partial=scores.stored.rows_state != "complete",
+        undefined=tuple(result.name for result in undefined if not result.is_failed),
     )
 
 
 def _describe_scores(
-    scores: Scores, missing_rows: Sequence[int], undefined: Sequence[str], dry_run: bool
+    scores: Scores, missing_rows: Sequence[int], undefined: Sequence[MetricResult], dry_run: bool
 ) -> Iterator[str]:
     if scores.record is None:
         yield "no rows"
@@ -260,16 +253,16 @@ def _describe_scores(
     yield f"{scores.record.num_stored} of {scores.record.matrix.num_buckets} rows"
     if missing_rows:
         yield f"missing {', '.join(f'row {row}' for row in missing_rows)}"
-    if dry_run and not scores.plan.is_empty:
-        yield f"would write {scores.plan}"
-    elif scores.plan.points:
-        yield f"{len(scores.plan.points)} metric values logged"
-    if scores.plan.changed:
-        yield f"values changed: {', '.join(scores.plan.changed)}"
-    if scores.problem is not None:
-        yield scores.problem
-    for name in undefined:
-        yield f"{name} left out: {scores.reasons[name]}"
+    if dry_run and not scores.changes.is_empty:
+        yield f"would write {scores.changes}"
+    elif scores.changes.points:
+        yield f"{len(scores.changes.points)} metric values logged"
+    if scores.changes.changed:
+        yield f"values changed: {', '.join(scores.changes.changed)}"
+    if scores.stored.problem is not None:
+        yield scores.stored.problem
+    for result in undefined:
+        yield f"{result.name} left out: {result.reason}"
 
 
 def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
@@ -295,7 +288,7 @@ def _log_outcomes(
 
 
 def copy_foreign_rows(
-    client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading
+    client: MlflowClient, run: Run, pattern: RowPattern, options: ReadOptions
 ) -> None:
     """Write the rows that another program stored in a run as rows of this package.
 
@@ -304,10 +297,10 @@ def copy_foreign_rows(
     stored_rows = parse_rows(read_row_files(client, run, waiting=None))
     if any("imported" not in record.extra for record in stored_rows.values()):
         return
-    paths = pattern.rows(_list_matching_artifacts(client, run, pattern))
+    paths = pattern.find_rows(_list_matching_artifacts(client, run, pattern))
     if not paths:
         return
-    matrix = _read_matrix(client, run, paths, reading)
+    matrix = _read_matrix(client, run, paths, options)
     labels = {**run.data.params, **run.data.tags}
     protocol = labels.get("protocol", "")
     metadata = {
@@ -316,7 +309,7 @@ def copy_foreign_rows(
         "split": measured_split(labels.get("split", "")),
         "seed": labels.get("seed", ""),
     }
-    for record in foreign_records(matrix, metadata, {"format": "rows", "pattern": pattern.text}):
+    for record in build_records(matrix, metadata, {"format": "rows", "pattern": pattern.pattern}):
         name = row_file_name(record.row.row)
         if name not in stored_rows:
             store_row(client, run, name, record.to_json().encode())
@@ -329,7 +322,7 @@ def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern
         is_last = depth == len(pattern.parts) - 1
         if len(folders) > MAX_ARTIFACT_FOLDERS:
             raise RecordError(
-                f"more than {MAX_ARTIFACT_FOLDERS} folders match {safe_repr(pattern.text)}"
+                f"more than {MAX_ARTIFACT_FOLDERS} folders match {safe_repr(pattern.pattern)}"
             )
         matches = []
         for folder in folders:
@@ -341,7 +334,7 @@ def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern
             for file in files:
                 # Only the last part: a path from the store is never followed.
                 name = file.path.rsplit("/", 1)[-1]
-                is_name = name not in ("", ".", "..") and pattern.fits(depth, name)
+                is_name = name not in ("", ".", "..") and pattern.matches_part(depth, name)
                 if file.is_dir == is_last or not is_name:
                     continue
                 if is_last and file.file_size is not None and file.file_size > MAX_RESULTS_BYTES:
@@ -356,21 +349,25 @@ def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern
 
 
 def _read_matrix(
-    client: MlflowClient, run: Run, paths: Mapping[int | None, str], reading: Reading
+    client: MlflowClient, run: Run, paths: Mapping[int | None, str], options: ReadOptions
 ) -> AccuracyMatrix:
     """Read artifacts by their row number, or the one with key None, which has the complete matrix.
 
     Raises RecordError if that one contains more than one run.
     """
-    sources: dict[int | None, Source] = {}
+    rows: dict[int, list[float]] = {}
     for row, path in paths.items():
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            sources[row] = load(download_artifact(client, run, path, folder))
-    if None in sources:
-        runs = read_runs(sources[None], reading=reading)
-        if len(runs) != 1:
-            raise RecordError(
-                f"{safe_repr(paths[None])} contains {len(runs)} runs; expected only this run's"
-            )
-        return runs[0].matrix
-    return matrix_of_rows({row: sources[row] for row in sources if row is not None}, reading)
+            file = load_file(download_artifact(client, run, path, folder), options)
+        if row is None:
+            runs = read_runs(file)
+            if len(runs) != 1:
+                raise RecordError(
+                    f"{safe_repr(path)} contains {len(runs)} runs; expected only this run's"
+                )
+            return runs[0].matrix
+        try:
+            rows[row] = read_row(file)
+        except RecordError as error:
+            raise RecordError(f"{safe_repr(file.name, 120)}: {error}") from error
+    return combine_rows(rows, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from math import nan
@@ -16,14 +17,11 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.parameters.logged import unlogged_parameters
-from clear_mlflow.metrics._results import MetricResult
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.families import logged_families, metrics_of
-from clear_mlflow.scoring.run_report import configuration_of
-from clear_mlflow.scoring.scores import stored_scores
+from clear_mlflow.scoring import Scores, load_scores
+from clear_mlflow.scoring.run_record import read_configuration
 from clear_mlflow.statistics import ImageBootstrap
 from clear_mlflow.store.client import MlflowClient
 from clear_mlflow.store.matrices import NO_ROWS
@@ -78,7 +76,7 @@ class Run:
     def config(self) -> Mapping[str, str]:
         """Every parameter that it was trained with, as logged; ``auto`` is what it became."""
         params = self._run.data.params
-        return configuration_of({**unlogged_parameters(params), **params})
+        return read_configuration({**unlogged_parameters(params), **params})
 
     @property
     def entity(self) -> MlflowRun:
@@ -94,7 +92,7 @@ class Run:
     def links(self) -> tuple[str, ...]:
         """Lines that say where to look at it."""
         if self.is_bundle:
-            return (f"bundle   {self._run.info.artifact_uri}",)
+            return (f"bundle   {self._run.bundle_path}",)
         return tuple(format_run_links(self._client, self._run))
 
     @cached_property
@@ -125,20 +123,24 @@ class Run:
     @cached_property
     def metrics(self) -> Mapping[str, MetricResult]:
         """Every metric of the run's families: value, course, interval, or why it has none."""
-        intervals = None
-        if self.predictions is not None and self.matrix.score.is_accuracy:
-            families = metrics_of(logged_families(self._run.data.tags), ())
-            intervals = ImageBootstrap(metrics=families).intervals(self.predictions)
-        return self.scores.results(intervals)
+        results = self.scores.results
+        if self.predictions is None or not self.matrix.score.is_accuracy:
+            return results
+        metrics = [metric for metric in self.scores.stored.metrics if metric.needs == MATRIX]
+        intervals = ImageBootstrap(metrics=metrics).intervals(self.predictions)
+        return MetricResults(
+            (name, replace(result, interval=intervals.get(name)))
+            for name, result in results.items()
+        )
 
     @property
     def predictions(self) -> Predictions | None:
         """The answer for each test image after each row; None where the run kept none."""
-        return self.scores.predicted.predictions
+        return self.scores.stored.predictions
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
         """The cells that are evidence, as :meth:`AccuracyMatrix.plot`."""
-        return self.record.evidence.plot(title, width=width)
+        return self.record.masked_matrix.plot(title, width=width)
 
     def to_frame(self) -> DataFrame:
         """The metrics in pandas, a line for each; ``run.matrix.to_frame()`` has the cells."""
@@ -174,13 +176,13 @@ class Run:
     def _repr_html_(self) -> str:
         if (problem := self._problem()) is not None:
             return f"<p>{escape(problem)}</p>"
-        listed = self.scores.results().values()
-        return run_html(self.name, self.record.evidence, listed, self.links)
+        listed = self.scores.results.values()
+        return run_html(self.name, self.record.masked_matrix, listed, self.links)
 
     def __str__(self) -> str:
         if (problem := self._problem()) is not None:
             return problem
-        return as_text(*run_text(self.record, self.scores.results().values()), "", *self.links)
+        return as_text(*run_text(self.record, self.scores.results.values()), "", *self.links)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.run_id}, {self.status})"
@@ -196,4 +198,4 @@ class Run:
     @cached_property
     def scores(self) -> Scores:
         """What :attr:`metrics` are made of, as scoring has it."""
-        return stored_scores(self._client, self._run)
+        return load_scores(self._client, self._run)

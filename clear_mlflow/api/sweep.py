@@ -59,7 +59,7 @@ from clear_mlflow.store.client import (
     resolve_store_uri,
     set_up_mlflow,
 )
-from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
+from clear_mlflow.store.lease import Lease, is_expired, is_held, lease_tags
 from clear_mlflow.store.search import (
     get_or_create_experiment,
     get_project_run,
@@ -514,7 +514,7 @@ class Sweep:
         note = None
         for run in sorted(tries, key=lambda run: run.info.start_time, reverse=True):
             run_id = str(run.info.run_id)
-            if run.info.status != "KILLED" and not is_abandoned(self.client, run):
+            if run.info.status != "KILLED" and not is_expired(self.client, run):
                 continue
             if not holds_rows(self.client, run_id):
                 note = note or "from its beginning: it had ended before its first row"
@@ -582,8 +582,8 @@ class Sweep:
     def _beat(self) -> None:
         if time.monotonic() - self.beaten > _HEARTBEAT_SECONDS:
             self.beaten = time.monotonic()
-            with suppress(ClearError), mlflow_errors("say that the sweep lives"):
-                beat(self.client, self.client.get_run(self.above))
+            with suppress(ClearError):
+                Lease(self.client, self.above).renew()
 
 
 def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[SweptRun]:
@@ -611,7 +611,7 @@ def _find_settled(
 
 def _is_held(client: MlflowClient, run: Run, parent_id: str | None = None) -> bool:
     """Return True if a process trains into a run or is about to, other than sweep *parent_id*."""
-    if trains_now(client, run) or is_claimed(run):
+    if is_held(client, run) or is_claimed(run):
         return True
     # A live sweep starts what is scheduled, and resumes what was killed.
     is_open = run.info.status not in ("FINISHED", "FAILED")
@@ -624,7 +624,7 @@ def _is_in_live_sweep(client: MlflowClient, run: Run, parent_id: str | None = No
     if sweep_id in (None, parent_id):
         return False
     (parent,) = select_runs(client, run_ids=[sweep_id])
-    return isinstance(parent, Run) and trains_now(client, parent)
+    return isinstance(parent, Run) and is_held(client, parent)
 
 
 def is_done(run: Run) -> bool:
@@ -674,7 +674,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
     tags = {
         names.KIND_TAG: names.KIND_SWEEP,
         names.SWEEP_TAG: grid.digest,
-        names.PROCESS_TAG: heartbeat(),
+        **lease_tags(),
         names.VERSION_TAG: __version__,
     }
     with mlflow_errors("open the run of the sweep"):
@@ -693,7 +693,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
             if mine is not None and own is None:
                 end(client, mine, "KILLED", f"run {run_id} is the same sweep")
                 client.delete_run(mine)
-            if trains_now(client, above):
+            if is_held(client, above):
                 raise TrackingError(
                     f"another process works on this sweep now (run {run_id}); wait for its end, "
                     "or stop it"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clear_mlflow.api.run import Run
     from clear_mlflow.learning.parameters.options import TrainOptions
     from clear_mlflow.learning.session import StreamTraining
-    from clear_mlflow.scoring.computed import Scores
+    from clear_mlflow.scoring import Scores
     from clear_mlflow.store.client import MlflowClient
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
@@ -108,8 +108,8 @@ def _run_of(client: MlflowClient, scores: Scores) -> Run:
     from clear_mlflow.api.run import Run
     from clear_mlflow.store.client import mlflow_errors
 
-    with mlflow_errors(f"look at run {scores.run_id}"):
-        return Run(client, client.get_run(scores.run_id), scores=scores)
+    with mlflow_errors(f"look at run {scores.stored.run_id}"):
+        return Run(client, client.get_run(scores.stored.run_id), scores=scores)
 
 
 def _resolved(

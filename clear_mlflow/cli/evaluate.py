@@ -24,7 +24,7 @@ from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
     from clear_mlflow.api.rescore import ScoringResult
-    from clear_mlflow.scoring.computed import Scores
+    from clear_mlflow.scoring import Scores
 
 # Up to this many runs are all listed; of more runs, only problems and those that lack rows.
 _MAX_LISTED = 50
@@ -110,7 +110,7 @@ class Summary:
             self.last_run_ids = [*self.last_run_ids[-1:], result.run_id]
         self._last_scores = result.scores
         if result.scores is not None:
-            self._num_values += len(result.scores.plan.points)
+            self._num_values += len(result.scores.changes.points)
         self._num_partial += result.is_partial
         self.num_problems += result.is_problem
         self._num_undefined.update(result.undefined)

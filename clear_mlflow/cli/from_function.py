@@ -188,7 +188,7 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
     keywords: dict[str, Any] = {"required": True}
     if parameter.default is not parameter.empty:
         is_switch = isinstance(parameter.default, bool)
-        words = {None: NONE, (): NONE, **({True: "yes", False: "no"} if is_switch else {})}
+        words: dict[Any, str] = {None: NONE, (): NONE, **({True: "yes", False: "no"} if is_switch else {})}
         keywords = {"default": words.get(parameter.default, str(parameter.default))}
     types = [t for t in members if t not in (NoneType, bool) and get_origin(t) is not Literal]
     if not types:

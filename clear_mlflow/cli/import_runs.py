@@ -15,12 +15,12 @@ from clear_mlflow.cli.help import Command, Option, spell_options
 from clear_mlflow.cli.options import METRICS, json_option, names, option, wants_json
 from clear_mlflow.cli.output import console, plain_table, print_json, print_places
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
-from clear_mlflow.core.score import ACCURACY, Score
+from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import one_line, safe_repr
-from clear_mlflow.importers import FORMATS, Reading
+from clear_mlflow.importers import FORMATS
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
-from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
+from clear_mlflow.metrics import DEFAULT_FAMILIES, split_families
 from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _counts(text: str) -> tuple[int, ...]:
     [AUTO, *FORMATS],
     "Format of the files; auto: found by looking at each.",
     under=_READ,
-    to="kind",
+    to="format_name",
 )
 @option("--dataset", "NAME", "What was tested on; auto: as in the file.", default=AUTO, under=_SAID)
 @option(
@@ -162,7 +162,7 @@ def _counts(text: str) -> tuple[int, ...]:
     "Families of metrics to log; see docs/metrics.md.",
     default=",".join(DEFAULT_FAMILIES),
     under=METRICS,
-    parse=family_names,
+    parse=split_families,
     to="families",
 )
 @click.option(
@@ -173,59 +173,42 @@ def _counts(text: str) -> tuple[int, ...]:
     help="Import once more what the experiment holds already.",
 )
 @json_option
-def import_runs(
-    paths: tuple[str, ...],
-    experiment: str | None,
-    name: str | None,
-    kind: str,
-    score: str,
-    lower_is_better: bool,
-    again: bool,
-    **said: Any,
-) -> None:
+def import_runs(paths: tuple[str, ...], **options: Any) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
     Plain matrices (CSV, TSV, NumPy, JSON) and what Avalanche, Renate and mammoth write;
-    docs/import.md says what is read of each. Nothing in a file is executed. A folder is searched
+    docs/import.md lists what is read of each. Nothing in a file is executed. A folder is searched
     for files; one that cannot be read is named, the others are imported, and the exit code is 2.
     """
-    fields = ("scale", "initial", "future", "num_instances", "buckets", "orientation", "row_labels")
-    how = {name: said.pop(name) for name in fields}
-    score_of_all = Score(score, higher_is_better=not lower_is_better)
-    reading = Reading(score=score_of_all, columns=said.pop("columns") or (), **how)
+    from clear_mlflow.api import import_ as api
+    from clear_mlflow.api.load import open_store
 
-    from clear_mlflow.api.import_ import FAILED, Importer, ImportMetadata
-    from clear_mlflow.store.client import preflight, set_up_mlflow
-
-    set_up_mlflow()
-    found: list[ImportedFile] = []
+    files: list[ImportedFile] = []
     with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
-        client = preflight(experiment=experiment)
-        importer = Importer(client, experiment, ImportMetadata(**said), again=again)
-        for one in importer.files(map(Path, paths), reading, kind=kind, name=name):
-            found.append(one)
-    _show(found, as_json=wants_json(), stopped=bool(received))
-    if not wants_json() and (made := [one.run_id for one in found if one.run_id]):
-        print_places(client, made)
+        for file in api.import_runs(map(Path, paths), **options):
+            files.append(file)
+    _show(files, as_json=wants_json(), stopped=bool(received))
+    if not wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
+        print_places(open_store(), run_ids)
     if received:
         sys.exit(128 + received[0])
-    if not found or any(one.outcome == FAILED for one in found):
+    if not files or any(file.outcome == api.FAILED for file in files):
         sys.exit(2)
 
 
-def _show(found: list[ImportedFile], *, stopped: bool) -> None:
+def _show(found: list[ImportedFile], *, as_json: bool, stopped: bool) -> None:
     from clear_mlflow.api.import_ import FAILED
 
     counts = Counter(one.outcome for one in found)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
-        if wants_json():
+        if as_json:
             print_json({"files": [asdict(one) for one in found]})
         elif found:
             lines = ([text or "" for text in astuple(one)] for one in found)
             console().print(plain_table(("file", "run", "name", "verdict", "detail"), lines))
         rest = "; stopped: the same command does the rest" if stopped else ""
-        if not wants_json():
+        if not as_json:
             click.echo(f"\n{summary or 'no files'}{rest}")
     for one in found:
         if one.outcome == FAILED:

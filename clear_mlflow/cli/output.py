@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clear_mlflow.comparison.build import Comparison
-    from clear_mlflow.scoring.computed import Scores
+    from clear_mlflow.scoring import Scores
     from clear_mlflow.store.client import MlflowClient
     from clear_mlflow.tracking.lifecycle import RunResult
 
@@ -99,13 +99,13 @@ def print_scores(scores: Scores, out: Console) -> None:
         return
     from clear_mlflow.report.terminal_tables import run_text
 
-    for part in (*run_text(scores.record, scores.results().values()), ""):
+    for part in (*run_text(scores.record, scores.results.values()), ""):
         out.print(part)
 
 
 def _members_table(members: Mapping[int, Scores]) -> Table:
     """A line for every metric: its mean over an ensemble's members, its deviation, its range."""
-    summaries = [of_member.summary for of_member in members.values()]
+    summaries = [of_member.results.values_by_name for of_member in members.values()]
     lines = []
     for name in summaries[0]:
         values = [summary[name] for summary in summaries if name in summary]

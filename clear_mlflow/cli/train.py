@@ -74,15 +74,15 @@ def asked_parameters(
 @option("--resume", "RUN_ID", "An interrupted run: resume it, with its parameters.", under=RUN)
 @yes_or_no(
     "--assume-dead",
-    "With --resume: do not wait for the heartbeat of the process that trained the run; you know "
-    "that it is dead. If it lives after all, it loses the run.",
+    "With --resume: do not wait until the lease of the process that trained the run has expired; "
+    "you know that the process is dead. If it lives after all, it loses the run.",
     under=RUN,
 )
 @option(
     "--if-held",
     ["wait", "leave"],
-    "Where a process on another machine may train into the run still: wait until it has said "
-    "nothing for 15 minutes, or leave with exit code 75, to be started again later.",
+    "If a process on another machine may still train into the run: wait until its lease has "
+    "expired, 3 minutes at most, or leave with exit code 75, to be started again later.",
     under=RUN,
 )
 @run_options

@@ -20,28 +20,18 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.metrics import FAMILIES, METRICS, Metric, anytime, name_of, of_score
-from clear_mlflow.metrics.anytime import AnytimeMetric
+from clear_mlflow.metrics import (
+    COST_METRICS,
+    METRICS,
+    WITHIN_BUCKET_METRICS,
+    Metric,
+    adapt_metrics,
+    get_headlines,
+)
 
 LEVEL = 0.95
 # Single runs whose predictions are read: megabytes each.
 MOST_READ = 24
-
-# What a leaderboard is ranked by where nobody says: the first that most groups define.
-_RANKED_BY = (
-    "clear/challenge_score",
-    "renate/average_accuracy",
-    "clear/next_domain_accuracy",
-    "clear/in_domain_accuracy",
-)
-
-# What a table of 80 columns has room for beside the metric that ranks.
-_HEADLINE = (
-    "clear/in_domain_accuracy",
-    "clear/next_domain_accuracy",
-    "renate/average_accuracy",
-    "renate/forgetting",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +69,15 @@ class Arrangement:
     @property
     def headline_metrics(self) -> list[str]:
         """The metric that ranks, those named most often, and those asked for beside the usual."""
-        usual = (name_of(name, self.score) for name in _HEADLINE)
-        always = {metric.name for metric in (*of_score(METRICS, self.score), *FAMILIES["cost"])}
+        usual = (metric.name for metric in get_headlines(self.score))
+        always = {metric.name for metric in (*adapt_metrics(METRICS, self.score), *COST_METRICS)}
         asked = (m.name for m in self.definitions if m.name not in always)
         names = dict.fromkeys([self.ranked_by, *usual, *asked, COST])
         return [name for name in names if name in self.metrics]
 
     def is_higher_better(self, metric: str | None) -> bool | None:
         """Return True if more of a metric is better, or None if that is not declared."""
-        return _is_higher_better((*self.definitions, *anytime.METRICS), metric)
+        return _is_higher_better((*self.definitions, *WITHIN_BUCKET_METRICS), metric)
 
     def wants_predictions(self) -> list[Subject]:
         """Groups' only results, tested pairs first: their test images give tests and intervals."""
@@ -111,8 +101,8 @@ def arrange(
     tuned: Iterable[str] = (),
 ) -> Arrangement:
     """Group runs by labels (none: each by itself), rank groups, and choose what is tested."""
-    metrics = of_score(metrics, only_score(subjects))
-    definitions: list[Metric | AnytimeMetric] = [*metrics, *anytime.METRICS]
+    metrics = adapt_metrics(metrics, only_score(subjects))
+    definitions: list[Metric] = [*metrics, *WITHIN_BUCKET_METRICS]
     groups, settings, notes = group_runs(subjects, by, level, rowless)
     defined = {name for group in groups for name in group.metrics}
     compared = tuple(metric.name for metric in definitions if metric.name in defined)
@@ -126,15 +116,17 @@ def arrange(
             f"rank_by is {rank_by}, a function that does not declare which values are better; pass "
             "lower_is_better, or set the attribute lower_is_better of the function"
         )
-    usual = [name_of(name, settings[0].score) for name in _RANKED_BY]
-    if any(subject.params.get("scenario", "domain") != "domain" for subject in subjects):
-        usual.pop(0)  # cells of classes that did not come yet are in it
+    has_new_classes = any(s.params.get("scenario", "domain") != "domain" for s in subjects)
+    priorities = {
+        metric.name: 0 if has_new_classes and not metric.ranks_new_classes else metric.rank_priority
+        for metric in definitions
+        if metric.name in defined
+        and metric.rank_priority is not None
+        and metric.higher_is_better is not None
+    }
     ranked_by = rank_by or max(
-        (n for n in compared if n[:5] != "cost/" and _is_higher_better(definitions, n) is not None),
-        key=lambda name: (
-            sum(name in group.metrics for group in groups),
-            -usual.index(name) if name in usual else -len(usual),
-        ),
+        priorities,
+        key=lambda name: (sum(name in group.metrics for group in groups), priorities[name]),
         default=None,
     )
 
@@ -234,7 +226,7 @@ def at_equal(
 
 def _devices(subject: Subject) -> str:
     """What a run's seconds are of."""
-    found = {cost.device for cost in subject.evidence.costs if cost and cost.device}
+    found = {cost.device for cost in subject.masked_matrix.costs if cost and cost.device}
     return cut(" and ".join(sorted(found))) or "a device not said"
 
 
@@ -263,5 +255,5 @@ def methods(arrangement: Arrangement) -> list[list[Group]]:
     return list(found.values())
 
 
-def _is_higher_better(metrics: Iterable[Metric | AnytimeMetric], name: str | None) -> bool | None:
+def _is_higher_better(metrics: Iterable[Metric], name: str | None) -> bool | None:
     return next((metric.higher_is_better for metric in metrics if metric.name == name), True)

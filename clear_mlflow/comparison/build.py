@@ -10,9 +10,7 @@ from clear_mlflow.comparison.caveats import intervals_of_tests, warnings_of
 from clear_mlflow.comparison.groups import COST
 from clear_mlflow.comparison.sentences import DIFFERENT
 from clear_mlflow.comparison.verdicts import Verdict, judge_pairs
-from clear_mlflow.metrics import Metric, anytime
-from clear_mlflow.metrics.anytime import AnytimeMetric
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, Metric, Predictions, is_cost
 from clear_mlflow.statistics import ImageBootstrap, Interval
 
 
@@ -63,12 +61,12 @@ def compare(
     unlike = frozenset(p for p, (a, b) in both.items() if a.images.digest != b.images.digest)
     answered = {pair: sides for pair, sides in both.items() if pair not in unlike}
     bootstrap = ImageBootstrap(metrics=arrangement.definitions, level=arrangement.level)
-    tested: list[Metric | AnytimeMetric] = [*arrangement.definitions]
+    tested: list[Metric] = [*arrangement.definitions]
     if len(intervals_of_tests(arrangement)) < 2:  # else the minima are of each interval its own
-        tested += anytime.METRICS
+        tested += WITHIN_BUCKET_METRICS
 
     def judge(
-        metric: Metric | AnytimeMetric, margin: float | None, comparisons: int | None = None
+        metric: Metric, margin: float | None, comparisons: int | None = None
     ) -> list[Verdict]:
         return judge_pairs(
             groups,
@@ -78,7 +76,7 @@ def compare(
             answered=answered,
             level=arrangement.level,
             margin=margin,
-            in_percent=arrangement.score.is_accuracy and not metric.name.startswith("cost/"),
+            in_percent=arrangement.score.is_accuracy and not is_cost(metric.name),
             comparisons=comparisons,
         )
 

@@ -13,7 +13,7 @@ from clear_mlflow.comparison.page.charts import cost_plots, curve_parts, metric_
 from clear_mlflow.comparison.page.matrices_section import matrix_scales
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.metrics import course
+from clear_mlflow.metrics import evaluate_metrics
 from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.picture import svg_picture
 from clear_mlflow.report.pictures import (
@@ -87,7 +87,7 @@ def course_figure(
     axes = figure.subplots()
     for position, group in enumerate(comparison.groups):
         courses = [
-            course(m.evidence, m.record.protocol, chosen).series.get(name, {})
+            evaluate_metrics(chosen, m.record.matrix, m.record.protocol)[name].series
             for m in group.counted
         ]
         steps = sorted({step for found in courses for step in found})

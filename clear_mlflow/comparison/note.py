@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from urllib.parse import quote
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group, mean_text
 from clear_mlflow.comparison.tables import markdown_table
-from clear_mlflow.core.score import number_of
+from clear_mlflow.metrics import format_value
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
 
 _MOST_LINKED = 10  # runs of one group with a link of their own
@@ -45,7 +46,7 @@ def _leaders(comparison: Comparison) -> list[str]:
     ranked = comparison.ranked_by
     if ranked is None:
         return []
-    number = number_of(ranked, comparison.score)
+    number = partial(format_value, ranked, score=comparison.score)
     leaders = [
         f"{escaped(group.name, 40)} **{mean_text(group.metrics[ranked], number)}**"
         + (f" ({seeds})" if (seeds := group.partial_seeds(ranked)) else "")

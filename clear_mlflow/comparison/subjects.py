@@ -32,14 +32,14 @@ class Subject:
     test_every: str | None = None
 
     @property
-    def evidence(self) -> AccuracyMatrix:
+    def masked_matrix(self) -> AccuracyMatrix:
         """The cells that count under the run's protocol."""
-        return self.record.evidence
+        return self.record.masked_matrix
 
     @cached_property
     def grid(self) -> NDArray[np.float64]:
         """(T + 1, T): the initialisation row, then a row per bucket; NaN = not measured."""
-        cells = whole_grid(self.evidence)
+        cells = whole_grid(self.masked_matrix)
         cells.setflags(write=False)
         return cells
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import seeds_text
 from clear_mlflow.comparison.verdicts import Verdict
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.score import number_of
 from clear_mlflow.core.text import safe_repr, truncate
+from clear_mlflow.metrics import format_value
 from clear_mlflow.report.exports import csv_text, inert
 from clear_mlflow.report.markdown import escaped
 
@@ -226,7 +227,8 @@ def _cells(
         for group in comparison.groups:
             values = []
             for name in names:
-                found, number = group.metrics.get(name), number_of(name, comparison.score)
+                found = group.metrics.get(name)
+                number = partial(format_value, name, score=comparison.score)
                 mean = "" if found is None else number(found.mean)
                 std = None if found is None else found.std
                 spread = "" if std is None else rf" \pm {number(std)}"

@@ -20,9 +20,7 @@ from clear_mlflow.comparison.sentences import (
 )
 from clear_mlflow.comparison.subjects import RowlessRun, Subject
 from clear_mlflow.core.score import significant
-from clear_mlflow.metrics import Metric
-from clear_mlflow.metrics.anytime import AnytimeMetric
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import Metric, Predictions, is_cost
 from clear_mlflow.statistics import (
     ImageBootstrap,
     Interval,
@@ -84,7 +82,7 @@ def judge_pairs(
     groups: Sequence[Group],
     plan: PairPlan,
     *,
-    metric: Metric | AnytimeMetric,
+    metric: Metric,
     bootstrap: ImageBootstrap,
     answered: Mapping[Pair, tuple[Predictions, Predictions]],
     level: float,
@@ -308,7 +306,7 @@ class _Judge:
 
     def _price(self, pair: Pair, difference: float) -> str:
         """How often the other's training FLOPs the better one took; nothing within one percent."""
-        if self.sentences.metric.startswith("cost/"):
+        if is_cost(self.sentences.metric):
             return ""
         costs = [self.groups[position].metrics.get(COST) for position in pair]
         if not self.sentences.a_leads(difference):

@@ -37,7 +37,7 @@ class LoopMetadata:
     protocol: str = "iid"
     split: str = TEST
     seed: int | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)  # by which runs are grouped
+    grouping: Mapping[str, str] = field(default_factory=dict)  # logged as params and tags
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()  # the index is the label; empty where not known
@@ -101,7 +101,7 @@ def describe_loop(
         protocol=protocol,
         split=split,
         seed=seed,
-        facts={key: str(value) for key, value in grouped.items() if value is not None},
+        grouping={key: str(value) for key, value in grouped.items() if value is not None},
         params=_texts("params", params),
         tags=_texts("tags", tags),
         class_names=() if class_names is None else tuple(map(str, class_names)),

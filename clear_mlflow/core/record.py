@@ -196,7 +196,7 @@ class Record:
         return len(set(self.rows) - {0})
 
     @cached_property
-    def evidence(self) -> AccuracyMatrix:
+    def masked_matrix(self) -> AccuracyMatrix:
         """The cells of the matrix that count under the protocol."""
         return self.matrix.masked(self.protocol)
 

@@ -1,7 +1,7 @@
 """Results of other programs, read as accuracy matrices; one module per format.
 
-A new format is a new module here with a ``FORMATS``; nothing else changes. Nothing that is read is
-ever executed, and whatever is wrong with a file ends in a ClearError of one line.
+A new format is a new module here with a subclass of ``Format``; nothing else changes. Nothing in a
+file is ever executed, and each problem of a file ends in a ClearError of one line.
 """
 
 from __future__ import annotations
@@ -9,90 +9,95 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_LOG_BYTES, read_bytes
-from clear_mlflow.importers._base import Format, Imported, Reading, Source, as_rows, finish
-from clear_mlflow.importers._row_files import RowPattern, matrix_of_rows
+from clear_mlflow.core.untrusted import (
+    MAX_LOG_BYTES,
+    bounded,
+    read_bytes,
+)
+from clear_mlflow.importers._base import Format, ReadOptions, ResultFile
+from clear_mlflow.importers._normalise import ImportedRun, normalise
+from clear_mlflow.importers._row_files import RowPattern, combine_rows, read_row
 
 __all__ = [
     "FORMATS",
     "Format",
-    "Imported",
-    "Reading",
+    "ImportedRun",
+    "ReadOptions",
+    "ResultFile",
     "RowPattern",
-    "Source",
-    "as_rows",
-    "load",
-    "matrix_of_rows",
-    "passed_over",
+    "combine_rows",
+    "detect_format",
+    "find_skipped_files",
+    "load_file",
+    "read_row",
     "read_runs",
-    "recognise",
 ]
 
-FORMATS: dict[str, Format] = {
-    kind.name: kind
-    for kind in sorted(
-        (
-            kind
-            for module in pkgutil.iter_modules(__path__)
-            if not module.name.startswith("_")
-            for kind in importlib.import_module(f"{__name__}.{module.name}").FORMATS
-        ),
-        key=lambda kind: (kind.is_general, kind.name),
-    )
-}
+
+def _load_formats() -> dict[str, Format]:
+    """Import the modules of this package; return their formats, those of one program first."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    formats = [subclass() for subclass in Format.__subclasses__()]
+    formats.sort(key=lambda file_format: (file_format.is_general, file_format.name))
+    return {file_format.name: file_format for file_format in formats}
 
 
-def load(path: Path) -> Source:
-    """Read a file's bytes, once it is sure that they are not too many."""
+FORMATS = _load_formats()
+
+
+def load_file(path: Path, options: ReadOptions | None = None) -> ResultFile:
+    """Read a file of at most 64 MiB. Raises DataError if it is larger or cannot be read."""
     try:
         if not path.is_file():
-            raise DataError(f"{safe_repr(path.name)} is no file; expected a file of results")
-        return Source(path.name, read_bytes(path, MAX_LOG_BYTES))
+            raise DataError(f"{safe_repr(path.name)} is not a file; expected a file of results")
+        return ResultFile(path.name, read_bytes(path, MAX_LOG_BYTES), options or ReadOptions())
     except OSError as error:
         raise DataError(f"{safe_repr(path.name)} cannot be read: {error.strerror}") from error
     except RecordError as error:
         raise DataError(f"{safe_repr(path.name)} {error}; no results") from error
 
 
-def recognise(source: Source) -> Format | None:
-    """The format of a file, by its name and its first bytes; None where no format is like that."""
-    return next((kind for kind in FORMATS.values() if kind.recognises(source)), None)
+def detect_format(file: ResultFile) -> Format | None:
+    """Return the first format that matches a file, or None if no format does."""
+    return next((known for known in FORMATS.values() if known.matches(file)), None)
 
 
-def read_runs(
-    source: Source, *, kind: str = "auto", reading: Reading | None = None
-) -> tuple[Imported, ...]:
-    """The runs that a file holds; ``kind`` is a name of :data:`FORMATS`, or ``auto``."""
-    if kind != "auto" and kind not in FORMATS:
-        raise ConfigError(f"format is {safe_repr(kind)}; expected auto or {', '.join(FORMATS)}")
-    found = recognise(source) if kind == "auto" else FORMATS[kind]
-    name = safe_repr(source.name, 120)
-    if found is None:
+def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun, ...]:
+    """Return the runs in a file; *format_name* is a key of :data:`FORMATS`, or "auto".
+
+    Raises RecordError if the file is invalid or has no known format, and ConfigError if the
+    options of the file contradict its format.
+    """
+    if format_name != "auto" and format_name not in FORMATS:
+        raise ConfigError(
+            f"format is {safe_repr(format_name)}; expected auto or {', '.join(FORMATS)}"
+        )
+    file_format = detect_format(file) if format_name == "auto" else FORMATS[format_name]
+    name = safe_repr(file.name, 120)
+    if file_format is None:
         raise RecordError(
-            f"{name} is of no format that is read; choose one of {', '.join(FORMATS)}, or see "
-            "docs/import.md"
+            f"{name} has no known format; choose one of {', '.join(FORMATS)}, or see docs/import.md"
         )
     try:
-        said = reading or Reading()
-        source = replace(source, reading=said)
-        runs = tuple(finish(source, found, parsed, said) for parsed in found.parse(source))
+        bounded(file.content, file_format.max_bytes)
+        runs = tuple(normalise(file, file_format, parsed) for parsed in file_format.parse(file))
         if not runs:
-            raise RecordError("holds no run")
+            raise RecordError("contains no run")
         return runs
     except RecordError as error:
-        raise RecordError(f"{name} (read as {found.name}): {error}") from error
+        raise RecordError(f"{name} (read as {file_format.name}): {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def passed_over(names: Sequence[str]) -> dict[str, str]:
-    """Return the files of a folder that are not to be imported, each with the reason."""
+def find_skipped_files(names: Sequence[str]) -> dict[str, str]:
+    """Return the files of one folder that contain no run of their own, each with the reason."""
     reasons: dict[str, str] = {}
     for file_format in FORMATS.values():
-        reasons |= file_format.passes_over(names)
+        reasons |= file_format.find_skipped(names)
     return reasons

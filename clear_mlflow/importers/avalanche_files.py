@@ -1,14 +1,14 @@
-"""Avalanche's CSVLogger, and what its ``strategy.eval`` returns, as JSON.
+"""Avalanche's CSVLogger, and the results of its ``strategy.eval`` as JSON.
 
-CSV: avalanche/logging/csv_logger.py. ``eval_results.csv`` lies beside ``training_results.csv``.
+CSV: avalanche/logging/csv_logger.py. ``eval_results.csv`` is next to ``training_results.csv``.
 Accuracies are fractions of four digits; a bare ``0`` is written where no accuracy was monitored,
-and is not measured. ``training_exp`` is ``None`` before the first training. The file does not say
-which stream was tested.
+and is not measured. ``training_exp`` is ``None`` before the first training. The file does not name
+the stream that was tested.
 
 JSON: avalanche/evaluation/metric_utils.py (names of metrics) and
 avalanche/training/plugins/evaluation.py (``get_last_metrics``, ``get_all_metrics``). Keys end in
-``Exp010``: they are ordered by number, not as texts. The k-th dictionary of a list is row k. In
-what ``get_all_metrics`` gives, each key has all its values, and the k-th is that of the k-th test.
+``Exp010``: they are ordered by number. In a list of dictionaries, the k-th is row k. The dictionary
+of ``get_all_metrics`` contains all values of each key, and the k-th belongs to the k-th test.
 """
 
 from __future__ import annotations
@@ -20,134 +20,154 @@ from typing import Any
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RESULTS_BYTES
-from clear_mlflow.importers._base import NAN, Format, Parsed, Source, grid, numbers, whole
-from clear_mlflow.importers.plain_text import to_cell
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES
+from clear_mlflow.importers._base import (
+    NAN,
+    Format,
+    ParsedRun,
+    ResultFile,
+    parse_index,
+    to_floats,
+)
+from clear_mlflow.importers.plain_text import parse_cell
 
-_EVAL = "eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"
-_TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss"
-# Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp010, as its default_metric_name_template writes
-# it; three digits at least, and no task where an experience has several.
+_EVAL_HEADER = "eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"
+_TRAINING_HEADER = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss"
+# Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp010, as in its default_metric_name_template:
+# at least three digits, and no task if an experience has several.
 _METRIC = re.compile(
     r"Top1_Acc_Exp/eval_phase/(?P<stream>[^/]{1,100})_stream(/Task[0-9]{3,6})?/Exp(?P<exp>[0-9]{3,})"
 )
-_SIGN = "Top1_Acc_Exp/eval_phase/"
+_PREFIX = "Top1_Acc_Exp/eval_phase/"
 
 
-def _parse_csv(source: Source) -> list[Parsed]:
-    source.bounded(MAX_RESULTS_BYTES)
-    lines = source.lines(MAX_LINES)
-    first = next(lines, "")
-    if first == _TRAINING:
-        raise RecordError(
-            "holds accuracies of training epochs; import eval_results.csv, which lies beside it"
-        )
-    if first != _EVAL:
-        raise RecordError(f"begins with {safe_repr(first)}; expected {_EVAL!r}")
-    found: dict[tuple[int, int], float] = {}
-    for line in lines:
-        cells = [cell.strip() for cell in line.split(",", maxsplit=5)[:3]]
-        if len(cells) < 3:
-            raise RecordError(f"holds the line {safe_repr(line)}; expected five values")
-        row = 0 if cells[1] == "None" else _experience(cells[1]) + 1
-        column = _experience(cells[0])
-        if cells[2] == "0":  # the logger's own default, which is not written as 0.0000
-            continue
-        value = to_cell(cells[2])
-        if math.isnan(value):
-            continue
-        if found.setdefault((row, column), value) != value:
+class AvalancheCSV(Format):
+    """``eval_results.csv``: a line per test of one experience after one training."""
+
+    name = "avalanche-csv"
+    title = "Avalanche's CSVLogger"
+    scale = "fraction"
+    marks_initial = True
+
+    def matches(self, file: ResultFile) -> bool:
+        """Return True if the file begins with one of the logger's two header lines."""
+        return file.head.startswith((_EVAL_HEADER, _TRAINING_HEADER))
+
+    def parse(self, file: ResultFile) -> list[ParsedRun]:
+        """Return the run. Raises RecordError if a cell occurs twice with different accuracies."""
+        lines = file.iter_lines(MAX_LINES)
+        header = next(lines, "")
+        if header == _TRAINING_HEADER:
             raise RecordError(
-                f"holds two accuracies of experience {column} after {row} trainings, "
-                f"{found[row, column]} and {value}: of two streams, or of two trainings"
+                "contains accuracies of training epochs; import eval_results.csv, which is next "
+                "to it"
             )
-    if not found:
-        raise RecordError("holds no accuracy: monitor accuracy_metrics(experience=True)")
-    rows = grid(found)
-    # Row 0, before any training, is no bucket: the grid may have one column too many.
-    width = max(len(rows) - 1, 1 + max(j for _, j in found))
-    initial, *rows = (row[:width] for row in rows)
-    return [Parsed(rows=rows, initial=initial)]
-
-
-def _experience(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise RecordError(f"holds the experience {safe_repr(text)}; expected a number from 0")
-    return whole(text, "an experience")
-
-
-def _passes_over(names: Sequence[str]) -> dict[str, str]:
-    if not {"training_results.csv", "eval_results.csv"} <= set(names):
-        return {}
-    return {"training_results.csv": "holds training epochs; the matrix is in eval_results.csv"}
-
-
-def _parse_json(source: Source) -> list[Parsed]:
-    document = source.json
-    if isinstance(document, dict):
-        document = _tests_of(document)
-    if not isinstance(document, list) or not all(isinstance(test, dict) for test in document):
-        raise RecordError(
-            f"is {safe_repr(document)}; expected what strategy.eval returns, or a list"
-        )
-    if len(document) > MAX_BUCKETS + 1:
-        raise RecordError(f"holds {len(document)} tests; at most {MAX_BUCKETS + 1} are read")
-    streams: dict[str, list[dict[int, float]]] = {}
-    for position, test in enumerate(document):
-        for key, value in test.items():
-            if not (match := _METRIC.fullmatch(key)):
+        if header != _EVAL_HEADER:
+            raise RecordError(f"begins with {safe_repr(header)}; expected {_EVAL_HEADER!r}")
+        cells: dict[tuple[int, int], float] = {}
+        for line in lines:
+            fields = [field.strip() for field in line.split(",", maxsplit=5)[:3]]
+            if len(fields) < 3:
+                raise RecordError(f"contains the line {safe_repr(line)}; expected five values")
+            tested, trained, text = fields
+            row = 0 if trained == "None" else _parse_experience(trained) + 1
+            column = _parse_experience(tested)
+            # The logger's default for "not monitored" is 0; a measured zero is 0.0000.
+            accuracy = NAN if text == "0" else parse_cell(text)
+            if math.isnan(accuracy):
                 continue
-            rows = streams.setdefault(match["stream"], [{} for _ in document])
-            column = _experience(match["exp"])
-            if column in rows[position]:
-                raise RecordError(f"has two accuracies of {safe_repr(key)}, under two tasks")
-            (rows[position][column],) = numbers([value], "an accuracy")
-    if not streams:
-        raise RecordError(f"holds no {_SIGN}... of a test; log accuracy_metrics(experience=True)")
-    if "test" not in streams and len(streams) > 1:
-        raise RecordError(f"has the streams {safe_repr(sorted(streams))}; expected one called test")
-    found = streams.get("test") or next(iter(streams.values()))
-    width = 1 + max(column for row in found for column in row)
-    # As many rows as tests: whether the first is the untrained model's is not known here.
-    return [Parsed(rows=[[row.get(column, NAN) for column in range(width)] for row in found])]
+            if cells.setdefault((row, column), accuracy) != accuracy:
+                raise RecordError(
+                    f"contains two accuracies of experience {column} after {row} trainings, "
+                    f"{cells[row, column]} and {accuracy}, from two streams or two trainings"
+                )
+        if not cells:
+            raise RecordError("contains no accuracy: monitor accuracy_metrics(experience=True)")
+        num_trainings = max(i for i, _ in cells)
+        width = max(num_trainings, 1 + max(j for _, j in cells))
+        initial, *rows = (
+            [cells.get((i, j), NAN) for j in range(width)] for i in range(num_trainings + 1)
+        )
+        return [ParsedRun(rows=rows, initial=initial)]
+
+    def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
+        """Return training_results.csv if eval_results.csv is next to it."""
+        if not {"training_results.csv", "eval_results.csv"} <= set(names):
+            return {}
+        return {
+            "training_results.csv": "contains training epochs; the matrix is in eval_results.csv"
+        }
 
 
-def _tests_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tests that one dictionary contains, as one dictionary each."""
-    values = {key: value for key, value in document.items() if _METRIC.fullmatch(key)}
-    if not values:
-        raise RecordError(f"holds no key as {_SIGN}test_stream/Task000/Exp000")
-    series = {}
-    for key, value in values.items():
+class AvalancheResults(Format):
+    """A dictionary of metrics per test in a list, or one dictionary with all values of each key."""
+
+    name = "avalanche-results"
+    title = "Avalanche's evaluation results"
+    scale = "fraction"
+
+    def matches(self, file: ResultFile) -> bool:
+        """Return True if the file is JSON with a metric of a phase near its beginning."""
+        return file.looks_like_json and "_phase/" in file.head
+
+    def parse(self, file: ResultFile) -> list[ParsedRun]:
+        """Return the run; the stream named test goes before others.
+
+        The number of rows is the number of tests: the file does not mark an untrained model.
+        """
+        document = file.json
+        tests = _split_tests(document) if isinstance(document, dict) else document
+        if not isinstance(tests, list) or not all(isinstance(test, dict) for test in tests):
+            raise RecordError(
+                f"is {safe_repr(tests)}; expected the results of strategy.eval, or a list of them"
+            )
+        if len(tests) > MAX_BUCKETS + 1:
+            raise RecordError(f"contains {len(tests)} tests; at most {MAX_BUCKETS + 1} are read")
+        rows_by_stream: dict[str, list[dict[int, float]]] = {}
+        for test_index, test in enumerate(tests):
+            for key, value in test.items():
+                if not (match := _METRIC.fullmatch(key)):
+                    continue
+                rows = rows_by_stream.setdefault(match["stream"], [{} for _ in tests])
+                column = _parse_experience(match["exp"])
+                if column in rows[test_index]:
+                    raise RecordError(f"has two accuracies of {safe_repr(key)}, under two tasks")
+                (rows[test_index][column],) = to_floats([value], "an accuracy")
+        if not rows_by_stream:
+            raise RecordError(
+                f"contains no {_PREFIX}... of a test; log accuracy_metrics(experience=True)"
+            )
+        if "test" not in rows_by_stream and len(rows_by_stream) > 1:
+            raise RecordError(
+                f"has the streams {safe_repr(sorted(rows_by_stream))}; expected one called test"
+            )
+        rows = rows_by_stream.get("test") or next(iter(rows_by_stream.values()))
+        width = 1 + max(column for row in rows for column in row)
+        return [ParsedRun(rows=[[row.get(j, NAN) for j in range(width)] for row in rows])]
+
+
+def _parse_experience(digits: str) -> int:
+    if not (digits.isascii() and digits.isdecimal()):
+        raise RecordError(f"contains the experience {safe_repr(digits)}; expected a number from 0")
+    return parse_index(digits, "an experience")
+
+
+def _split_tests(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Split a dictionary of [steps, values] per key into one dictionary per test."""
+    entries = {key: value for key, value in document.items() if _METRIC.fullmatch(key)}
+    if not entries:
+        raise RecordError(f"contains no key like {_PREFIX}test_stream/Task000/Exp000")
+    values_by_key = {}
+    for key, value in entries.items():
         if not isinstance(value, list) or len(value) != 2:
             raise RecordError(
                 f"{safe_repr(key)} is {safe_repr(value)}; expected its steps and its values"
             )
-        series[key] = numbers(value[1], f"the series {safe_repr(key)}")
-    lengths = {len(value) for value in series.values()}
+        values_by_key[key] = to_floats(value[1], f"the series {safe_repr(key)}")
+    lengths = {len(values) for values in values_by_key.values()}
     if len(lengths) != 1:
         raise RecordError(
-            f"has series of {safe_repr(sorted(lengths))} values; which of them belong to one test "
-            "is not known unless all experiences were tested each time"
+            f"has series of {safe_repr(sorted(lengths))} values, which cannot be assigned to tests "
+            "unless all experiences were tested each time"
         )
-    return [{key: value[i] for key, value in series.items()} for i in range(lengths.pop())]
-
-
-FORMATS = [
-    Format(
-        name="avalanche-csv",
-        title="Avalanche's CSVLogger",
-        recognises=lambda source: source.head.startswith((_EVAL, _TRAINING)),
-        parse=_parse_csv,
-        scale="fraction",
-        has_initial=True,
-        passes_over=_passes_over,
-    ),
-    Format(
-        name="avalanche-results",
-        title="Avalanche's evaluation results",
-        recognises=lambda source: source.looks_like_json and "_phase/" in source.head,
-        parse=_parse_json,
-        scale="fraction",
-    ),
-]
+    return [{key: v[i] for key, v in values_by_key.items()} for i in range(lengths.pop())]

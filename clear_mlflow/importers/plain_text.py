@@ -1,4 +1,4 @@
-"""A plain matrix as text: CSV, TSV, what numpy.savetxt writes, and our own matrix.csv."""
+"""A matrix as plain text: CSV, TSV, numpy.savetxt, a printed NumPy array, our own matrix.csv."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import label_numbers
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RESULTS_BYTES
-from clear_mlflow.importers._base import NAN, Format, Parsed, Reading, Source
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES
+from clear_mlflow.importers._base import NAN, Format, ParsedRun, ReadOptions, ResultFile
 
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
-_MOST_CELLS = 4 * MAX_BUCKETS + 1  # in a line: some programs set several metrics side by side
-_INITIAL = ("initial", "init")  # labels of the untrained model's row
-# What stands above a column of labels; any other text there is a bucket's name.
-_CORNERS = ("", "trained_through", "trained", "task", "bucket")
+_MAX_CELLS = 4 * MAX_BUCKETS + 1  # per line: some programs write several metrics in it
+_INITIAL_LABELS = ("initial", "init")
+# Titles of a column of row labels; any other name there is a bucket.
+_LABEL_TITLES = ("", "trained_through", "trained", "task", "bucket")
 _TRAINED, _TESTED = re.compile("train|after", re.I), re.compile("test|eval", re.I)
 # Columns that are never buckets.
 _NO_BUCKET = re.compile(
@@ -26,129 +26,190 @@ _NO_BUCKET = re.compile(
 _NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
 
 
-def cells_of(line: str) -> list[str]:
-    """A line's cells: separated by commas, semicolons, tabs, or else by spaces."""
-    for separator in ("\t", ";", ","):
-        if separator in line:
-            if line.count(separator) > _MOST_CELLS:
-                raise RecordError(f"holds a line of more than {_MOST_CELLS} cells")
-            try:
-                cells = next(csv.reader([line], delimiter=separator, strict=True))
-            except (csv.Error, StopIteration) as error:
-                raise RecordError(f"holds a line that is no CSV: {safe_repr(line)}") from error
-            return [cell.strip() for cell in cells]
-    return line.split(maxsplit=_MOST_CELLS)
+class PlainText(Format):
+    """Rows of numbers; a first line and a first column of names are optional."""
+
+    name = "text"
+    title = "a plain text matrix"
+    is_general = True
+
+    def matches(self, file: ResultFile) -> bool:
+        """Return True if one of the first three lines is a row of numbers.
+
+        A header and a row of names may come before it. Lines of prose have no such row.
+        """
+        if file.looks_like_json or "\x00" in file.head:
+            return False
+        lines = [ln for ln in file.head.splitlines() if ln.strip() and ln.lstrip()[0] != "#"]
+        return file.is_printed_array or any(_is_row(line) for line in lines[:3])
+
+    def parse(self, file: ResultFile) -> list[ParsedRun]:
+        """Return the run. Raises RecordError if an option has to decide how the table is read."""
+        table, options = read_table(file), file.options
+        if not table:
+            raise RecordError("contains no row of numbers")
+        first = table[0] if table[0][0] else table[0][1:]
+        may_be_names = all(cell.isdecimal() and float(cell) > 100 for cell in first)
+        names = table.pop(0) if _has_header(table, options.bucket_names) else None
+        labels, corner = None, ""
+        if _has_labels(table, names, options):
+            labels, table = [_unescape(row[0]) for row in table if row], [row[1:] for row in table]
+            if names and len(names) > max(map(len, table), default=0):
+                corner, *names = names
+        if names is not None or options.columns:
+            names = names and [_unescape(name) for name in names]
+            columns = _choose_columns(names, max(map(len, table), default=0), options)
+            names = names and [names[j] for j in columns]
+            table = [[row[j] for j in columns if j < len(row)] for row in table]
+        initial, rows = None, [[parse_cell(cell) for cell in row] for row in table]
+        for index, label in enumerate(labels or ()):
+            if labels and label.lower() in _INITIAL_LABELS:
+                initial = rows.pop(index)
+                labels.pop(index)
+                break
+        is_ordered = options.columns or names in (None, labels, options.bucket_names)
+        numbers = [] if is_ordered else label_numbers(names or ())
+        if numbers != sorted(numbers):
+            raise RecordError(
+                f"names its columns {safe_repr(names)}, out of order; pass columns=... in the "
+                "order of the stream"
+            )
+        return [
+            ParsedRun(
+                rows=rows,
+                initial=initial,
+                buckets=names and tuple(names),
+                labels=None if options.row_labels == "ignore" else labels,
+                orientation=_detect_orientation(corner, names or ()),
+                hint=_suggest_buckets(first) if may_be_names else "",
+            )
+        ]
 
 
-def table_of(source: Source) -> list[list[str]]:
-    """Return the cells of every line without remarks, or of an array that NumPy printed."""
+def read_table(file: ResultFile) -> list[list[str]]:
+    """Return the cells of each line that is not a remark, or of a printed NumPy array.
+
+    Raises RecordError if there are more rows or cells than a matrix can have.
+    """
     table = []
-    if source.is_printed_array:
-        rows = re.findall(r"\[([^\[\]]*)\]", untrusted.decoded(source.content))
+    if file.is_printed_array:
+        rows = re.findall(r"\[([^\[\]]*)\]", untrusted.decoded(file.content))
         if any("..." in row for row in rows) or len(rows) > MAX_BUCKETS + 1:
             raise RecordError(
                 f"is a printed array with '...' or more than {MAX_BUCKETS} rows; save it with "
                 "numpy.savetxt"
             )
-        return [row.split(maxsplit=_MOST_CELLS) for row in rows]
-    for line in source.lines(MAX_LINES):
+        return [row.split(maxsplit=_MAX_CELLS) for row in rows if row.strip()]
+    for line in file.iter_lines(MAX_LINES):
         if not line.lstrip().startswith("#"):
-            table.append(cells_of(line))
-            # A row per bucket, one of the untrained model, and one of names.
+            table.append(_split_line(line))
+            # A row per bucket, a row of the untrained model, and a row of names.
             if len(table) > MAX_BUCKETS + 2:
-                raise RecordError(f"holds more than {MAX_BUCKETS} rows")
+                raise RecordError(f"contains more than {MAX_BUCKETS} rows")
     return table
 
 
-def is_cell(text: str) -> bool:
-    """Whether a text is an accuracy, or says that there is none."""
-    return text.lower() in _NOT_MEASURED or bool(_NUMBER.fullmatch(text))
+def parse_cell(text: str) -> float:
+    """Convert a cell to a number, NaN if it is empty or a word for "not measured".
 
-
-def to_cell(text: str) -> float:
-    """An accuracy; NaN where the text says that nothing was measured."""
+    Raises RecordError if it is anything else.
+    """
     if text.lower() in _NOT_MEASURED:
         return NAN
     if not _NUMBER.fullmatch(text):
-        raise RecordError(f"holds {safe_repr(text)}; expected a number, or nothing")
+        raise RecordError(f"contains {safe_repr(text)}; expected a number, or nothing")
     return float(text)
 
 
-def _recognises(source: Source) -> bool:
-    if source.looks_like_json or "\x00" in source.head:
-        return False
-    lines = [line for line in source.head.splitlines() if line.strip() and line.lstrip()[0] != "#"]
-    # A header may come first; a row of names before the numbers, too. Prose has no such line.
-    return source.is_printed_array or any(_is_row(line) for line in lines[:3])
+def _split_line(line: str) -> list[str]:
+    """Split a line at tabs, semicolons, commas or else spaces, whichever it contains first."""
+    for separator in ("\t", ";", ","):
+        if separator in line:
+            if line.count(separator) > _MAX_CELLS:
+                raise RecordError(f"contains a line of more than {_MAX_CELLS} cells")
+            try:
+                cells = next(csv.reader([line], delimiter=separator, strict=True))
+            except (csv.Error, StopIteration) as error:
+                raise RecordError(f"contains a line that is not CSV: {safe_repr(line)}") from error
+            return [cell.strip() for cell in cells]
+    return line.split(maxsplit=_MAX_CELLS)
+
+
+def _unescape(name: str) -> str:
+    """Remove the quote that our own CSV puts before a name that could be a formula."""
+    return name.removeprefix("'")
+
+
+def _is_cell(text: str) -> bool:
+    return text.lower() in _NOT_MEASURED or bool(_NUMBER.fullmatch(text))
 
 
 def _is_row(line: str) -> bool:
+    """Return True if a line has a number and, after its first cell, only cells of a matrix."""
     try:
-        cells = cells_of(line)
+        cells = _split_line(line)
     except RecordError:
         return False
-    measured = [cell for cell in cells if _NUMBER.fullmatch(cell) or cell.lower() == "nan"]
-    return bool(measured) and all(map(is_cell, cells[1:]))
+    has_number = any(_NUMBER.fullmatch(cell) or cell.lower() == "nan" for cell in cells)
+    return has_number and all(map(_is_cell, cells[1:]))
 
 
-def _parse(source: Source) -> list[Parsed]:
-    """Rows of numbers; a first line and a first column of other texts are names."""
-    source.bounded(MAX_RESULTS_BYTES)
-    table, reading = table_of(source), source.reading
-    if not table:
-        raise RecordError("holds no row of numbers")
-    first = table[0] if table[0][0] else table[0][1:]
-    hint = _to_name(first) if all(c.isdecimal() and float(c) > 100 for c in first) else ""
-    names = table.pop(0) if _is_header(table, reading.stated_buckets) else None
+def _is_label_title(name: str) -> bool:
+    """Return True if a name is the title of the row labels, and not a bucket."""
+    names_axis = bool(_TRAINED.search(name) or _TESTED.search(name))
+    return name.lower() in _LABEL_TITLES or (names_axis and not re.search("[0-9]", name))
+
+
+def _has_labels(
+    table: Sequence[Sequence[str]], names: Sequence[str] | None, options: ReadOptions
+) -> bool:
+    """Return True if the first column contains row labels, by the user, its cells or its title."""
     column = [row[0] for row in table if row]
-    labels, corner = None, ""
-    if (
-        reading.row_labels != "auto"
-        or not any(map(is_cell, column))
-        or column[0].lower() in _INITIAL
-        or (names and (_is_corner(names[0]) or column == names[1 : len(column) + 1]))
-    ):
-        labels, table = [label.removeprefix("'") for label in column], [row[1:] for row in table]
-        if names and len(names) > max(map(len, table), default=0):
-            corner, *names = names
-    if names is not None:
-        names = [name.removeprefix("'") for name in names]
-    if names is not None or reading.columns:
-        positions = _bucket_columns(names, max(map(len, table), default=0), reading)
-        names = names and [names[j] for j in positions]
-        table = [[row[j] for j in positions if j < len(row)] for row in table]
-    initial, rows = None, [[to_cell(cell) for cell in row] for row in table]
-    if labels is not None and (at := {label.lower() for label in labels} & {*_INITIAL}):
-        position = [label.lower() for label in labels].index(min(at))
-        initial = rows.pop(position)
-        labels.pop(position)
-    is_stated = reading.columns or names in (None, labels, reading.stated_buckets)
-    numbers = [] if is_stated else label_numbers(names or ())
-    if numbers != sorted(numbers):
+    return bool(
+        options.row_labels != "auto"
+        or not any(map(_is_cell, column))
+        or column[0].lower() in _INITIAL_LABELS
+        or (names and (_is_label_title(names[0]) or column == names[1 : len(column) + 1]))
+    )
+
+
+def _has_header(table: Sequence[Sequence[str]], bucket_names: Sequence[str]) -> bool:
+    """Return True if the first line contains names and not cells.
+
+    Raises RecordError if it contains both, or numbers that may be names, such as years.
+    """
+    first, *rest = table[0]
+    if bucket_names and list(bucket_names) in ([first, *rest], rest):
+        return True
+    are_names = [not _is_cell(cell) for cell in rest] or [not _is_cell(first)]
+    if all(are_names):
+        return not _NUMBER.fullmatch(first)
+    line = safe_repr(",".join(table[0]))
+    if any(are_names):
         raise RecordError(
-            f"names its columns {safe_repr(names)}, out of order; pass columns=... in the order of "
-            "the stream"
+            f"begins with {line}, which is neither a line of numbers nor a line of names"
         )
-    return [
-        Parsed(
-            rows=rows,
-            initial=initial,
-            buckets=names and tuple(names),
-            labels=None if reading.row_labels == "ignore" else labels,
-            orientation=_orientation(corner, names or ()),
-            hint=hint,
-        )
-    ]
+    has_title, are_numbers = _is_label_title(first), all(map(str.isdecimal, rest))
+    if first and first.lower() in _LABEL_TITLES and not _is_range(rest) and are_numbers:
+        raise RecordError(f"begins with {line}: {_suggest_buckets(rest)}")
+    if has_title:
+        return are_numbers and _is_range(sorted(rest, key=int))
+    # 0, 1, 2 or 1, 2, 3 above a square.
+    return len(rest) >= 1 and len(table) == len(rest) + 2 and _is_range([first, *rest])
 
 
-def _is_corner(name: str) -> bool:
-    """Return True if a name is the title of row labels, and not of a bucket."""
-    is_axis = bool(_TRAINED.search(name) or _TESTED.search(name))
-    return name.lower() in _CORNERS or (is_axis and not re.search("[0-9]", name))
+def _suggest_buckets(cells: Sequence[str]) -> str:
+    """Return the advice for a first line of numbers that may be names, such as years."""
+    return f"if the first line names the buckets, pass buckets={safe_repr(','.join(cells))}"
 
 
-def _orientation(corner: str, names: Sequence[str]) -> str:
-    """Return what the names prove: a row is one test ("rows"), a column is, or "auto"."""
+def _is_range(cells: Sequence[str]) -> bool:
+    """Return True if cells are 0, 1, 2 ... or 1, 2, 3 ..."""
+    return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
+
+
+def _detect_orientation(corner: str, names: Sequence[str]) -> str:
+    """Return "rows" if names prove that a row is one test, "columns" if a column, else "auto"."""
     are_tested, are_trained = (
         bool(names) and all(map(pattern.search, names)) for pattern in (_TESTED, _TRAINED)
     )
@@ -157,19 +218,20 @@ def _orientation(corner: str, names: Sequence[str]) -> str:
     return "columns" if _TESTED.search(corner) or are_trained else "auto"
 
 
-def _bucket_columns(names: Sequence[str] | None, width: int, reading: Reading) -> list[int]:
+def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOptions) -> list[int]:
     """Return the positions of the columns that are buckets.
 
-    Raises ConfigError if a stated column is missing, RecordError if a column may be no bucket.
+    Raises ConfigError if a requested column is missing, RecordError if it is not clear whether a
+    column is a bucket.
     """
     all_names = [str(j + 1) for j in range(width)] if names is None else [*names]
-    if missing := [name for name in reading.columns if name not in all_names]:
+    if missing := [name for name in options.columns if name not in all_names]:
         raise ConfigError(
             f"columns names {safe_repr(missing[0])}, but the columns are "
             f"{safe_repr(','.join(all_names))}"
         )
-    if reading.columns or all_names == reading.stated_buckets:
-        return [all_names.index(name) for name in reading.columns or all_names]
+    if options.columns or all_names == options.bucket_names:
+        return [all_names.index(name) for name in options.columns or all_names]
     buckets = [name for name in all_names if not _NO_BUCKET.fullmatch(name)]
     without_number = [name for name in buckets if not re.search("[0-9]", name)]
     if 0 < len(without_number) < len(buckets):
@@ -178,45 +240,3 @@ def _bucket_columns(names: Sequence[str] | None, width: int, reading: Reading) -
             "columns=... with the names of the columns that are buckets"
         )
     return [j for j, name in enumerate(all_names) if name in buckets]
-
-
-def _is_header(table: Sequence[Sequence[str]], stated: Sequence[str]) -> bool:
-    """Whether the first line names the buckets; one of names and numbers is refused."""
-    first, *rest = table[0]
-    if stated and list(stated) in ([first, *rest], rest):
-        return True
-    texts = [not is_cell(cell) for cell in rest] or [not is_cell(first)]
-    if all(texts):
-        return not _NUMBER.fullmatch(first)
-    if any(texts):
-        raise RecordError(
-            f"begins with {safe_repr(','.join(table[0]))}, which is no line of numbers, and none "
-            "of names: expected one or the other"
-        )
-    if first and first.lower() in _CORNERS and not _counts(rest) and all(map(str.isdecimal, rest)):
-        raise RecordError(f"begins with {safe_repr(','.join(table[0]))}: {_to_name(rest)}")
-    if _is_corner(first):
-        return all(map(str.isdecimal, rest)) and _counts(sorted(rest, key=int))
-    # 0, 1, 2 or 1, 2, 3 above a square.
-    return len(rest) >= 1 and len(table) == len(rest) + 2 and _counts([first, *rest])
-
-
-def _to_name(cells: Sequence[str]) -> str:
-    """How to say that numbers in the first line are no cells: years, for example."""
-    return f"if the first line names the buckets, say buckets={safe_repr(','.join(cells))}"
-
-
-def _counts(cells: Sequence[str]) -> bool:
-    """Whether cells are 0, 1, 2 ... or 1, 2, 3 ..."""
-    return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
-
-
-FORMATS = [
-    Format(
-        name="text",
-        title="a plain text matrix",
-        recognises=_recognises,
-        parse=_parse,
-        is_general=True,
-    )
-]

@@ -3,7 +3,7 @@
 An entry is one file. It is named by its number and its path among the run's artifacts, for example
 ``00000001-accuracy_matrix+rows+row_000.json``, and it is either complete or absent. Entries that
 are not artifacts are named ``params.json``, ``tags.json``, ``metrics.json`` and ``outcome.json``.
-``journal.json`` names the run and its store, as far as there are any.
+``run.json`` names the run and its store, as far as there are any.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
 from clear_mlflow.store.client import resolve_store_uri
-from clear_mlflow.store.heartbeat import process_token
+from clear_mlflow.store.lease import process_token
 
-HEADER_JSON = "journal.json"
+HEADER_JSON = "run.json"
 OUTCOME_JSON = "outcome.json"
 METRICS_JSON = "metrics.json"
 PARAMS_JSON = "params.json"
@@ -43,7 +43,7 @@ _VALID_TAGS = frozenset(
     {names.ROWS_TAG, names.ANYTIME_TAG, names.PREDICTIONS_TAG, "dataset_digest"}
 )
 _LOCK = "lock"
-_FORMAT = "1.0"
+FORMAT = "1.0"
 _MAX_BYTES = 1 << 20  # of an entry that is not an artifact
 _MAX_ERROR_CHARACTERS = 4000  # it becomes a tag that people read
 # Without "#", "?" and "%": MLflow's requests to a server hang on them or name another file.
@@ -121,9 +121,10 @@ class Entry:
 class RunFolder:
     """A folder of entries, locked for this process until it is closed."""
 
-    def __init__(self, folder: Path, run_id: str = "") -> None:
+    def __init__(self, folder: Path, run_id: str = "", *, is_durable: bool = True) -> None:
         self.folder = folder
         self.run_id = run_id
+        self._is_durable = is_durable  # False for a copy of what a store has
         self._lock: int | None = _lock_folder(folder)
         self._next_number = 1 + max((number for number, _ in self._list_numbered()), default=0)
 
@@ -145,7 +146,7 @@ class RunFolder:
                 )
             uri = resolve_store_uri(tracking_uri or "")
             header = RunHeader(run_id, mask_credentials(uri), has_credentials(uri), process_token())
-            content = json.dumps({"format": _FORMAT, **asdict(header)}, indent=1).encode()
+            content = json.dumps({"format": FORMAT, **asdict(header)}, indent=1).encode()
             write_durably(folder / HEADER_JSON, content)
             for entry in run_folder._list_outcomes():
                 entry.file.unlink()
@@ -172,7 +173,10 @@ class RunFolder:
         Raises OSError if the disk does not take it; no part of it is left then.
         """
         file = self.folder / f"{self._next_number:08d}-{name.replace('/', '+')}"
-        write_durably(file, content)
+        if self._is_durable:
+            write_durably(file, content)
+        else:
+            file.write_bytes(content)
         self._next_number += 1
         return Entry(self.run_id, file)
 
@@ -281,9 +285,9 @@ def read_header(folder: Path) -> RunHeader:
     """Return a folder's header, or raise TrackingError if it is damaged or of another format."""
     file = folder / HEADER_JSON
     version: Any = _read_json(file, dict[str, Any]).get("format")
-    if version != _FORMAT:
+    if version != FORMAT:
         raise TrackingError(
-            f"{file} has format {safe_repr(version, 40)}; this program reads {_FORMAT}: update it"
+            f"{file} has format {safe_repr(version, 40)}; this program reads {FORMAT}: update it"
         )
     header: RunHeader = _read_json(file, RunHeader)
     return header

@@ -40,7 +40,7 @@ from clear_mlflow.journal.run_folder import (
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.heartbeat import Hold, LostRunError, give_back, take_hold
+from clear_mlflow.store.lease import Lease, LeaseLostError
 from clear_mlflow.store.rows import RowConflictError, parse_rows, read_row_files, store_row
 
 # Metric name to the steps at which a run has points of it.
@@ -73,7 +73,7 @@ class Uploader:
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
-        self.lease = Hold(client)
+        self._leases: dict[str, Lease] = {}  # by run id
         self.problem: TrackingError | None = None  # why the last upload failed; None if it did not
         self._changed = threading.Condition()
         self._queue: deque[Entry | Callable[[], None]] = deque()
@@ -91,9 +91,13 @@ class Uploader:
         return self.problem is not None
 
     @property
-    def lost(self) -> LostRunError | None:
+    def lost(self) -> LeaseLostError | None:
         """The error after which nothing is uploaded, or None: another process has the lease."""
-        return self.lease.lost
+        return next((lease.lost for lease in list(self._leases.values()) if lease.lost), None)
+
+    def get_lease(self, run_id: str) -> Lease:
+        """Return this process's lease of a run."""
+        return self._leases.setdefault(run_id, Lease(self._client, run_id))
 
     def start(self) -> None:
         """Start the thread that uploads."""
@@ -111,7 +115,7 @@ class Uploader:
     def wait_until_stored(self, seconds: float = _WAIT_SECONDS) -> None:
         """Wait until the store has all items; returns at once while the store is away.
 
-        Raises LostRunError if another process has acquired the run's lease.
+        Raises LeaseLostError if another process has acquired the run's lease.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._queue or self.is_away, seconds)
@@ -181,12 +185,12 @@ class Uploader:
         """Store one entry. A row that is stored with the same numbers is left as it is.
 
         Raises:
-            LostRunError: another process has acquired the run's lease.
+            LeaseLostError: another process has acquired the run's lease.
             RowConflictError: the row is stored with other numbers.
             TrackingError: the store does not take the entry.
         """
         run_id, name = entry.run_id, entry.name
-        run = self.lease.check(run_id)
+        run = self.get_lease(run_id).check()
         with mlflow_errors(f"store {name} of run {run_id}"):
             if name == METRICS_JSON:
                 self._client.log_batch(run_id, metrics=entry.read_metrics())
@@ -224,8 +228,7 @@ class Uploader:
             for number, entry in enumerate(entries):
                 _check_row(entry)
                 if number == 0:
-                    with mlflow_errors(f"acquire the lease of run {run.info.run_id}"):
-                        take_hold(self._client, run)
+                    self.get_lease(folder.run_id).acquire()
                 try:
                     if entry.name == METRICS_JSON:
                         self._upload_curve(entry, read_steps)
@@ -240,7 +243,7 @@ class Uploader:
                         "row is right"
                     ) from error
                 except TrackingError as error:
-                    if not is_final(error) or isinstance(error, LostRunError):
+                    if not is_final(error) or isinstance(error, LeaseLostError):
                         raise
                     refusal = refusal or error
                     continue
@@ -249,8 +252,8 @@ class Uploader:
             if refusal is not None:
                 raise refusal
         except ClearError:
-            with suppress(ClearError), mlflow_errors(f"release run {run.info.run_id}"):
-                give_back(self._client, run)
+            with suppress(ClearError):
+                self.get_lease(folder.run_id).release()
             raise
 
     def _upload_curve(self, entry: Entry, read_steps: Callable[[], CurveSteps]) -> None:
@@ -261,7 +264,7 @@ class Uploader:
         """
         curve = [point for point in entry.read_metrics() if point.key in names.CURVE]
         if curve and (points := drop_stored_points(curve, read_steps())):
-            self.lease.check(entry.run_id)
+            self.get_lease(entry.run_id).check()
             with mlflow_errors(f"store metrics of run {entry.run_id}"):
                 self._client.log_batch(entry.run_id, metrics=points)
 
@@ -279,7 +282,7 @@ class Uploader:
                     self.upload(item)
                 else:
                     item()
-            except LostRunError as error:
+            except LeaseLostError as error:
                 with self._changed:
                     self.problem = error
                     self._changed.notify_all()
@@ -358,10 +361,10 @@ def upload_left_folders(client: MlflowClient, run: Run) -> None:
         folder = RunFolder.reopen(path, run_id)
         is_uploaded = False
         try:
-            for _ in Uploader(client).upload_folder(run, folder):
+            uploader = Uploader(client)
+            for _ in uploader.upload_folder(run, folder):
                 pass
-            with mlflow_errors(f"release run {run_id}"):
-                give_back(client, run)
+            uploader.get_lease(run_id).release()
             is_uploaded = True
         finally:
             folder.close(remove=is_uploaded)
@@ -429,7 +432,7 @@ def drop_stored_points(points: Iterable[Metric], steps: CurveSteps) -> list[Metr
 
 def is_final(error: ClearError) -> bool:
     """Return True if the store will not take this, however often it is sent."""
-    if isinstance(error, (LostRunError, RowConflictError)):
+    if isinstance(error, (LeaseLostError, RowConflictError)):
         return True
     cause = error.__cause__
     if isinstance(cause, MlflowException):

@@ -1,46 +1,50 @@
-"""A run's metrics as everybody gets them: Python, the terminal, the description, the page, JSON."""
+"""Evaluate metrics, and return each with its history or with the reason why it has no value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import ArrayLike
 
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, drawn, row_positions
-from clear_mlflow.core.score import ACCURACY, Score, number_of
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import NOT_MEASURED, one_line, printable
-from clear_mlflow.metrics import (
-    ALL_METRICS,
+from clear_mlflow.metrics._metric import COSTS, MATRIX, PREDICTIONS, WITHIN_BUCKET, Metric
+from clear_mlflow.metrics._predictions import Predictions
+from clear_mlflow.metrics._registry import (
     DEFAULT_FAMILIES,
-    Metric,
-    anytime,
-    course,
-    family_names,
-    of_families,
-    of_score,
-    with_costs,
+    METRICS,
+    adapt_metrics,
+    add_cost_metrics,
+    format_value,
+    get_built_in_metrics,
+    get_family_metrics,
+    split_families,
 )
-from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._common import MetricOf
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
-    """One metric of one run, with what is needed to read it.
+    """Result of one metric for one run.
 
     Attributes:
-        name: family and metric, as ``clear/in_domain_accuracy``.
-        value: after the last row; an accuracy is a fraction. None where it is not defined.
-        reason: why it has no value; empty where it has one.
-        series: buckets trained to the value of the run cut off there, where defined.
-        interval: low and high end, 95 %, over the test images of this trained model; None without
-            stored predictions.
-        higher_is_better: which of two values a researcher wants.
-        formula: with R[i, j] for bucket j after bucket i, from 0; empty for a metric of your own.
-        meaning: one line; empty for a metric of your own.
-        score: what the matrix holds.
+        name: family and metric, for example ``clear/in_domain_accuracy``.
+        value: value after the last row; an accuracy is a fraction. None if it is undefined.
+        reason: why it has no value; empty if it has one.
+        series: number of trained buckets to the value of the run cut off there, where defined.
+        interval: low and high end of the 95 % interval over the test images of this trained model;
+            None without stored predictions.
+        higher_is_better: direction.
+        formula: formula with R[i, j] for bucket j after bucket i, from 0; empty for custom metrics.
+        meaning: one line; empty for custom metrics.
+        score: score that the matrix contains.
+        version: version of the definition; None if the value was logged earlier.
+        is_failed: True if the metric has no value because its own function is wrong.
     """
 
     name: str
@@ -52,36 +56,38 @@ class MetricResult:
     formula: str = ""
     meaning: str = ""
     score: Score = ACCURACY
+    version: int | None = None
+    is_failed: bool = False
 
     @property
-    def is_known(self) -> bool:
-        """Whether it comes with this package."""
+    def is_built_in(self) -> bool:
+        """Return True if the metric comes with this package."""
         return bool(self.meaning)
 
     @property
     def text(self) -> str:
-        """The value, rounded to be read, or a dash."""
-        if self.value is None:
-            return NOT_MEASURED
-        return number_of(self.name, self.score)(self.value)
+        """Rounded value for people, or a dash."""
+        return NOT_MEASURED if self.value is None else self._format(self.value)
 
     @property
-    def about(self) -> str:
-        """What is behind the value: which is better where it is not the higher, or why none."""
+    def note(self) -> str:
+        """Reason why there is no value, or "lower is better", or an empty string."""
         return self.reason or ("" if self.higher_is_better else "lower is better")
+
+    def _format(self, value: float) -> str:
+        return format_value(self.name, value, self.score)
 
     def __str__(self) -> str:
         better = "higher" if self.higher_is_better else "lower"
-        ends = map(number_of(self.name, self.score), self.interval or ())
-        interval = f" [{', '.join(ends)}]" if self.interval else ""
-        told = self.reason or f"{better} is better"
-        return printable(f"{self.name} {self.text}{interval} ({told})")
+        interval = f" [{', '.join(map(self._format, self.interval))}]" if self.interval else ""
+        note = self.reason or f"{better} is better"
+        return printable(f"{self.name} {self.text}{interval} ({note})")
 
     def __repr__(self) -> str:
         return f"MetricResult({self})"
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it: undefined is None, with its reason."""
+        """Return the fields for JSON, with None and a reason for an undefined value."""
         return {
             "value": self.value,
             "reason": self.reason or None,
@@ -93,7 +99,12 @@ class MetricResult:
 
 
 class MetricResults(dict[str, MetricResult]):
-    """Metrics by name: a table where they are printed, or shown in a notebook."""
+    """Results by the name of the metric; printed as a table, also in notebooks."""
+
+    @property
+    def values_by_name(self) -> dict[str, float]:
+        """Metric name to value, without undefined metrics."""
+        return {name: result.value for name, result in self.items() if result.value is not None}
 
     def __repr__(self) -> str:
         table = drawn("terminal_tables", "metrics_table")(self.values())
@@ -101,8 +112,126 @@ class MetricResults(dict[str, MetricResult]):
         return text
 
     def _repr_html_(self) -> str:
-        found: str = drawn("page.fragment", "run_html")("", None, self.values())
-        return found
+        html: str = drawn("page.fragment", "run_html")("", None, self.values())
+        return html
+
+
+def compute_values(
+    measurements: Any, metrics: Sequence[Metric]
+) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
+    """Return the values by name, and for the other metrics the errors that say why."""
+    values: dict[str, float] = {}
+    errors: dict[str, UndefinedMetricError] = {}
+    for metric in metrics:
+        try:
+            values[metric.name] = metric.function(measurements)
+        except UndefinedMetricError as error:
+            errors[metric.name] = error
+    return values, errors
+
+
+def summarize(
+    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
+) -> dict[str, float]:
+    """Return name and value of each metric that the matrix defines under a protocol."""
+    return compute_values(matrix.masked(protocol), adapt_metrics(metrics, matrix.score))[0]
+
+
+def explain_undefined(
+    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
+) -> dict[str, UndefinedMetricError]:
+    """Return why each metric that :func:`summarize` leaves out has no value, by its name."""
+    errors = compute_values(matrix.masked(protocol), adapt_metrics(metrics, matrix.score))[1]
+    return {name: _name_protocol(error, protocol) for name, error in errors.items()}
+
+
+def evaluate_metrics(
+    metrics: Sequence[Metric],
+    matrix: AccuracyMatrix,
+    protocol: str = "iid",
+    *,
+    predictions: Predictions | None = None,
+    tests: AnytimeMatrix | None = None,
+) -> MetricResults:
+    """Evaluate metrics of a run after each of its buckets, built-in ones first.
+
+    Metrics of predictions, or of tests within buckets, are left out if these are None.
+    """
+    masked_matrix = matrix.masked(protocol)
+    inputs: dict[str, Any] = {MATRIX: masked_matrix, COSTS: masked_matrix}
+    inputs |= {PREDICTIONS: predictions, WITHIN_BUCKET: tests}
+    applicable = [
+        metric
+        for metric in adapt_metrics(metrics, matrix.score)
+        if (data := inputs[metric.needs]) is not None
+        and not (metric.skip_if is not None and metric.skip_if(data))
+    ]
+    series: dict[str, dict[int, float]] = {metric.name: {} for metric in applicable}
+    reasons: dict[str, str] = {}
+    failed: set[str] = set()
+    for data in {id(data): data for data in inputs.values() if data is not None}.values():
+        group = [metric for metric in applicable if inputs[metric.needs] is data]
+        for step in range(1, matrix.num_rows) if group else ():
+            for name, value in compute_values(data.after(step), group)[0].items():
+                series[name][step] = value
+        values, errors = compute_values(data, group)
+        for name, value in values.items():
+            series[name][matrix.num_rows] = value
+        for name, error in errors.items():
+            is_matrix = data is masked_matrix
+            reasons[name] = str(_name_protocol(error, protocol) if is_matrix else error)
+            if isinstance(error, FailedMetricError):
+                failed.add(name)
+    return sort_results(
+        {
+            metric.name: MetricResult(
+                **_describe_metric(metric, matrix.score),
+                value=None if metric.name in reasons else series[metric.name][matrix.num_rows],
+                reason=one_line(reasons.get(metric.name, ""), 200),
+                series=series[metric.name],
+                version=metric.version,
+                is_failed=metric.name in failed,
+            )
+            for metric in applicable
+        }
+    )
+
+
+def build_logged_result(name: str, value: float, score: Score) -> MetricResult:
+    """Return a result for a value that an earlier scoring logged, without its history."""
+    metric = get_built_in_metrics(score).get(name)
+    if metric is None:
+        return MetricResult(name=name, value=value, score=score)
+    return MetricResult(**_describe_metric(metric, score), value=value)
+
+
+def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
+    """Return results in the order of the registry, custom metrics last."""
+    built_in = {name: None for r in results.values() for name in get_built_in_metrics(r.score)}
+    names = [*(name for name in built_in if name in results), *results]
+    return MetricResults((name, results[name]) for name in dict.fromkeys(names))
+
+
+def _describe_metric(metric: Metric, score: Score) -> dict[str, Any]:
+    """Return the fields of a result that its metric declares."""
+    is_built_in = metric.name in get_built_in_metrics(score)
+    return {
+        "name": metric.name,
+        "higher_is_better": metric.higher_is_better is not False,
+        "formula": metric.formula if is_built_in else "",
+        "meaning": one_line(metric.meaning, 200) if is_built_in else "",
+        "score": score,
+    }
+
+
+def _name_protocol(error: UndefinedMetricError, protocol: str) -> UndefinedMetricError:
+    """Return the error, or one that blames the protocol if that excludes the missing cell."""
+    cell = re.match("row ([0-9]+), column ([0-9]+)", str(error))
+    if protocol == "iid" or cell is None or int(cell[2]) > int(cell[1]):
+        return error
+    return UndefinedMetricError(
+        f"under the {protocol} protocol cells with j <= i score training images"
+    )
 
 
 def scores(
@@ -110,86 +239,45 @@ def scores(
     protocol: str = "iid",
     metrics: str | Sequence[str | Metric] = DEFAULT_FAMILIES,
 ) -> MetricResults:
-    """Every chosen metric of a matrix: its value, its course, or why it has none.
+    """Return every chosen metric of a matrix: its value and history, or why it has none.
 
     Args:
-        matrix: (k, T); row = trained through, column = tested on. Lists, an array, or a frame as
-            of ``AccuracyMatrix.to_frame(wide=True)``, whose index orders the rows, are made one.
-        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        metrics: families by name, as ``["clear", "gem"]``, and metrics themselves.
+        matrix: (k, T); row = trained through, column = tested on. Lists, an array, or a data frame
+            with the layout of ``AccuracyMatrix.to_frame(wide=True)``, whose index orders the rows,
+            are converted.
+        protocol: ``iid``, or ``streaming``, under which cells with j <= i do not count.
+        metrics: names of families, for example ``["clear", "gem"]``, and metrics.
 
     Returns:
-        Metric name to its result. Of another score than accuracy, names and values are those of
-        :meth:`Metric.of`.
+        Metric name to its result. For another score than accuracy, names and values are those of
+        :meth:`Metric.adapt`.
 
     Raises:
-        ConfigError: there is no such protocol, or no such family.
-        RecordError: what arrived is no matrix.
+        ConfigError: the protocol or a family does not exist.
+        RecordError: the argument cannot be converted to a matrix.
 
-    >>> found = scores([[0.9, 0.6]])
-    >>> found["clear/next_domain_accuracy"]
+    >>> results = scores([[0.9, 0.6]])
+    >>> results["clear/next_domain_accuracy"]
     MetricResult(clear/next_domain_accuracy 0.6000 (higher is better))
-    >>> found["clear/backward_transfer"].reason
+    >>> results["clear/backward_transfer"].reason
     'needs a past bucket: k >= 2 (trained on 1)'
     """
-    matrix = _matrix_of(matrix)
-    asked = metrics.split(",") if isinstance(metrics, str) else metrics
-    chosen: dict[str, Metric] = {}
-    for one in asked:
-        of_one = (one,) if isinstance(one, Metric) else of_families(family_names(one))
-        chosen |= {metric.name: metric for metric in of_score(of_one, matrix.score)}
-    computed = with_costs(chosen.values(), matrix)
-    found = course(matrix.masked(protocol), protocol, computed)
-    listed = results(
-        found.summary,
-        {name: str(error) for name, error in found.undefined.items()},
-        score=matrix.score,
-        lower_is_better={name for name, m in chosen.items() if m.higher_is_better is False},
-        series=found.series,
-    )
-    return MetricResults((result.name, result) for result in listed)
+    matrix = _convert_matrix(matrix)
+    chosen: list[Metric] = []
+    for item in metrics.split(",") if isinstance(metrics, str) else metrics:
+        chosen += [item] if isinstance(item, Metric) else get_family_metrics(split_families(item))
+    by_name = {metric.name: metric for metric in chosen}
+    return evaluate_metrics(add_cost_metrics(by_name.values(), matrix), matrix, protocol)
 
 
-def _matrix_of(given: Any) -> AccuracyMatrix:
-    if isinstance(given, AccuracyMatrix):
-        return given
-    if not hasattr(given, "iterrows"):
-        return AccuracyMatrix(given)
-    # A frame of pandas, which need not be there.
-    initial = given.loc["initial"] if "initial" in given.index else None
-    rows = given.drop(index="initial", errors="ignore")
-    keys = [str(key) for key in given.columns]
+def _convert_matrix(table: Any) -> AccuracyMatrix:
+    if isinstance(table, AccuracyMatrix):
+        return table
+    if not hasattr(table, "iterrows"):
+        return AccuracyMatrix(table)
+    # A data frame; pandas need not be installed.
+    initial = table.loc["initial"] if "initial" in table.index else None
+    rows = table.drop(index="initial", errors="ignore")
+    keys = [str(key) for key in table.columns]
     rows = rows.set_axis(row_positions([str(label) for label in rows.index], keys))
     return AccuracyMatrix(rows.reindex(range(max(rows.index, default=-1) + 1)), initial, None, keys)
-
-
-def results(
-    summary: Mapping[str, float],
-    reasons: Mapping[str, str],
-    *,
-    score: Score,
-    lower_is_better: Set[str] = frozenset(),
-    series: Mapping[str, Mapping[int, float]] | None = None,
-    intervals: Mapping[str, tuple[float, float]] | None = None,
-) -> list[MetricResult]:
-    """Every metric with a value or a reason, a user's own last, *lower_is_better* of theirs."""
-    built_in: Iterable[MetricOf[Any]]
-    built_in = (*of_score(ALL_METRICS, score), *predicted.METRICS, *anytime.METRICS)
-    known = {metric.name: metric for metric in built_in}
-    return [
-        MetricResult(
-            name=name,
-            value=summary.get(name),
-            reason="" if name in summary else one_line(reasons[name], 200),
-            series=(series or {}).get(name, {}),
-            interval=(intervals or {}).get(name),
-            higher_is_better=known[name].higher_is_better is not False
-            if name in known
-            else name not in lower_is_better,
-            formula=known[name].formula if name in known else "",
-            meaning=one_line(known[name].meaning, 200) if name in known else "",
-            score=score,
-        )
-        for name in dict.fromkeys([*known, *summary, *reasons])
-        if name in summary or name in reasons
-    ]

@@ -1,11 +1,10 @@
-"""The metrics of CapyMOA's online continual learning that are of the matrix, under its own names.
+"""Metrics of CapyMOA's online continual learning that can be computed from the matrix.
 
-Its anytime accuracies need tests inside of a bucket, and its test-then-train accuracy the answers
-given while training: neither is in this matrix.
+Its anytime accuracies need tests within a bucket, and its test-then-train accuracy predictions made
+while training: the matrix contains neither. Other metrics of CapyMOA are in ``aliases.py``.
 
-Each takes a (k, T) matrix R (row: trained through, column: tested on); accuracies are fractions in
-[0, 1], differences in [-1, 1], higher is better; raises UndefinedMetricError, with the reason,
-where a cell that it needs was not measured.
+Accuracies are fractions in [0, 1], differences in [-1, 1], higher is better. A metric is undefined
+if a cell that it needs was not measured.
 
 Source: ``capymoa.ocl.evaluation.OCLMetrics``, fields of the same names, and what fills it
 (``_evaluator.py``, ``_metrics.py`` of adaptive-machine-learning/CapyMOA, 095caba).
@@ -16,15 +15,14 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import clear, icarl
-from clear_mlflow.metrics._base import (
-    cells_where,
+from clear_mlflow.metrics._metric import (
     change,
-    change_on_past,
+    compute_change_on_past,
     level,
-    measured,
     name_cell,
-    need_trained,
+    require_measured,
+    require_trained,
+    select_cells,
 )
 
 
@@ -36,41 +34,37 @@ def accuracy_all_avg(matrix: AccuracyMatrix) -> float:
     >>> round(accuracy_all_avg(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
     0.55
     """
-    need_trained(matrix, 1, "a trained bucket")
-    return float(cells_where(matrix, np.ones(matrix.values.shape, dtype=np.bool_)).mean())
+    require_trained(matrix, 1, "a trained bucket")
+    return float(select_cells(matrix, np.ones(matrix.values.shape, dtype=np.bool_)).mean())
 
 
 def accuracy_final(matrix: AccuracyMatrix) -> float:
-    """Mean accuracy, at the end, on all buckets, those not trained on included.
+    """Mean accuracy, at the end, on all buckets, including those not trained on.
 
     Formula: mean of R[last, j] over j < T. Defined when k >= 1.
 
     >>> round(accuracy_final(AccuracyMatrix([[0.8, 0.1]])), 6)
     0.45
     """
-    need_trained(matrix, 1, "a trained bucket")
+    require_trained(matrix, 1, "a trained bucket")
     last = matrix.num_rows - 1
-    return float(measured(matrix.values[last], lambda j: name_cell(last, j)).mean())
+    return float(require_measured(matrix.values[last], lambda j: name_cell(last, j)).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:
     """Mean change on past buckets since each was trained on, over all rows.
 
-    Formula: mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. Negative: the model has
-    forgotten.
+    Formula: mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. Negative
+    if the model has forgotten.
 
     >>> round(backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     -0.3
     """
-    return change_on_past(matrix)
+    return compute_change_on_past(matrix)
 
 
-# Those of another family that are named here are the same quantity in `OCLMetrics`.
-_SEEN = icarl.average_incremental_accuracy
 METRICS = (
     level("capymoa/accuracy_all_avg", accuracy_all_avg, "capymoa/{score}_all_avg"),
-    level("capymoa/accuracy_seen_avg", _SEEN, "capymoa/{score}_seen_avg"),
     level("capymoa/accuracy_final", accuracy_final, "capymoa/{score}_final"),
-    level("capymoa/forward_transfer", clear.forward_transfer, "capymoa/forward_{score}"),
     change("capymoa/backward_transfer", backward_transfer),
 )

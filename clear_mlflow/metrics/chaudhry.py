@@ -1,7 +1,7 @@
-"""The metrics of Chaudhry et al. 2018 that are of one run: accuracy and forgetting after bucket k.
+"""Metrics of Chaudhry et al. 2018 that need only one run: accuracy and forgetting after bucket k.
 
-Their intransigence is of two runs: how much better a run that is trained on all buckets so far at
-once knows bucket k, J[k, k] - R[k, k].
+Their intransigence compares two runs: the advantage on bucket k of a run that is trained on all
+buckets so far at once, J[k, k] - R[k, k]. Other metrics of this family are in ``aliases.py``.
 
 Source: Chaudhry et al., Riemannian Walk for Incremental Learning: Understanding Forgetting and
 Intransigence, ECCV 2018, arXiv:1801.10112; ``compute_fgt`` in ``utils/utils.py`` of
@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import renate
-from clear_mlflow.metrics._base import cells_where, change, level, need_trained
+from clear_mlflow.metrics._metric import change, require_trained, select_cells
 
 
 def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
@@ -25,22 +24,19 @@ def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
     k >= 2. Lower is better. It needs no test of a future bucket.
 
     Continuum computes this from the same equation. `chaudhry/forgetting` and `renate/forgetting`
-    take the maximum over every earlier row, those before bucket j was trained included. mammoth and
-    PyCIL include the last row in the maximum, so that a gain counts as 0.
+    take the maximum over every earlier row, including those before bucket j was trained. mammoth
+    and PyCIL include the last row in the maximum, so that a gain counts as 0.
 
     >>> round(forgetting_since_trained(AccuracyMatrix([[0.8, float("nan")], [0.5, 0.9]])), 6)
     0.3
     """
-    need_trained(matrix, 2, "a past bucket")
+    require_trained(matrix, 2, "a past bucket")
     measured = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
-    cells_where(matrix, measured)
+    select_cells(matrix, measured)
     past = np.where(measured, matrix.values[:, : matrix.num_rows - 1], -np.inf)
     return float((past[:-1].max(axis=0) - past[-1]).mean())
 
 
-# A_k, and F_k as their `compute_fgt` has it, are Renate's.
 METRICS = (
-    level("chaudhry/average_accuracy", renate.average_accuracy, "chaudhry/average_{score}"),
-    change("chaudhry/forgetting", renate.forgetting, higher_is_better=False),
     change("chaudhry/forgetting_since_trained", forgetting_since_trained, higher_is_better=False),
 )

@@ -1,13 +1,13 @@
-"""The metrics of the CLEAR benchmark: plain means over regions of the accuracy matrix.
+"""Metrics of the CLEAR benchmark: means over regions of the accuracy matrix.
 
 R is (k, T), 0-based: k buckets trained, all T buckets tested after each. Every cell of the k rows
-counts, those of buckets that the run never reached included. Nothing is subtracted anywhere:
-CLEAR's "transfer" is an accuracy, and not comparable with Renate's or GEM's of the same name.
+counts, including those of buckets that the run never reached. Nothing is subtracted: CLEAR's
+"transfer" is an accuracy, and cannot be compared with the transfer of Renate or GEM.
 
-Each takes such a matrix and gives a fraction in [0, 1], higher is better; it raises
-UndefinedMetricError, with the reason, where a cell that it needs was not measured.
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
+was not measured.
 
-Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMetric`` is the same.
+Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMetric`` is equal.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import (
+from clear_mlflow.metrics._metric import (
     Metric,
-    cells_seen,
-    cells_where,
     level,
-    need_future,
-    need_trained,
+    require_future,
+    require_trained,
+    select_cells,
+    select_trained_cells,
 )
 
 
@@ -34,8 +34,8 @@ def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(in_domain_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.85
     """
-    need_trained(matrix, 1, "a trained bucket")
-    return float(cells_where(matrix, _steps_ahead(matrix) == 0).mean())
+    require_trained(matrix, 1, "a trained bucket")
+    return float(select_cells(matrix, _count_steps_ahead(matrix) == 0).mean())
 
 
 def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
@@ -46,8 +46,8 @@ def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
     >>> next_domain_accuracy(AccuracyMatrix([[0.8, 0.7, 0.6]]))
     0.7
     """
-    need_future(matrix)
-    return float(cells_where(matrix, _steps_ahead(matrix) == 1).mean())
+    require_future(matrix)
+    return float(select_cells(matrix, _count_steps_ahead(matrix) == 1).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:
@@ -58,8 +58,8 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     >>> backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
     0.5
     """
-    need_trained(matrix, 2, "a past bucket")
-    return float(cells_where(matrix, _steps_ahead(matrix) < 0).mean())
+    require_trained(matrix, 2, "a past bucket")
+    return float(select_cells(matrix, _count_steps_ahead(matrix) < 0).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -70,8 +70,8 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     >>> forward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
     0.1
     """
-    need_future(matrix)
-    return float(cells_where(matrix, _steps_ahead(matrix) > 0).mean())
+    require_future(matrix)
+    return float(select_cells(matrix, _count_steps_ahead(matrix) > 0).mean())
 
 
 def accuracy(matrix: AccuracyMatrix) -> float:
@@ -83,7 +83,7 @@ def accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
     0.7
     """
-    return float(cells_seen(matrix).mean())
+    return float(select_trained_cells(matrix).mean())
 
 
 def challenge_score(matrix: AccuracyMatrix) -> float:
@@ -96,17 +96,35 @@ def challenge_score(matrix: AccuracyMatrix) -> float:
     return sum(part(matrix) for part in parts) / len(parts)
 
 
-def _steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
-    """(k, T): j - i, how far the bucket tested on lies ahead of the one trained through."""
+def _count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
+    """Return (k, T): j - i, the distance from the last trained bucket to the tested one."""
     return np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
 
 
+TITLE = "CLEAR"  # a family with a title is computed by default, and has a section of its own
 METRICS = (
-    level("clear/in_domain_accuracy", in_domain_accuracy, "clear/in_domain_{score}"),
-    level("clear/next_domain_accuracy", next_domain_accuracy, "clear/next_domain_{score}"),
-    # An error called transfer would be read as a gain.
+    level(
+        "clear/in_domain_accuracy",
+        in_domain_accuracy,
+        "clear/in_domain_{score}",
+        headline="in-domain",
+        rank_priority=1,
+    ),
+    level(
+        "clear/next_domain_accuracy",
+        next_domain_accuracy,
+        "clear/next_domain_{score}",
+        headline="next-domain",
+        rank_priority=2,
+    ),
+    # The name of an error must not contain "transfer", which readers take for a gain.
     level("clear/backward_transfer", backward_transfer, "clear/backward_{score}"),
     level("clear/forward_transfer", forward_transfer, "clear/forward_{score}"),
     level("clear/accuracy", accuracy, "clear/{score}"),
-    Metric(name="clear/challenge_score", function=challenge_score),
+    Metric(
+        name="clear/challenge_score",
+        function=challenge_score,
+        rank_priority=4,
+        ranks_new_classes=False,
+    ),
 )

@@ -1,57 +1,57 @@
-"""What a run cost, of which its rows' files keep count; lower is better but in the last.
+"""Costs of a run, as far as its rows contain them; lower is better, except for the last metric.
 
-Each takes a (k, T) matrix with the cost of its k rows, in the units below, and raises
-UndefinedMetricError where a row says nothing of it, as rows of other programs and of older versions
-do. They are computed wherever the rows have costs, whatever families are chosen.
+Each function takes a (k, T) matrix with the costs of its k rows, and raises UndefinedMetricError if
+a row lacks the cost, as rows of other programs and of older versions do. These metrics are computed
+if the rows have costs, whatever families are chosen.
 
-Source: docs/cost.md, which says what is counted; Prabhu et al., arXiv:2303.11165, and
-arXiv:2410.15143 compare continual learners by it.
+Source: docs/cost.md defines what is counted; Prabhu et al., arXiv:2303.11165, and arXiv:2410.15143
+compare continual learners by cost.
 """
 
 from __future__ import annotations
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import ANY, Metric, need_trained
+from clear_mlflow.metrics._metric import ANY, COSTS, Metric, require_trained
 from clear_mlflow.metrics.clear import challenge_score
 
 
 def training_flops(matrix: AccuracyMatrix) -> float:
     """FLOPs of training so far: forward, backward, and what the strategy adds.
 
-    Formula: sum of training_flops[i] over i < k. Defined when k >= 1 and each row says it.
+    Formula: sum of training_flops[i] over i < k. Defined when k >= 1 and each row has it.
 
     >>> from clear_mlflow.core.matrix import RowCost
     >>> costs = [RowCost(training_flops=2 * 10**12), RowCost(training_flops=3 * 10**12)]
     >>> training_flops(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]], costs=costs))
     5000000000000.0
     """
-    return sum(_of_rows(matrix, "training_flops"))
+    return sum(_get_row_costs(matrix, "training_flops"))
 
 
 def seconds(matrix: AccuracyMatrix) -> float:
-    """Seconds of training so far, on the machine that it was trained on; tests are not in it.
+    """Seconds of training so far on the machine of the run, without tests.
 
-    Formula: sum of seconds[i] over i < k. Defined when k >= 1 and each row says it. In seconds.
+    Formula: sum of seconds[i] over i < k. Defined when k >= 1 and each row has it. In seconds.
     """
-    return sum(_of_rows(matrix, "seconds"))
+    return sum(_get_row_costs(matrix, "seconds"))
 
 
 def images(matrix: AccuracyMatrix) -> float:
-    """Images that steps trained on so far, new and replayed, in every epoch.
+    """Images trained on so far, new and replayed, in every epoch.
 
-    Formula: sum of images[i] + replayed_images[i] over i < k. Defined when k >= 1 and each row says
-    both. An image counts in every epoch.
+    Formula: sum of images[i] + replayed_images[i] over i < k. Defined when k >= 1 and each row has
+    both. An image counts once per epoch.
     """
-    return sum(_of_rows(matrix, "images") + _of_rows(matrix, "replayed_images"))
+    return sum(_get_row_costs(matrix, "images") + _get_row_costs(matrix, "replayed_images"))
 
 
 def stored_bytes(matrix: AccuracyMatrix) -> float:
-    """The most that the strategy kept between two buckets, bytes.
+    """Largest number of bytes that the strategy stored between two buckets.
 
-    Formula: max of stored_bytes[i] over i < k. Defined when k >= 1 and each row says it. In bytes.
+    Formula: max of stored_bytes[i] over i < k. Defined when k >= 1 and each row has it. In bytes.
     """
-    return max(_of_rows(matrix, "stored_bytes"))
+    return max(_get_row_costs(matrix, "stored_bytes"))
 
 
 def challenge_score_per_pflop(matrix: AccuracyMatrix) -> float:
@@ -60,28 +60,43 @@ def challenge_score_per_pflop(matrix: AccuracyMatrix) -> float:
     Formula: clear/challenge_score / (cost/training_flops / 10^15). Defined when both are, and
     training took FLOPs. Per PFLOP.
     """
-    spent = training_flops(matrix)
-    if spent == 0:
+    flops = training_flops(matrix)
+    if flops == 0:
         raise UndefinedMetricError("needs training that takes FLOPs")
-    return challenge_score(matrix) / (spent / 1e15)
+    return challenge_score(matrix) / (flops / 1e15)
 
 
-def _of_rows(matrix: AccuracyMatrix, name: str) -> list[float]:
-    """A number of each row's cost."""
-    need_trained(matrix, 1, "a trained bucket")
-    found = []
+def _get_row_costs(matrix: AccuracyMatrix, field: str) -> list[float]:
+    """Return a field of each row's cost; raise UndefinedMetricError if a row lacks it."""
+    require_trained(matrix, 1, "a trained bucket")
+    costs = []
     for row, cost in enumerate(matrix.costs, start=1):
-        number = getattr(cost, name, None)
-        if number is None:
-            raise UndefinedMetricError(f"row {row} says nothing of its {name}")
-        found.append(float(number))
-    return found
+        value = getattr(cost, field, None)
+        if value is None:
+            raise UndefinedMetricError(f"row {row} has no {field}")
+        costs.append(float(value))
+    return costs
 
 
+_UNITS = {training_flops: "FLOPs", seconds: "s", images: "images", stored_bytes: "bytes"}
 METRICS = (
     *(
-        Metric(name=f"cost/{f.__name__}", function=f, higher_is_better=False, takes=ANY)
-        for f in (training_flops, seconds, images, stored_bytes)
+        Metric(
+            name=f"cost/{function.__name__}",
+            function=function,
+            needs=COSTS,
+            higher_is_better=False,
+            unit=unit,
+            rank_priority=None,
+            score_role=ANY,
+        )
+        for function, unit in _UNITS.items()
     ),
-    Metric(name="cost/challenge_score_per_pflop", function=challenge_score_per_pflop),
+    Metric(
+        name="cost/challenge_score_per_pflop",
+        function=challenge_score_per_pflop,
+        needs=COSTS,
+        unit="1/PFLOP",
+        rank_priority=None,
+    ),
 )

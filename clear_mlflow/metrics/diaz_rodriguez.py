@@ -1,38 +1,37 @@
-"""The metrics of Diaz-Rodriguez et al. 2018 that are of the matrix: all of it counts, equally.
+"""Metrics of Diaz-Rodriguez et al. 2018 that can be computed from the matrix.
 
-Unlike GEM's, each looks at every row and not at the last one alone. The paper's other criteria, of
-model size, memory and computation, and the score that sums them up, are not of the matrix.
+Unlike GEM's metrics, each uses every row. The paper's other criteria (model size, memory,
+computation) and the score that combines them need more than the matrix. A and FWT are in
+``aliases.py``.
 
-Each takes a (k, T) matrix R (row: trained through, column: tested on) and gives a fraction in
-[0, 1], higher is better; raises UndefinedMetricError, with the reason, where a cell that it needs
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
 was not measured.
 
 Source: Diaz-Rodriguez et al., Don't forget, there is more than forgetting: new metrics for
-Continual Learning, arXiv:1810.13166. One of its definitions' users is Continuum
-(``continuum/metrics/metrics.py``, 43ba009); its ``forward_transfer`` is another quantity.
+Continual Learning, arXiv:1810.13166. Continuum (``continuum/metrics/metrics.py``, 43ba009) uses its
+definitions, except that its ``forward_transfer`` is another quantity.
 """
 
 from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import clear
-from clear_mlflow.metrics._base import Metric, change, change_on_past, level
+from clear_mlflow.metrics._metric import Metric, change, compute_change_on_past
 
 
 def remembering(matrix: AccuracyMatrix) -> float:
     """REM: one minus the mean loss on past buckets, over all rows.
 
     Formula: 1 - abs(min(B, 0)) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when
-    k >= 2. 1: nothing was lost on the whole.
+    k >= 2. 1 if there is no loss in the mean.
 
     >>> round(remembering(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.7
     """
-    return 1 + min(change_on_past(matrix), 0.0)
+    return 1 + min(compute_change_on_past(matrix), 0.0)
 
 
 def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
-    """BWT+: the mean gain on past buckets, over all rows; 0 where there is a loss.
+    """BWT+: the mean gain on past buckets, over all rows, or 0 if there is a loss.
 
     Formula: max(B, 0) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. A
     gain in [0, 1].
@@ -40,14 +39,10 @@ def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
     >>> round(positive_backward_transfer(AccuracyMatrix([[0.5, 0.1], [0.8, 0.9]])), 6)
     0.3
     """
-    return max(change_on_past(matrix), 0.0)
+    return max(compute_change_on_past(matrix), 0.0)
 
 
-# A and FWT are the same regions of the matrix as CLEAR's; Continuum's `accuracy_A` is A, too.
-_FWT = clear.forward_transfer
 METRICS = (
-    level("diaz_rodriguez/accuracy", clear.accuracy, "diaz_rodriguez/{score}"),
     Metric(name="diaz_rodriguez/remembering", function=remembering),
     change("diaz_rodriguez/positive_backward_transfer", positive_backward_transfer),
-    level("diaz_rodriguez/forward_transfer", _FWT, "diaz_rodriguez/forward_{score}"),
 )

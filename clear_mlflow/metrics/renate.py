@@ -1,11 +1,10 @@
-"""The metrics of Renate, which are also GEM's: what the last row says, and how it came to be.
+"""Metrics of Renate: accuracy in the last row, and the changes that led to it.
 
-R is (k, T), 0-based, and "last" is row k - 1. Only rows and columns 0 to k - 1 count: the buckets
-that the run has trained on. b is the initialisation row, of the untrained model.
+R is (k, T), 0-based, and "last" is row k - 1. Only the buckets that the run has trained on count:
+rows and columns 0 to k - 1. b is the initialisation row, which the untrained model gave.
 
-Each takes such a matrix; accuracies are fractions in [0, 1], differences in [-1, 1]; all but
-forgetting are better the higher. Each raises UndefinedMetricError, with the reason, where a cell
-that it needs was not measured.
+Accuracies are fractions in [0, 1], differences in [-1, 1]; higher is better, except for forgetting.
+A metric is undefined if a cell that it needs was not measured.
 
 Source: ``renate.evaluation.metrics.classification``, functions of the same names; BWT and FWT of
 Lopez-Paz & Ranzato 2017 (GEM), equations 3 and 4.
@@ -17,15 +16,15 @@ import numpy as np
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import (
+from clear_mlflow.metrics._metric import (
     Metric,
-    cells_where,
     change,
-    last_row,
     level,
-    measured,
     name_cell,
-    need_trained,
+    require_measured,
+    require_trained,
+    select_cells,
+    select_last_row,
 )
 
 
@@ -37,11 +36,11 @@ def average_accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(average_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.7
     """
-    return float(last_row(matrix).mean())
+    return float(select_last_row(matrix).mean())
 
 
 def micro_average_accuracy(matrix: AccuracyMatrix) -> float:
-    """Accuracy, at the end, over the test images of all buckets trained on, taken together.
+    """Accuracy, at the end, on the pooled test images of all buckets trained on.
 
     Formula: sum of n[j] R[last, j] / sum of n[j], over j <= last. Defined when k >= 1 and the
     number of test images per bucket is known.
@@ -50,32 +49,32 @@ def micro_average_accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(micro_average_accuracy(AccuracyMatrix(rows, num_instances=[300, 100])), 6)
     0.6
     """
-    need_trained(matrix, 1, "a trained bucket")
+    require_trained(matrix, 1, "a trained bucket")
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     weights = matrix.num_instances[: matrix.num_rows].astype(np.float64)
-    return float((weights * last_row(matrix)).sum() / weights.sum())
+    return float((weights * select_last_row(matrix)).sum() / weights.sum())
 
 
 def forgetting(matrix: AccuracyMatrix) -> float:
     """Mean drop, at the end, from the best accuracy that each earlier bucket ever had.
 
     Formula: mean over j < last of (max over i < last of R[i, j]) - R[last, j]. Defined when k >= 2.
-    Lower is better. Negative: the end is better than ever before.
+    Lower is better. Negative if the end is better than ever before.
 
-    Renate's text lets the maximum run from row j on; its code takes every row before the last,
-    those before bucket j was trained included. People's numbers came from the code: this is it.
-    `chaudhry/forgetting_since_trained` starts at row j.
+    Renate's documentation starts the maximum at row j. Its code takes every row before the last,
+    including those before bucket j was trained. Published numbers come from the code, so this
+    function follows it. `chaudhry/forgetting_since_trained` starts at row j.
 
     >>> round(forgetting(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.3
     """
-    need_trained(matrix, 2, "a past bucket")
+    require_trained(matrix, 2, "a past bucket")
     shape = matrix.num_rows, matrix.num_rows - 1
     try:
-        past = cells_where(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
+        past = select_cells(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
     except UndefinedMetricError as error:
-        cells_where(matrix, np.tri(*shape, dtype=np.bool_))
+        select_cells(matrix, np.tri(*shape, dtype=np.bool_))
         raise UndefinedMetricError(
             f"{error}; chaudhry/forgetting_since_trained does not need it"
         ) from error
@@ -85,16 +84,16 @@ def forgetting(matrix: AccuracyMatrix) -> float:
 def backward_transfer(matrix: AccuracyMatrix) -> float:
     """Mean change on each earlier bucket since it was trained on.
 
-    Formula: mean over j < last of R[last, j] - R[j, j]. Defined when k >= 2. Negative: the model
-    has forgotten.
+    Formula: mean over j < last of R[last, j] - R[j, j]. Defined when k >= 2. Negative if
+    the model has forgotten.
 
     >>> round(backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     -0.3
     """
-    need_trained(matrix, 2, "a past bucket")
+    require_trained(matrix, 2, "a past bucket")
     last = matrix.num_rows - 1
-    end = measured(matrix.values[last, :last], lambda j: name_cell(last, j))
-    return float((end - cells_where(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
+    end = require_measured(matrix.values[last, :last], lambda j: name_cell(last, j))
+    return float((end - select_cells(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -107,18 +106,27 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     >>> round(forward_transfer(AccuracyMatrix(rows, initial=[0.1, 0.2])), 6)
     0.3
     """
-    need_trained(matrix, 2, "a second trained bucket")
+    require_trained(matrix, 2, "a second trained bucket")
     if matrix.initial is None:
         raise UndefinedMetricError("needs the initialisation row")
-    before = cells_where(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
-    untrained = measured(matrix.initial[1 : matrix.num_rows], lambda j: f"row 0, column {j + 2}")
+    before = select_cells(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
+    untrained = require_measured(
+        matrix.initial[1 : matrix.num_rows], lambda j: f"row 0, column {j + 2}"
+    )
     return float((before - untrained).mean())
 
 
+TITLE = "Renate"
 METRICS = (
-    level("renate/average_accuracy", average_accuracy, "renate/average_{score}"),
+    level(
+        "renate/average_accuracy",
+        average_accuracy,
+        "renate/average_{score}",
+        headline="average at the end",
+        rank_priority=3,
+    ),
     Metric(name="renate/micro_average_accuracy", function=micro_average_accuracy),
-    change("renate/forgetting", forgetting, higher_is_better=False),
+    change("renate/forgetting", forgetting, higher_is_better=False, headline="forgetting"),
     change("renate/backward_transfer", backward_transfer),
     change("renate/forward_transfer", forward_transfer),
 )

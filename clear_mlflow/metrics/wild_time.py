@@ -1,15 +1,14 @@
-"""The metrics of Wild-Time: Eval-Fix, of one split of the stream, and Eval-Stream, of what is near.
+"""Metrics of Wild-Time: Eval-Fix at one split of the stream, and Eval-Stream on the next buckets.
 
-Two numbers are a choice of each dataset there, and have a default here: Eval-Fix splits after half
-of the buckets (their scripts: 4 of 7 on HuffPost, 4 of 8 on Drug-BA, 8 of 16 on FMoW, 10 of 16 on
-arXiv), Eval-Stream looks 3 buckets ahead (theirs: 3 on HuffPost and Drug-BA, 6 on FMoW, 10 on
-Yearbook). To take others, give them to the function in a metric of your own, as in
+Wild-Time chooses two numbers for each dataset. Here Eval-Fix splits after half of the buckets
+(their scripts: 4 of 7 on HuffPost, 4 of 8 on Drug-BA, 8 of 16 on FMoW, 10 of 16 on arXiv), and
+Eval-Stream looks 3 buckets ahead (theirs: 3 on HuffPost and Drug-BA, 6 on FMoW, 10 on Yearbook). To
+choose others, pass them to the function in a custom metric, for example
 ``partial(wild_time.stream_average, ahead=6)``.
 
-Each takes a (k, T) matrix R (row: trained through, column: tested on) and gives a fraction in
-[0, 1], higher is better; raises UndefinedMetricError, with the reason, where a cell that it needs
-was not measured. ``split`` is s, the position of the last bucket trained on, from 0, half of the
-stream when not given; ``ahead`` is K, at least 1.
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
+was not measured. ``split`` is s, the index of the last bucket trained on, half of the stream if
+None. ``ahead`` is K, at least 1.
 
 Source: Yao et al., Wild-Time: A Benchmark of in-the-Wild Distribution Shift over Time, NeurIPS 2022
 Datasets and Benchmarks, arXiv:2211.14238; ``evaluate_offline``, ``evaluate_online`` and ``save`` in
@@ -23,40 +22,40 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import (
+from clear_mlflow.metrics._metric import (
     Metric,
-    cells_where,
     level,
-    measured,
     name_cell,
-    need_future,
-    need_trained,
+    require_future,
+    require_measured,
+    require_trained,
+    select_cells,
 )
 
-AHEAD = 3  # buckets that Eval-Stream looks ahead
+AHEAD = 3  # number of next buckets in Eval-Stream
 
 
 def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
-    """Eval-Fix, in distribution: accuracy on the images up to the split, taken together.
+    """Eval-Fix, in distribution: accuracy on the pooled images up to the split.
 
     Formula: sum of n[j] R[s, j] / sum of n[j], over j <= s, with s = ceil(T / 2) - 1. Defined when
     k > s and the number of test images per bucket is known.
 
-    The authors' program collates the test images of all buckets up to the split. It has this of
-    models that it trains on all of these buckets at once. Its continual learners
-    (``train_online`` under ``offline``) stop one bucket earlier, so what it prints for them is of
-    row s - 1; here it is of row s of all.
+    The authors' program pools the test images of all buckets up to the split, for models that it
+    trains on all of these buckets at once. Its continual learners (``train_online`` under
+    ``offline``) stop one bucket earlier, so that it prints row s - 1 for them; here all models use
+    row s.
 
     >>> rows = [[0.8, 0.1, 0.2], [0.5, 0.9, 0.3]]
     >>> round(fix_id_accuracy(AccuracyMatrix(rows, num_instances=[300, 100, 100])), 6)
     0.6
     """
-    row, cells = _at_split(matrix, split)
+    row, cells = _get_split_row(matrix, split)
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     weights = matrix.num_instances[: row + 1].astype(np.float64)
-    known = measured(cells[: row + 1], lambda j: name_cell(row, j))
-    return float((weights * known).sum() / weights.sum())
+    accuracies = require_measured(cells[: row + 1], lambda j: name_cell(row, j))
+    return float((weights * accuracies).sum() / weights.sum())
 
 
 def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
@@ -67,7 +66,7 @@ def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
     >>> round(fix_ood_average(AccuracyMatrix([[0.8, 0.1, 0.1], [0.5, 0.9, 0.6]])), 6)
     0.6
     """
-    return float(_out_of_distribution(matrix, split).mean())
+    return float(_select_future_cells(matrix, split).mean())
 
 
 def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> float:
@@ -78,7 +77,7 @@ def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> float:
     >>> fix_ood_worst(AccuracyMatrix([[0.8, 0.7, 0.6, 0.4], [0.8, 0.7, 0.6, 0.5]]))
     0.5
     """
-    return float(_out_of_distribution(matrix, split).min())
+    return float(_select_future_cells(matrix, split).min())
 
 
 def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
@@ -90,7 +89,7 @@ def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
     >>> round(stream_average(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]])), 6)
     0.5
     """
-    return float(_next_buckets(matrix, ahead).mean(axis=1).mean())
+    return float(_select_next_cells(matrix, ahead).mean(axis=1).mean())
 
 
 def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
@@ -102,27 +101,27 @@ def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
     >>> stream_worst(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]]))
     0.3
     """
-    return float(_next_buckets(matrix, ahead).min(axis=1).mean())
+    return float(_select_next_cells(matrix, ahead).min(axis=1).mean())
 
 
-def _at_split(matrix: AccuracyMatrix, split: int | None) -> tuple[int, NDArray[np.float64]]:
-    """The split's row: its number, and its (T,) cells."""
+def _get_split_row(matrix: AccuracyMatrix, split: int | None) -> tuple[int, NDArray[np.float64]]:
+    """Return index and (T,) cells of the row of the split."""
     row = (matrix.num_buckets + 1) // 2 - 1 if split is None else split
-    need_trained(matrix, row + 1, "the row of the split")
+    require_trained(matrix, row + 1, "the row of the split")
     return row, matrix.values[row]
 
 
-def _out_of_distribution(matrix: AccuracyMatrix, split: int | None) -> NDArray[np.float64]:
-    """The split's row, on the buckets after it."""
-    row, cells = _at_split(matrix, split)
+def _select_future_cells(matrix: AccuracyMatrix, split: int | None) -> NDArray[np.float64]:
+    """Return the cells of the row of the split on the buckets after it."""
+    row, cells = _get_split_row(matrix, split)
     if row + 1 == matrix.num_buckets:
         raise UndefinedMetricError("needs a bucket after the split")
-    return measured(cells[row + 1 :], lambda j: name_cell(row, row + 1 + j))
+    return require_measured(cells[row + 1 :], lambda j: name_cell(row, row + 1 + j))
 
 
-def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
-    """(rows, K): each row's accuracies on the next K buckets, of rows that have so many ahead."""
-    need_future(matrix)
+def _select_next_cells(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
+    """Return (rows, K): the accuracies on the next K buckets, for rows with K buckets ahead."""
+    require_future(matrix)
     rows = min(matrix.num_rows, matrix.num_buckets - ahead)
     if rows < 1:
         raise UndefinedMetricError(
@@ -131,7 +130,7 @@ def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
     steps = np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
     near = (steps > 0) & (steps <= ahead)
     near[rows:] = False
-    return cells_where(matrix, near).reshape(rows, ahead)
+    return select_cells(matrix, near).reshape(rows, ahead)
 
 
 METRICS = (

@@ -1,7 +1,6 @@
-"""The bucket that a model knows least: what a mean over buckets hides.
+"""The bucket with the lowest accuracy, which a mean over buckets hides.
 
-Each takes a (k, T) matrix R (row: trained through, column: tested on) and gives a fraction in
-[0, 1], higher is better; raises UndefinedMetricError, with the reason, where a cell that it needs
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
 was not measured.
 
 Source: the worst-group accuracy of Sagawa et al., Distributionally Robust Neural Networks for Group
@@ -11,7 +10,7 @@ Shifts, ICLR 2020, arXiv:1911.08731, with buckets as the groups, at the end and 
 from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import cells_seen, last_row, level
+from clear_mlflow.metrics._metric import level, select_last_row, select_trained_cells
 
 
 def final_accuracy(matrix: AccuracyMatrix) -> float:
@@ -22,7 +21,7 @@ def final_accuracy(matrix: AccuracyMatrix) -> float:
     >>> final_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
     0.5
     """
-    return float(last_row(matrix).min())
+    return float(select_last_row(matrix).min())
 
 
 def lowest_accuracy(matrix: AccuracyMatrix) -> float:
@@ -33,7 +32,7 @@ def lowest_accuracy(matrix: AccuracyMatrix) -> float:
     >>> lowest_accuracy(AccuracyMatrix([[0.4, 0.1], [0.5, 0.9]]))
     0.4
     """
-    return float(cells_seen(matrix).min())
+    return float(select_trained_cells(matrix).min())
 
 
 METRICS = (

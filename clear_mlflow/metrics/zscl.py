@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import capymoa
-from clear_mlflow.metrics._base import cells_where, level, need_future
+from clear_mlflow.metrics._metric import level, require_future, select_cells
 
 
 def transfer(matrix: AccuracyMatrix) -> float:
@@ -23,14 +22,10 @@ def transfer(matrix: AccuracyMatrix) -> float:
     >>> round(transfer(AccuracyMatrix(rows)), 6)
     0.45
     """
-    need_future(matrix)
+    require_future(matrix)
     future = ~np.tri(*matrix.values.shape, dtype=np.bool_)
     cells_per_bucket = np.broadcast_to(future.sum(axis=0), future.shape)[future]
-    return float((cells_where(matrix, future) / cells_per_bucket).sum() / (matrix.num_buckets - 1))
+    return float((select_cells(matrix, future) / cells_per_bucket).sum() / (matrix.num_buckets - 1))
 
 
-METRICS = (
-    level("zscl/transfer", transfer, "zscl/transfer_{score}"),
-    level("zscl/average", capymoa.accuracy_all_avg, "zscl/average_{score}"),
-    level("zscl/last", capymoa.accuracy_final, "zscl/last_{score}"),
-)
+METRICS = (level("zscl/transfer", transfer, "zscl/transfer_{score}"),)

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import truncate
-from clear_mlflow.metrics import name_of
-from clear_mlflow.metrics._results import MetricResult, results
+from clear_mlflow.metrics import MetricResult, MetricResults, get_headlines
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
 # because some of its stores do.
 MAX_NOTE_BYTES = 7_900
 PAD = "&nbsp;&nbsp;"  # the UI gives cells no padding; one wide cell widens its column
 _LONGEST_KEY = 24
-# Metrics whose plain names mean one thing only.
-_HEADLINE = {
-    "clear/in_domain_accuracy": "in-domain",
-    "clear/next_domain_accuracy": "next-domain",
-    "renate/average_accuracy": "average at the end",
-    "renate/forgetting": "forgetting",
-}
 
 # Marks of spans, of links that write themselves, and at a line's start of headings and lists.
 _READ = re.compile(
@@ -33,15 +25,13 @@ _READ = re.compile(
 
 def description(
     record: Record,
-    summary: Mapping[str, float],
-    reasons: Mapping[str, str],
+    results: MetricResults,
     *,
-    facts: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
     report: str | None = None,
-    lower_is_better: Set[str] = frozenset(),
 ) -> str:
     """Matrix and metrics of a run, a few facts and its page's address, below MLflow's limit."""
-    matrix = record.evidence
+    matrix = record.masked_matrix
     state = f"{record.rows[-1]} of {matrix.num_buckets}"
     known = {
         "dataset": record.dataset.name,
@@ -49,7 +39,7 @@ def description(
         **({} if record.split == TEST else {"measured on": f"{record.split} images"}),
         "seed": "none" if record.seed is None else str(record.seed),
         "buckets trained": state,
-        **(facts or {}),
+        **(metadata or {}),
         "digest": record.dataset.digest,
     }
     if record.missing:
@@ -58,11 +48,10 @@ def description(
     classes = ", with every class" if matrix.score.is_accuracy else ""
     link = [] if report is None else [f"[**Report**{classes}]({report})", ""]
     told = " · ".join(f"{escaped(name, 40)} {escaped(text, 80)}" for name, text in known.items())
-    headline = _headline(summary, matrix.score)
+    headline = _headline(results, matrix.score)
     heading = escaped(f"{record.dataset.name}, {state} buckets", 100)
     head = [f"### {heading}", "", *link, *headline, told, ""]
-    lines = results(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
-    tail = ["", *_metrics(lines)]
+    tail = ["", *_metrics(results.values())]
     text = "\n".join([*head, *_matrix(matrix), *tail]) + "\n"
     if num_bytes(text) <= MAX_NOTE_BYTES:
         return text
@@ -73,12 +62,12 @@ def description(
     return text + "\n"
 
 
-def _headline(summary: Mapping[str, float], score: Score) -> list[str]:
-    named = {name_of(name, score): words for name, words in _HEADLINE.items()}
+def _headline(results: MetricResults, score: Score) -> list[str]:
+    summary = results.values_by_name
     values = [
-        f"{words} **{score.cell(summary[name])}{score.unit}**"
-        for name, words in named.items()
-        if name in summary
+        f"{metric.headline} **{score.cell(summary[metric.name])}{score.unit}**"
+        for metric in get_headlines(score)
+        if metric.name in summary
     ]
     if values and not score.is_accuracy:
         values[0] = f"{escaped(score.label, 80)}: {values[0]}"
@@ -110,8 +99,8 @@ def _plain(key: str) -> str:
 def _metrics(lines: Iterable[MetricResult]) -> list[str]:
     table = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
     for line in lines:
-        name = f"`{line.name}`" if line.is_known else escaped(line.name, 60)
-        table.append(f"| {name} | {line.text} | {escaped(line.about, 100)} |")
+        name = f"`{line.name}`" if line.is_built_in else escaped(line.name, 60)
+        table.append(f"| {name} | {line.text} | {escaped(line.note, 100)} |")
     return table
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import ending, printable, truncate
-from clear_mlflow.metrics._results import MetricResult
+from clear_mlflow.metrics import MetricResult
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
 _LABEL = 14  # columns for what was trained through
@@ -23,12 +23,12 @@ _CELL = 5  # columns of "100.0"
 
 def run_text(record: Record, metrics: Iterable[MetricResult]) -> Iterator[RenderableType]:
     """A run's accuracy matrix and metrics, and what they are of where that is not the usual."""
-    yield matrix_table(record.evidence)
+    yield matrix_table(record.masked_matrix)
     if record.split != TEST:
         yield Text(f"measured on {record.split} images: to choose by, not to report")
     if not record.is_complete:
         yield Text(
-            f"partial: {record.num_stored} of {record.evidence.num_buckets} rows; these "
+            f"partial: {record.num_stored} of {record.masked_matrix.num_buckets} rows; these "
             "metrics are of them alone, and not to be compared with those of whole runs"
         )
     yield ""
@@ -82,7 +82,7 @@ def metrics_table(metrics: Iterable[MetricResult]) -> Table:
     table.add_column("")
     for line in metrics:
         table.add_row(
-            Text(printable(line.name)), line.text, Text(printable(line.about), style="dim")
+            Text(printable(line.name)), line.text, Text(printable(line.note), style="dim")
         )
     return table
 

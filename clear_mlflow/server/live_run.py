@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.comparison.page.wording import short
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.core.record import Record, assemble
-from clear_mlflow.metrics.from_predictions import METRICS as PREDICTION_METRICS
 from clear_mlflow.report.page import rendered
 from clear_mlflow.report.page.run_page import run_page
-from clear_mlflow.scoring.beside import (
-    Beside,
-    read_anytime_scores,
-    read_predictions,
-    score_predictions,
-)
-from clear_mlflow.scoring.computed import compute
-from clear_mlflow.scoring.run_report import run_report
+from clear_mlflow.scoring import evaluate
+from clear_mlflow.scoring.run_log import build_report
+from clear_mlflow.scoring.run_record import read_record
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.run_state import has_ended, state_of
-from clear_mlflow.store import names
-from clear_mlflow.store.rows import load_stored_rows
 
 # Of the predictions of all rows. Labels of CLEAR-100's 55,000 test images take half a megabyte in
 # all, probabilities 120.
@@ -59,8 +51,10 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
         "state": state,
         "followed": not has_ended(run),  # in training: the page asks for news
     }
-    rows = load_stored_rows(store, run, read_files=False)
-    if not rows.records:
+    stored = read_record(
+        store, run, read_files=False, max_prediction_bytes=_MOST_BYTES, tolerate=ClearError
+    )
+    if stored.record is None:
         return rendered(
             "clear_mlflow.server.page/no_rows",
             over=_OVER,
@@ -70,29 +64,6 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
             footer=f"Run {run.info.run_id}.",
             place=place,
         )
-    record = assemble(rows.records)
-    answers = _answers(store, run, record) if names.PREDICTIONS_TAG in run.data.tags else None
-    scores = compute(run, rows, record, answers=answers, tests=_tests(store, run, record))
-    report = run_report(record, scores, run, scores.summary)
-    return run_page(report, over=_OVER, place=place)
-
-
-def _tests(store: MlflowClient, run: Run, record: Record) -> Beside:
-    """What its tests inside buckets say."""
-    try:
-        return read_anytime_scores(store, run, record, thorough=True)
-    except ClearError as error:
-        return Beside(problem=without_addresses(str(error)))
-
-
-def _answers(store: MlflowClient, run: Run, record: Record) -> Beside | None:
-    """What its predictions say; where they cannot be read, what a scoring logged of them."""
-    try:
-        found = read_predictions(store, run, record, largest=_MOST_BYTES)
-    except ClearError as error:
-        metrics = run.data.metrics
-        logged = {m.name: metrics[m.name] for m in PREDICTION_METRICS if m.name in metrics}
-        return Beside(logged, problem=without_addresses(str(error)))
-    if found is None:
-        return None  # removed since
-    return score_predictions(found, record)
+    problems = {name: without_addresses(reason) for name, reason in stored.problems.items()}
+    stored = replace(stored, problems=problems)
+    return run_page(build_report(stored, evaluate(stored)), over=_OVER, place=place)

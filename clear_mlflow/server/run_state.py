@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, RunStatus
 
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.scoring.beside import sizes_of_tests
+from clear_mlflow.scoring.run_record import list_test_sizes
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import list_row_sizes
 
@@ -28,7 +28,7 @@ def state_of(store: MlflowClient, run: Run) -> list[object]:
         try:
             state.append(list_row_sizes(store, run))
             if names.ANYTIME_TAG in tags:
-                state.append(sizes_of_tests(store, run))
+                state.append(list_test_sizes(store, run))
         except ClearError as error:
             state.append(str(error))
     return state

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.metrics._common import evaluated
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import METRICS, Metric, Predictions, compute_values
 from clear_mlflow.statistics.intervals import Interval, check_level
 from clear_mlflow.statistics.seeds import TTest
 
@@ -81,7 +79,7 @@ class ImageBootstrap:
             RecordError: the runs were tested on different images, or share no row's number.
         """
         _check_same_images(a, b)
-        last, n = min(max(a.answers), max(b.answers)), len(a.images)
+        last, n = min(max(a.rows), max(b.rows)), len(a.images)
         of_a, of_b = (self._side(run, last) for run in (a, b))
         found = {}
         for metric in self._metrics:
@@ -95,7 +93,7 @@ class ImageBootstrap:
 
     def intervals(self, run: Predictions) -> dict[str, Interval]:
         """A percentile interval of each metric that is defined for one run, by its name."""
-        side, found = self._side(run, max(run.answers)), {}
+        side, found = self._side(run, max(run.rows)), {}
         for name, drawn in side.drawn.items():
             defined = drawn[~np.isnan(drawn)]
             if len(defined):
@@ -110,14 +108,14 @@ class ImageBootstrap:
             cut, images = run.after(last), run.images
             matrix = AccuracyMatrix.from_rows(
                 AccuracyRow(row, images.buckets, answer.correct(images), images.num_instances)
-                for row, answer in cut.answers.items()
+                for row, answer in cut.rows.items()
             )
-            values = evaluated(matrix.masked(run.protocol), self._metrics)[0]
+            values = compute_values(matrix.masked(run.protocol), self._metrics)[0]
             metrics = [metric for metric in self._metrics if metric.name in values]
             drawn = {name: np.full(self._resamples, np.nan) for name in values}
             for i, cells in enumerate(_resampled_cells(cut, self._resamples, self._seed)):
                 on_draw = AccuracyMatrix(cells[1:], cells[0], matrix.num_instances, matrix.buckets)
-                for name, value in evaluated(on_draw.masked(run.protocol), metrics)[0].items():
+                for name, value in compute_values(on_draw.masked(run.protocol), metrics)[0].items():
                     drawn[name][i] = value
             self._drawn[key] = run, _Side(values, drawn)
         return self._drawn[key][1]
@@ -134,9 +132,9 @@ class _Side:
 def _resampled_cells(run: Predictions, resamples: int, seed: int) -> NDArray[np.float64]:
     """(resamples, k + 1, T): cells on draws of images, which are weights; NaN: no image."""
     draws, images = np.random.default_rng(seed), run.images
-    rows = list(run.answers)
+    rows = list(run.rows)
     # Whole numbers up to 2**24 are exact in single precision: the sums of weights are.
-    right = np.stack([run.answers[row].hits(images) for row in rows], axis=1).astype(np.float32)
+    right = np.stack([run.rows[row].hits(images) for row in rows], axis=1).astype(np.float32)
     found = np.full((resamples, rows[-1] + 1, len(images.buckets)), np.nan)
     for j in np.unique(images.bucket).tolist():
         hits = right[images.bucket == j]

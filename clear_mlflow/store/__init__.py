@@ -1,1 +1,1 @@
-"""MLflow in and out: rows, states, names, heartbeats. Knows no use case."""
+"""MLflow in and out: rows, states, names, leases. Knows no use case."""

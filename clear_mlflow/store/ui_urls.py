@@ -20,7 +20,7 @@ from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
-from clear_mlflow.metrics import name_of
+from clear_mlflow.metrics import get_first_ranking_metric, get_headlines
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
@@ -32,22 +32,6 @@ from clear_mlflow.store.search import expand_run_id, find_experiment_ids, has_ex
 _VIEW = "clear_mlflow_leaderboard"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 
-# The metric that ranks, and the columns behind it, which are charts over the buckets, too. Only of
-# accuracies is there a challenge score.
-_COLUMNS = (
-    "clear/challenge_score",
-    "clear/in_domain_accuracy",
-    "clear/next_domain_accuracy",
-    "renate/average_accuracy",
-    "renate/forgetting",
-)
-_COLUMNS_OF_OTHERS = (
-    "renate/average_accuracy",
-    "clear/in_domain_accuracy",
-    "clear/next_domain_accuracy",
-    "renate/backward_transfer",
-    "renate/forgetting",
-)
 _WITH_ROWS = f"tags.`{names.ROWS_TAG}` != 'none'"
 _MOST_READ = 20  # newest runs whose score is looked at
 
@@ -123,8 +107,9 @@ def format_comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
 
 def build_leaderboard_view(score: Score) -> str:
     """Our runs with rows, as MLflow's page gives a view that a user shares: sections and all."""
-    columns = _COLUMNS if score.is_accuracy else _COLUMNS_OF_OTHERS
-    ranked_by, *beside = (name_of(name, score) for name in columns)
+    # The metric that ranks, and next to it the headlines, which are charts over the buckets, too.
+    metrics = (get_first_ranking_metric(score), *get_headlines(score))
+    ranked_by, *beside = dict.fromkeys(metric.name for metric in metrics)
     ranked = {"type": "BAR", "metricKey": ranked_by}
     curves = [{"type": "LINE", "metricKey": metric} for metric in beside]
     matrices = {
@@ -218,7 +203,7 @@ def _page_of_run(client: MlflowClient, run: Run) -> str:
     tags = run.data.tags
     if compared := read_sweep_comparison(tags).get("run_id"):
         return _page_of_run(client, client.get_run(str(compared)))
-    page = names.REPORT_HTML if names.REPORT_TAG in tags else None
+    page = names.REPORT_HTML if names.SCORED_TAG in tags else None
     if tags.get(names.KIND_TAG) == names.KIND_COMPARE:
         page = names.COMPARISON_PAGE
     return format_artifact_link(run, page)

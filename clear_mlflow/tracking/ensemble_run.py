@@ -15,7 +15,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import holding
+from clear_mlflow.store.lease import lease_tags
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.resume import ResumePoint
 from clear_mlflow.tracking.training_run import TrainingRun, run_name
@@ -48,7 +48,7 @@ class EnsembleRun:
                         self._client,
                         parent.info.experiment_id,
                         run_name(config),
-                        {MLFLOW_PARENT_RUN_ID: self._run_id, **holding()},
+                        {MLFLOW_PARENT_RUN_ID: self._run_id, **lease_tags()},
                     )
                     self.member_ids[seed] = member_id
                     asked = {**self._asked, "seed": str(seed), "seeds": NONE}

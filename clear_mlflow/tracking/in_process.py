@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.learning.measured import Training
-from clear_mlflow.scoring.computed import Scores
+from clear_mlflow.scoring import Scores
 from clear_mlflow.tracking.ensemble_run import run_of
 from clear_mlflow.tracking.lifecycle import RunResult, close, join, result_of
 from clear_mlflow.tracking.training_run import open_training_run

@@ -39,21 +39,19 @@ from clear_mlflow.journal.run_folder import (
 )
 from clear_mlflow.journal.uploader import UnsentError, is_final, store_outcome
 from clear_mlflow.process.parent import TrainingDied
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, retry_on_conflict
 from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated_name
-from clear_mlflow.store.heartbeat import (
-    LostRunError,
-    StillHeldError,
-    await_silence,
-    heartbeat,
-    holding,
-    lives_here,
-    refuse_if_lost,
-    sign_of_life,
-    trains_now,
+from clear_mlflow.store.lease import (
+    LeaseHeldError,
+    LeaseLostError,
+    check_holder,
+    check_not_held,
+    format_lease,
+    is_held,
+    lease_tags,
+    wait_for_expiry,
 )
 from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.logged_models import log_models
@@ -86,7 +84,7 @@ class RunResult:
     @property
     def is_lost(self) -> bool:
         """Whether another process has taken the run over; nothing is stored in it."""
-        return isinstance(self.problem, LostRunError)
+        return isinstance(self.problem, LeaseLostError)
 
 
 def result_of(
@@ -95,7 +93,7 @@ def result_of(
     received: Sequence[int] = (),
 ) -> RunResult:
     """How a training ended, by what it raised and the signals received."""
-    if isinstance(error, LostRunError):
+    if isinstance(error, LeaseLostError):
         return RunResult(2, "FAILED", run_id, str(error), error)
     if isinstance(error, UnsentError):
         result = result_of(error.__cause__, run_id, received)
@@ -107,7 +105,7 @@ def result_of(
         return RunResult(128 + received[0], "KILLED", run_id, message)
     if isinstance(error, ClearError):
         diverged = error if isinstance(error, DivergedError) else None
-        code = TRY_LATER if isinstance(error, StillHeldError) else 2
+        code = TRY_LATER if isinstance(error, LeaseHeldError) else 2
         return RunResult(code, "FAILED", run_id, str(error), diverged=diverged)
     if isinstance(error, TrainingDied):
         if -error.returncode in _KILLING:
@@ -131,17 +129,17 @@ def open_run(
     with mlflow_errors("open a run"):
         new_name: str | None = name
         if named:
-            await_silence(client, named)
+            wait_for_expiry(client, named)
         run = client.get_run(named) if named else None
         if run is not None:
-            refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
+            check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
             check(run)
             # MLflow's "upbeat-foal-91" says nothing about the run; a person's own name stays.
             new_name = name if rename or is_generated_name(run.info.run_name) else None
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
-                tags=holding(),
+                tags=lease_tags(),
                 log_system_metrics=monitor.get() if monitor.is_set() else system_metrics,
             )
         )
@@ -155,7 +153,7 @@ def open_again(run: Run, tags: Mapping[str, str]) -> None:
         mlflow.start_run(
             run_id=run.info.run_id,
             # Who holds it was said when it was taken: one that wakes here does not say it anew.
-            tags={names.PROCESS_TAG: heartbeat(), **tags},
+            tags={names.PROCESS_TAG: format_lease(), **tags},
             log_system_metrics=monitor.get() if monitor.is_set() else True,
         )
 
@@ -171,16 +169,16 @@ def create_run(
 def join(client: MlflowClient, run_id: str) -> None:
     """Take a run of the user's own, which is MLflow's active one."""
     with mlflow_errors(f"join run {run_id}"):
-        await_silence(client, run_id)
+        wait_for_expiry(client, run_id)
         run = client.get_run(run_id)
-        if trains_now(client, run):
+        if is_held(client, run):
             raise TrackingError(f"run {run_id} is being trained into already; end that first")
         take(client, run)
 
 
 def take(client: MlflowClient, run: Run) -> None:
     """Hold a run from now on; whoever held it stores nothing more in it."""
-    log_tags(client, run.info.run_id, holding())
+    log_tags(client, run.info.run_id, lease_tags())
 
 
 def close_abandoned(client: MlflowClient, run: Run) -> None:
@@ -194,20 +192,6 @@ def close_abandoned(client: MlflowClient, run: Run) -> None:
         if now.data.tags.get(tag) != run.data.tags.get(tag):
             raise TrackingError(f"run {run_id} is trained into again; it is left as it is")
     end(client, run_id, "KILLED", "the process that trained it is gone")
-
-
-def refuse_second(
-    client: MlflowClient, run: Run, advice: str, *, assume_dead: bool = False
-) -> None:
-    """Raise TrackingError, with the advice, where a process trains into the run."""
-    if assume_dead and not lives_here(run):
-        return
-    if trains_now(client, run):
-        told = sign_of_life(run)
-        more = f" ({told})" if told else ""
-        raise TrackingError(
-            f"another process trains into run {run.info.run_id} now{more}; {advice}"
-        )
 
 
 def end(
@@ -284,8 +268,9 @@ def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Sc
         return
     now = get_current_time_millis()
     metrics = []
-    for name in next(iter(scores.values())).summary:
-        values = [of_member.summary.get(name, math.nan) for of_member in scores.values()]
+    summaries = [of_member.results.values_by_name for of_member in scores.values()]
+    for name in summaries[0]:
+        values = [summary.get(name, math.nan) for summary in summaries]
         if any(math.isnan(value) for value in values):
             continue
         metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
@@ -323,7 +308,7 @@ def _close_one(
     try:
         with mlflow_errors(f"read run {run_id}"):
             stored = client.get_run(run_id)
-        refuse_if_lost(stored)
+        check_holder(stored)
         scores = score(client, run_id)
         result = replace(result, scores=scores)
         log_models(client, stored, scores)
@@ -334,7 +319,7 @@ def _close_one(
                 f"{safe_repr(str(stored.info.artifact_uri), 200)}: {', '.join(map(str, missing))}; "
                 f"put their files back, then run 'clear-mlflow evaluate {run_id}'"
             )
-    except LostRunError as lost:
+    except LeaseLostError as lost:
         return _lost(run_id, ended, lost)
     except ClearError as refusal:
         result = _with_problem(result, refusal)
@@ -343,7 +328,7 @@ def _close_one(
     except BaseException as error:  # a bug, or Ctrl-C: the run does not stay open
         result = result_of(error, run_id)
         with suppress(ClearError):
-            end(client, run_id, result.status if ours else None, result.error, check=refuse_if_lost)
+            end(client, run_id, result.status if ours else None, result.error, check=check_holder)
         raise
     try:
         with mlflow_errors(f"look at run {run_id}"):
@@ -353,10 +338,10 @@ def _close_one(
                 result.status if ours else None,
                 result.error,
                 diverged=result.diverged is not None,
-                check=refuse_if_lost,
+                check=check_holder,
             )
             result = replace(result, links=tuple(format_run_links(client, run)))
-    except LostRunError as lost:
+    except LeaseLostError as lost:
         return _lost(run_id, ended, lost)
     except ClearError as refusal:
         result = _with_problem(result, refusal)
@@ -409,7 +394,7 @@ def _leave_end(
     return ""
 
 
-def _lost(run_id: str, result: RunResult, lost: LostRunError) -> RunResult:
+def _lost(run_id: str, result: RunResult, lost: LeaseLostError) -> RunResult:
     """Leave a run to the process that has taken it over."""
     _forget(run_id)
     return replace(_with_problem(result, lost), problem=lost)

@@ -22,8 +22,8 @@ from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.series import bucket_metric_names
+from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring.run_log import build_points, name_bucket_series
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -152,17 +152,15 @@ def _grey(side: int) -> bytes:
 
 def _accuracies(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
     """The run's own points at this row, which MLflow then has of the model, too."""
-    series = names.format_bucket_prefix(record.matrix.score.name)
+    prefix = names.format_bucket_prefix(record.matrix.score.name)
+    series = set(name_bucket_series(record.masked_matrix.buckets, prefix))
     return [
         Metric(
-            name,
-            scores.points[name][row],
-            scores.times[row],
-            row,
+            *point,
             model_id=model.model_id,
             dataset_name=record.dataset.name,
             dataset_digest=names.shorten_digest(record.dataset.digest),
         )
-        for name in bucket_metric_names(record.evidence.buckets, series)
-        if row in scores.points.get(name, {})
+        for point in build_points(scores.stored, scores.results)
+        if point.step == row and point.name in series
     ]

@@ -1,4 +1,4 @@
-"""Your own training loop as a tracked run: it hands its rows over, and the rest is done here."""
+"""Track a custom training loop as an MLflow run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import mlflow
 from mlflow import MlflowClient
@@ -22,6 +22,7 @@ from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, Track
 from clear_mlflow.core.loop_metadata import (
     LoopMetadata,
     check_accuracy,
+    describe_loop,
     measured_test,
     row_of_counts,
     row_of_predictions,
@@ -41,14 +42,19 @@ from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.run_folder import TAGS_JSON
 from clear_mlflow.journal.uploader import upload_left_folders
-from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, family_names, of_score
-from clear_mlflow.metrics._results import MetricResults, scores
+from clear_mlflow.metrics import (
+    ALL_METRICS,
+    DEFAULT_FAMILIES,
+    MetricResults,
+    adapt_metrics,
+    scores,
+    split_families,
+)
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
-from clear_mlflow.scoring.beside import read_tests
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.families import families_tag
+from clear_mlflow.scoring import Scores
+from clear_mlflow.scoring.run_record import build_families_tag, read_tests
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
@@ -60,169 +66,236 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOOP_JSON = "own_loop.json"
-_LONGEST_NAME = 150
+_MAX_NAME_CHARACTERS = 150
 Cost: TypeAlias = RowCost | Mapping[str, object] | None
-_OWN_TESTS = "own"  # how often a loop of a user's tests inside its buckets is its own affair
+_CUSTOM_TESTS = "own"  # in the tag that names the interval of tests within buckets
+
+
+def track(
+    *,
+    buckets: int | Iterable[object],
+    num_instances: int | Sequence[int] | Mapping[Any, int] | None = None,
+    dataset: str = "own",
+    dataset_digest: str | None = None,
+    protocol: str = "iid",
+    split: Literal["test", "validation"] = "test",
+    seed: int | None = None,
+    strategy: str | None = None,
+    model: str | None = None,
+    params: Mapping[str, object] | None = None,
+    tags: Mapping[str, object] | None = None,
+    class_names: Sequence[str] | None = None,
+    test_labels: Sequence[Any] | None = None,
+    test_ids: Sequence[Sequence[object]] | None = None,
+    score: str = "accuracy",
+    lower_is_better: bool = False,
+    run_name: str | None = None,
+    metrics: str | Sequence[str] = "clear,renate",
+) -> LoopRun:
+    """Track a custom training loop, which logs its rows: ``run.log_counts(i, correct)``.
+
+    Use it as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left
+    open. Without one, a run is opened, and closed with the right status. Each row is stored when
+    ``log_counts`` or a similar method returns. After the block, even after an error, the stored
+    rows are scored, and ``run.metrics`` and ``run.matrix`` contain the result;
+    ``clear_mlflow.load(run.run_id)`` returns the stored run, with data frames and JSON. A run that
+    already contains rows of the same loop is continued.
+
+    Args:
+        buckets: names of all buckets in stream order, which may be whole numbers and dates, or
+            their number ("1" to "T").
+        num_instances: test images per bucket; one number if all have the same. None if only
+            accuracies are known, which leaves out metrics that need counts.
+        dataset: name of the dataset, for people.
+        dataset_digest: digest of its content; runs of different digests are not compared. None
+            means "unknown", or the digest of the evaluation set.
+        protocol: ``iid``: a held-out test set per bucket; ``streaming``: tested on its own
+            training data.
+        split: images that the rows are measured on. Numbers on validation images are for choosing
+            parameters, and are never compared with those on test images.
+        seed: seed of the run.
+        strategy: name of the strategy, to group runs by.
+        model: name of the model, to group runs by.
+        params: parameters to log, unless the run has some of the same name.
+        tags: tags to log.
+        class_names: name of each class, by label.
+        test_labels: for each bucket, the true class of each test image, for
+            ``run.log_predictions(i, ...)``, which also accepts it. ``num_instances`` follows.
+        test_ids: for each bucket, the name of each test image.
+        score: what the rows measure if it is not accuracy, for example "rmse" or "perplexity".
+            Rows are then logged by ``run.log_values(i, [...])``, with any finite numbers.
+        lower_is_better: whether a lower score is better.
+        run_name: name of a run that is opened.
+        metrics: metric families to log, for example ["clear", "gem"]; docs/metrics.md lists
+            them.
+
+    Returns:
+        A context manager whose value is itself.
+
+    Raises:
+        ConfigError: a value is out of range, or two values contradict each other.
+        RecordError: a key, a count or a name cannot be stored in a record.
+        TrackingError: on entering, if MLflow cannot store the run, or it contains rows of another
+            loop.
+    """
+    options = locals()
+    del options["run_name"], options["metrics"]
+    return LoopRun(describe_loop(**options), run_name, metrics)
 
 
 class LoopRun:
-    """The run of a loop that is not ours; made by :func:`clear_mlflow.track`.
+    """The MLflow run of a custom training loop, made by :func:`clear_mlflow.track`.
 
-    A row is stored before :meth:`log_counts` and its like return. When the block ends, however it
-    ends, the rows are read back and scored. A run that this opened is closed with the status that
-    is true; one that was active is left open. ``print`` and a notebook show the rows so far;
-    ``clear_mlflow.load(run.run_id)`` is the stored run, with frames and JSON.
+    Use it as a context manager. A row is on local disk, and in the store unless that is away, when
+    :meth:`log_counts` or a similar method returns. When the block ends, by an error or not, the
+    stored rows are read back and scored. A run that this object opened is closed with the right
+    status; a run that was active before is left open. ``print`` and notebooks show the rows so
+    far; ``clear_mlflow.load(run.run_id)`` returns the stored run.
 
     Args:
-        facts: what is known of the loop.
-        run_name: of a run that is opened; made of the facts when not given.
-        metrics: families of metrics to log, or their names with commas between.
-        run_id: run that another logger opened, to join and to end; None to join the active run,
+        metadata: description of the loop.
+        run_name: name of a run that is opened, or None to build one from the metadata.
+        metrics: metric families to log, as a list or separated by commas.
+        run_id: run that another logger opened, to join and to end, or None to join the active run
             or to open one.
 
     Raises:
-        ConfigError: there is no such family, or the score is called as a metric is.
+        ConfigError: a family does not exist, or the score has the name of a metric.
     """
 
-    expects_last_row = True  # False: a framework numbers the rows, and may stop early
+    expects_last_row = True  # False if a framework numbers the rows, and may stop early
 
     def __init__(
         self,
-        facts: LoopMetadata,
+        metadata: LoopMetadata,
         run_name: str | None = None,
         metrics: str | Sequence[str] = DEFAULT_FAMILIES,
         run_id: str | None = None,
     ) -> None:
-        self._facts = facts
+        self._metadata = metadata
         self._shared_run_id = run_id
-        self._families = family_names(metrics if isinstance(metrics, str) else ",".join(metrics))
-        of_score(ALL_METRICS, facts.score)  # refuses a name that cannot be part of theirs
+        self._families = split_families(metrics if isinstance(metrics, str) else ",".join(metrics))
+        adapt_metrics(ALL_METRICS, metadata.score)  # raises if the score's name is taken
         self._run_name = run_name
         self._recorder: RunRecorder | None = None
-        self._joined = False
+        self._is_joined = False
         self._is_over = False
         self._process_id = os.getpid()
-        self._lock = threading.RLock()  # one row at a time, from whichever thread
+        self._lock = threading.RLock()  # rows may come from several threads
         self._scores: Scores | None = None
         self._links: tuple[str, ...] = ()
-        self._rows: dict[int, AccuracyRow] = {}  # that the run holds
+        self._rows: dict[int, AccuracyRow] = {}  # all rows of the run, by number
         self._tests: dict[tuple[int, int], AnytimeRow] = {}  # by bucket and number
-        self._predictions: str | None = None  # what the run keeps of them: labels or probs
+        self._predictions_type: str | None = None  # "labels" or "probs"; None without predictions
 
     def __enter__(self) -> LoopRun:
         if self._recorder is not None:
             raise TrackingError("this run was entered before; call clear_mlflow.track again")
-        place = read_dist_env()
-        if not place.keeps_record:
+        dist_env = read_dist_env()
+        if not dist_env.keeps_record:
             raise ConfigError(
-                f"this is process {place.rank} of {place.size}; track in the process of rank 0 "
-                "alone, or each of them would open a run"
+                f"this is process {dist_env.rank} of {dist_env.size}; call track only on rank 0, "
+                "or each process would open a run"
             )
         limit_retries()
         client = preflight(opens_run=self._shared_run_id is None)
         active = mlflow.active_run()
         shared_run_id = self._shared_run_id or (active and active.info.run_id)
-        self._joined = active is not None and self._shared_run_id is None
+        self._is_joined = active is not None and self._shared_run_id is None
         if shared_run_id is None:
             run_id = open_run(
                 client,
                 self._name,
-                lambda run: self._load_stored(client, run.info.run_id),  # else it is left as it is
+                # An error here leaves the run as it is.
+                lambda run: self._load_stored(client, run.info.run_id),
                 rename=self._run_name is not None,
             )
         else:
             run_id = str(shared_run_id)
-            mlflow.flush_async_logging()  # the other logger's parameters come first
+            mlflow.flush_async_logging()  # so that the other logger's parameters come first
             join(client, run_id)
         try:
-            recorder = RunRecorder(client, run_id, self._families)
-            run = self._load_stored(client, run_id)
-            recorder.rows.update(self._rows)
-            self._rows = recorder.rows
-            with mlflow_errors(f"log the configuration of run {run_id}"):
-                self._describe(client, run)
-            recorder.open(run)
-            try:
-                self._log_dataset(recorder)
-            except BaseException as error:
-                recorder.close(error)
-                raise
+            self._open_recorder(client, run_id)
         except BaseException as error:
             result = result_of(error, run_id)
             with suppress(ClearError):
-                if self._joined:
-                    end(client, run_id, None)
-                else:
-                    end(client, run_id, result.status, result.error)
+                end(client, run_id, None if self._is_joined else result.status, result.error)
             raise
-        self._recorder, self._run_name = recorder, run.info.run_name
         self._process_id = os.getpid()
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: object,
+    ) -> None:
         recorder = self._recorder
         if recorder is None or os.getpid() != self._process_id:  # a forked child closes nothing
             return
-        with StoppingSignals() as signals:  # Ctrl-C is raised when the run has its end status
+        with StoppingSignals() as signals:  # Ctrl-C is raised after the run is closed
             signals.hand_to(recorder.uploader.hurry)
             with self._lock:
                 self._is_over = True
             failure = error or self._find_missing_row()
             try:
                 recorder.close(error)
-            except ClearError as refusal:  # the store did not take all
-                refusal.__cause__ = refusal.__cause__ or failure
-                failure = refusal
+            except ClearError as unsent:
+                unsent.__cause__ = unsent.__cause__ or failure
+                failure = unsent
             result = result_of(failure, self.run_id)
-            rows, ours = recorder.rows_by_run, not self._joined
-            closed = close(recorder.client, self.run_id, result, ours=ours, rows=rows)
+            rows = recorder.rows_by_run
+            closed = close(
+                recorder.client, self.run_id, result, ours=not self._is_joined, rows=rows
+            )
         self._scores, self._links = closed.scores, tuple(closed.links)
-        with suppress(OSError):  # whoever reads this may have gone
+        with suppress(OSError):  # standard error may be closed
             for line in closed.links:
                 print(printable(line), file=sys.stderr, flush=True)
         problem = closed.problem or (None if failure is error else failure)
         if problem is not None and (error is not None or signals.received):
-            warn(str(problem))  # the caller's own error must not lose its place
+            warn(str(problem))  # the error that the user's code raised comes first
         signals.raise_received()
         if problem is not None and error is None:
             raise problem
 
     def log_counts(self, after: int | str, correct: object, *, cost: Cost = None) -> None:
-        """Store what a test of all buckets gave, now; metrics and pictures follow by themselves.
+        """Store one row: the number of correct test images per bucket.
 
-        Rows may come in any order. One that comes twice with the same numbers is stored once.
+        Metrics and pictures follow automatically. Rows may come in any order. A row that comes
+        twice with the same numbers is stored once.
 
         Args:
-            after: the bucket that was trained on last: its number, from 1, or its name as a text;
-                0 is the model before any training.
-            correct: test images classified correctly, per bucket: integers, or bucket key to
-                integer.
-            cost: of the training since the row before, as far as it is known: fields of
-                :class:`clear_mlflow.core.matrix.RowCost`, as
+            after: bucket that was trained on last: its number, from 1, or its name as a string. 0
+                is the model before any training.
+            correct: test images classified correctly per bucket: integers, or a mapping of bucket
+                to integer.
+            cost: cost of the training since the previous row, as far as it is known: fields of
+                :class:`clear_mlflow.core.matrix.RowCost`, for example
                 ``{"training_flops": 10**12}``.
 
         Raises:
-            ConfigError: it has a value that it cannot have, or ``num_instances`` is not known.
+            ConfigError: a value is out of range, or ``num_instances`` is not known.
             RecordError: the numbers do not fit the loop, or the row is stored with others.
             TrackingError: the block has ended.
         """
-        self._log(after, cost, lambda: (row_of_counts(self._facts, after, correct), None))
+        self._log(after, cost, lambda: (row_of_counts(self._metadata, after, correct), None))
 
     def log_accuracies(self, after: int | str, accuracies: object, *, cost: Cost = None) -> None:
-        """As :meth:`log_counts`, where only accuracies are known.
+        """Store one row like :meth:`log_counts`, from accuracies without counts.
 
         Args:
-            after: as of :meth:`log_counts`.
-            accuracies: on each bucket, or bucket key to accuracy: fractions from 0 to 1; NaN, None
-                or an absent key = not measured.
-            cost: as of :meth:`log_counts`.
+            after: see :meth:`log_counts`.
+            accuracies: accuracy on each bucket, or a mapping of bucket to accuracy: fractions from
+                0 to 1. NaN, None or an absent key means not measured.
+            cost: see :meth:`log_counts`.
         """
-        check_accuracy(self._facts, "accuracies")
+        check_accuracy(self._metadata, "accuracies")
         self.log_values(after, accuracies, cost=cost)
 
     def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
-        """As :meth:`log_accuracies`, of the loop's ``score``: any finite numbers."""
-        self._log(after, cost, lambda: (row_of_values(self._facts, after, values), None))
+        """Store one row like :meth:`log_accuracies`, of the loop's ``score``: finite numbers."""
+        self._log(after, cost, lambda: (row_of_values(self._metadata, after, values), None))
 
     def log_predictions(
         self,
@@ -232,67 +305,71 @@ class LoopRun:
         *,
         cost: Cost = None,
     ) -> None:
-        """As :meth:`log_counts`, by the answer for each test image; the counts follow.
+        """Store one row like :meth:`log_counts`, and the predictions that it is counted from.
 
         Args:
-            after: as of :meth:`log_counts`.
+            after: see :meth:`log_counts`.
             predictions: for each bucket, (n,) predicted classes, or (n, classes) probabilities
                 after the softmax, in the order of the true labels.
-            truth: as ``test_labels`` of :func:`track`, where that did not have them: from the
-                first row on, and the same in all.
-            cost: as of :meth:`log_counts`.
+            truth: true labels like ``test_labels`` of :func:`track`, if that did not have them:
+                from the first row on, and the same in all rows.
+            cost: see :meth:`log_counts`.
         """
 
-        def measured() -> tuple[AccuracyRow, RowPredictions]:
-            loop = self._facts if truth is None else with_truth(self._facts, truth)
-            found = row_of_predictions(loop, after, predictions)
-            if loop is not self._facts:
-                self._learn(loop)
-            return found
+        def count() -> tuple[AccuracyRow, RowPredictions]:
+            metadata = self._metadata if truth is None else with_truth(self._metadata, truth)
+            row = row_of_predictions(metadata, after, predictions)
+            if metadata is not self._metadata:
+                self._set_truth(metadata)
+            return row
 
-        self._log(after, cost, measured)
+        self._log(after, cost, count)
 
-    def _learn(self, loop: LoopMetadata) -> None:
-        """Store the true labels' digest in the run, and in all rows from now on."""
+    def _set_truth(self, metadata: LoopMetadata) -> None:
+        """Store the digest of the true labels in the run, and in all rows from now on."""
         if self._rows or self._tests:
             raise RecordError(
                 "true labels arrived after rows without them; pass them to track: test_labels=[...]"
             )
-        with self._writing("the truth", "rows") as recorder:
-            recorder.write_tags({"dataset_digest": loop.dataset.digest})
-            recorder.write_file(LOOP_JSON, _describe_loop(loop).encode())
-            recorder.build_record = partial(recorder.build_record, dataset=loop.dataset)
-            self._facts = loop
+        with self._lock_recorder("the truth", "rows") as recorder:
+            recorder.write_tags({"dataset_digest": metadata.dataset.digest})
+            recorder.write_file(LOOP_JSON, _describe_loop(metadata).encode())
+            recorder.build_record = partial(recorder.build_record, dataset=metadata.dataset)
+            self._metadata = metadata
 
     def _log(
         self,
         after: object,
         cost: Cost,
-        measured: Callable[[], tuple[AccuracyRow, RowPredictions | None]],
+        count: Callable[[], tuple[AccuracyRow, RowPredictions | None]],
     ) -> None:
-        with self._writing(f"the row after {safe_repr(after)}", "rows") as recorder:
-            row, predictions = measured()
+        """Store the row that *count* returns, unless it is stored with the same numbers."""
+        with self._lock_recorder(f"the row after {safe_repr(after)}", "rows") as recorder:
+            row, predictions = count()
             row = replace(row, cost=row_cost(cost))
             stored_row = self._rows.get(row.row)
             if stored_row == row:
                 return
             if stored_row is not None:
+                stored_numbers, numbers = (
+                    safe_repr(r.cells if r.correct is None else r.correct)
+                    for r in (stored_row, row)
+                )
                 raise RecordError(
-                    f"row {row.row} is stored already with other numbers "
-                    f"({safe_repr(_numbers(stored_row))}, and now {safe_repr(_numbers(row))}); a "
-                    "row is what was measured once: start a new run"
+                    f"row {row.row} is stored already with other numbers ({stored_numbers}, and "
+                    f"now {numbers}); a row is what was measured once: start a new run"
                 )
             files: dict[str, bytes] = {}
-            predictions_type = self._predictions
+            predictions_type = self._predictions_type
             if predictions is not None:
                 predictions_type = "labels" if predictions.probabilities is None else "probs"
-                if self._predictions is None and (images := self._facts.evaluation_set):
+                if self._predictions_type is None and (images := self._metadata.evaluation_set):
                     files[f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"] = images.to_bytes()
                 path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"
                 files[path] = predictions.to_bytes()
                 files[TAGS_JSON] = json.dumps({names.PREDICTIONS_TAG: predictions_type}).encode()
             recorder.write_row(recorder.build_record(row=row, written_at=utc_now()), files=files)
-            self._predictions = predictions_type
+            self._predictions_type = predictions_type
 
     def log_test(
         self,
@@ -304,29 +381,28 @@ class LoopRun:
         step: int,
         num_steps: int,
     ) -> None:
-        """Store what a test of all buckets gave while one of them is trained on.
+        """Store a test of all buckets within the training of one bucket.
 
-        From such tests follow the metrics of continual evaluation (docs/metrics.md). The test at
-        the end of a bucket is its row, and goes to :meth:`log_counts`.
+        The metrics of continual evaluation (docs/metrics.md) are computed from such tests. Pass
+        the test at the end of a bucket to :meth:`log_counts`.
 
         Args:
-            bucket: that is trained on: its number, from 1, or its name as a text.
-            correct: test images classified correctly, per bucket: integers, or bucket key to
-                integer.
-            test: which of the tests inside this bucket it is, from 1.
-            num_tests: inside this bucket, the same in all of them.
+            bucket: bucket in training: its number, from 1, or its name as a string.
+            correct: test images classified correctly per bucket: integers, or a mapping of bucket
+                to integer.
+            test: number of this test within the bucket, from 1.
+            num_tests: number of tests within the bucket, the same in all of them.
             step: optimiser steps on this bucket so far, from 1.
-            num_steps: that the bucket takes in all; more than *step*.
+            num_steps: all optimiser steps of the bucket; more than *step*.
 
         Raises:
-            ConfigError: the loop has no counts of test images, or a value is one that it cannot
-                have.
+            ConfigError: the loop has no counts of test images, or a value is out of range.
             RecordError: the numbers do not fit the loop, or the test is stored with others.
             TrackingError: the block has ended.
         """
-        with self._writing(f"a test inside bucket {safe_repr(bucket)}", "tests") as recorder:
+        with self._lock_recorder(f"a test inside bucket {safe_repr(bucket)}", "tests") as recorder:
             row = measured_test(
-                self._facts,
+                self._metadata,
                 bucket,
                 correct,
                 test=test,
@@ -343,13 +419,13 @@ class LoopRun:
                     "numbers; a test is what was measured once: start a new run"
                 )
             if not self._tests:
-                recorder.write_tags({names.ANYTIME_TAG: _OWN_TESTS})
+                recorder.write_tags({names.ANYTIME_TAG: _CUSTOM_TESTS})
             recorder.write_test(row)
             self._tests[row.bucket, row.test] = row
 
     @property
     def run_id(self) -> str:
-        """The MLflow run's."""
+        """The id of the MLflow run."""
         if self._recorder is None:
             raise TrackingError("there is no run yet; it is opened by 'with'")
         return self._recorder.run_id
@@ -367,21 +443,24 @@ class LoopRun:
 
     @property
     def metrics(self) -> MetricResults:
-        """Every metric of the rows so far: its value and course, or why it has none."""
+        """All metrics of the rows so far, with value and history, or the reason for no value."""
         if not self._rows:
             return MetricResults()
         if self._scores is None:
-            return scores(self.matrix, self._facts.protocol, self._families)
-        return self._scores.results()
+            return scores(self.matrix, self._metadata.protocol, self._families)
+        return self._scores.results
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
-        """The cells that are evidence, as :meth:`AccuracyMatrix.plot`."""
-        return self.matrix.masked(self._facts.protocol).plot(title, width=width)
+        """Draw the matrix without the cells that the protocol excludes.
+
+        See :meth:`AccuracyMatrix.plot`.
+        """
+        return self.matrix.masked(self._metadata.protocol).plot(title, width=width)
 
     def _repr_html_(self) -> str:
         if (record := self._record) is None:
             return run_html(repr(self), None)
-        return run_html(self._name, record.evidence, self.metrics.values(), self._links)
+        return run_html(self._name, record.masked_matrix, self.metrics.values(), self._links)
 
     def __str__(self) -> str:
         if (record := self._record) is None:
@@ -390,12 +469,12 @@ class LoopRun:
 
     def __repr__(self) -> str:
         run = "not entered" if self._recorder is None else self.run_id
-        count = f"{len(self._rows)} rows of {len(self._facts.buckets)} buckets"
+        count = f"{len(self._rows)} rows of {len(self._metadata.buckets)} buckets"
         return f"LoopRun({self._name!r}, {run}, {count})"
 
     @property
     def _record(self) -> Record | None:
-        """The rows so far; after the block, as they were read back from the store."""
+        """The record of :attr:`matrix`, or None if there is no row."""
         if self._scores is not None and self._scores.record is not None:
             return self._scores.record
         if self._recorder is None or not self._rows:
@@ -407,138 +486,163 @@ class LoopRun:
 
     @property
     def _name(self) -> str:
-        """What the run is called where nobody else named it."""
-        parts = [self._facts.facts.get("strategy", "own loop"), self._facts.dataset.name]
-        if self._facts.seed is not None:
-            parts.append(f"seed {self._facts.seed}")
-        return self._run_name or truncate(printable(" ".join(parts)), _LONGEST_NAME)
+        """The name that the user chose, or one built from the metadata."""
+        metadata = self._metadata
+        parts = [metadata.grouping.get("strategy", "own loop"), metadata.dataset.name]
+        if metadata.seed is not None:
+            parts.append(f"seed {metadata.seed}")
+        return self._run_name or truncate(printable(" ".join(parts)), _MAX_NAME_CHARACTERS)
 
     @contextmanager
-    def _writing(self, what: str, how: str) -> Iterator[RunRecorder]:
-        """Return the recorder of the open run, locked for this thread."""
-        if os.getpid() != self._process_id:  # before the lock: a thread may have had it at the fork
+    def _lock_recorder(self, arrival: str, measured: str) -> Iterator[RunRecorder]:
+        """Return the recorder of the open run, locked for this thread.
+
+        Raises TrackingError if the block has ended, or in a forked process. arrival: what was
+        logged, for the message. measured: "rows" or "tests".
+        """
+        if os.getpid() != self._process_id:  # before the lock, which may be locked for ever here
             raise TrackingError(
-                f"{what} arrived in process {os.getpid()}, forked from process {self._process_id}; "
-                f"log {how} in the process that opened the run"
+                f"{arrival} arrived in process {os.getpid()}, forked from process "
+                f"{self._process_id}; log {measured} in the process that opened the run"
             )
         with self._lock:
             if self._recorder is None or self._is_over:
                 raise TrackingError(
-                    f"{what} arrived outside of the block; log {how} inside of 'with "
+                    f"{arrival} arrived outside of the block; log {measured} inside of 'with "
                     "clear_mlflow.track(...) as run:'"
                 )
             yield self._recorder
 
     def _find_missing_row(self) -> RecordError | None:
-        """Return an error if the last row is missing and row 0 took its place."""
-        last = len(self._facts.buckets)
-        message = (
+        """Return an error if only the last row is missing, since the loop counted from 0."""
+        last = len(self._metadata.buckets)
+        if not self.expects_last_row or self._rows.keys() != set(range(last)):
+            return None
+        return RecordError(
             f"row {last} is missing; 0 means before any training. If the loop counts from 0, log "
             f"i + 1 in a new run; otherwise, log row {last} with MLFLOW_RUN_ID={self.run_id}"
         )
-        is_missing = self.expects_last_row and self._rows.keys() == set(range(last))
-        return RecordError(message) if is_missing else None
+
+    def _open_recorder(self, client: MlflowClient, run_id: str) -> None:
+        """Describe the loop in the open run, and start to record."""
+        recorder = RunRecorder(client, run_id, self._families)
+        run = self._load_stored(client, run_id)
+        recorder.rows.update(self._rows)
+        self._rows = recorder.rows
+        with mlflow_errors(f"log the configuration of run {run_id}"):
+            self._log_configuration(client, run)
+        recorder.open(run)
+        try:
+            self._log_dataset(recorder)
+        except BaseException as error:
+            recorder.close(error)
+            raise
+        self._recorder, self._run_name = recorder, run.info.run_name
 
     def _load_stored(self, client: MlflowClient, run_id: str) -> Run:
-        """Send what waits on this machine, then load the run, which must be of this loop."""
+        """Upload what this machine still has of a run, then load its rows and tests.
+
+        Raises TrackingError if the run contains rows of another loop.
+        """
         with mlflow_errors(f"read run {run_id}"):
             upload_left_folders(client, client.get_run(run_id))
             run = client.get_run(run_id)
-        loop = self._facts
-        self._rows = _rows_of(client, run, loop)
+        self._rows = _read_rows(client, run, self._metadata)
         if self._rows:
-            self.expects_last_row = False  # a loop that is continued may end before the last row
+            self.expects_last_row = False  # a continued loop may end before the last row
         if names.ANYTIME_TAG in run.data.tags:
             self._tests = {(t.bucket, t.test): t for t in read_tests(client, run)}
         if self._rows and names.PREDICTIONS_TAG in run.data.tags:
-            self._predictions = run.data.tags[names.PREDICTIONS_TAG]
-            if loop.evaluation_set is not None:
-                _check_images(client, run, loop.evaluation_set)
+            self._predictions_type = run.data.tags[names.PREDICTIONS_TAG]
+            if self._metadata.evaluation_set is not None:
+                _check_test_images(client, run, self._metadata.evaluation_set)
         return run
 
-    def _describe(self, client: MlflowClient, run: Run) -> None:
-        """Log the loop's parameters and tags."""
-        loop, run_id = self._facts, run.info.run_id
-        params = {**loop.facts, **loop.params}
-        missing = [
-            Param(name, text) for name, text in params.items() if name not in run.data.params
+    def _log_configuration(self, client: MlflowClient, run: Run) -> None:
+        """Log the loop's parameters and tags; those of the run's owner are kept."""
+        metadata, run_id = self._metadata, run.info.run_id
+        params = [
+            Param(name, value)
+            for name, value in {**metadata.grouping, **metadata.params}.items()
+            if name not in run.data.params
         ]
-        # In a run of the user's own, what is there is theirs.
-        tags = {k: v for k, v in loop.facts.items() if k not in run.data.tags}
+        tags = {k: v for k, v in metadata.grouping.items() if k not in run.data.tags}
         tags |= {
-            **loop.tags,
-            "dataset_digest": loop.dataset.digest,
+            **metadata.tags,
+            "dataset_digest": metadata.dataset.digest,
             names.KIND_TAG: names.KIND_TRAIN,
             names.VERSION_TAG: __version__,
             names.SOFTWARE_TAG: software(),
-            **families_tag(self._families, run.data.tags),
+            **build_families_tag(self._families, run.data.tags),
         }
         if names.ERROR_TAG in run.data.tags:  # of an earlier try
             client.delete_tag(run_id, names.ERROR_TAG)
-        client.log_batch(run_id, params=missing, tags=[RunTag(k, v) for k, v in tags.items()])
+        client.log_batch(run_id, params=params, tags=[RunTag(k, v) for k, v in tags.items()])
         # The first artifact: a store that takes no artifacts is found before any training.
-        client.log_text(run_id, _describe_loop(loop), LOOP_JSON)
+        client.log_text(run_id, _describe_loop(metadata), LOOP_JSON)
 
     def _log_dataset(self, recorder: RunRecorder) -> None:
-        """Log the dataset as an MLflow input, which stays what was known as the run began."""
-        loop = self._facts
+        metadata = self._metadata
         profile: dict[str, Any] = {
-            "digest": loop.dataset.digest,
-            "protocol": loop.protocol,
-            "split": loop.split,
+            "digest": metadata.dataset.digest,
+            "protocol": metadata.protocol,
+            "split": metadata.split,
         }
-        if loop.num_instances is not None:
-            profile["num_test"] = dict(zip(loop.buckets, loop.num_instances, strict=True))
-        if loop.class_names:
-            profile["num_classes"] = len(loop.class_names)
+        if metadata.num_instances is not None:
+            profile["num_test"] = dict(zip(metadata.buckets, metadata.num_instances, strict=True))
+        if metadata.class_names:
+            profile["num_classes"] = len(metadata.class_names)
         recorder.log_dataset(
             source="own loop",
             profile=profile,
-            **{name: getattr(loop, name) for name in ("dataset", "protocol", "split", "seed")},
+            dataset=metadata.dataset,
+            protocol=metadata.protocol,
+            split=metadata.split,
+            seed=metadata.seed,
         )
 
 
-def _describe_loop(loop: LoopMetadata) -> str:
-    """Return the text of own_loop.json."""
+def _describe_loop(metadata: LoopMetadata) -> str:
+    """Return the content of own_loop.json."""
     content = {
-        "buckets": loop.buckets,
-        "num_instances": loop.num_instances,
-        "class_names": loop.class_names or None,
-        "dataset": {"name": loop.dataset.name, "digest": loop.dataset.digest},
-        **{key: value for key, value in loop.facts.items() if key != "dataset"},
-        "params": dict(loop.params),
+        "buckets": metadata.buckets,
+        "num_instances": metadata.num_instances,
+        "class_names": metadata.class_names or None,
+        "dataset": {"name": metadata.dataset.name, "digest": metadata.dataset.digest},
+        **{key: value for key, value in metadata.grouping.items() if key != "dataset"},
+        "params": dict(metadata.params),
     }
     return json.dumps(content, indent=2) + "\n"
 
 
-def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:
-    """The rows that a run holds; TrackingError where they are not of this loop."""
-    found = {}
-    for name, record in read_rows(client, run).items():
-        row = record.row
-        both: Mapping[str, tuple[object, object]] = {
+def _read_rows(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:
+    """Return the rows of a run by number, or raise TrackingError if they are of another loop."""
+    rows = {}
+    for file_name, record in read_rows(client, run).items():
+        row, dataset = record.row, record.dataset
+        pairs: Mapping[str, tuple[object, object]] = {
             "buckets": (row.buckets, loop.buckets),
             "num_instances": (row.num_instances, loop.num_instances),
             "score": (row.score, loop.score),
             "protocol": (record.protocol, loop.protocol),
             "split": (record.split, loop.split),
-            "dataset": (record.dataset.name, loop.dataset.name),
-            "dataset_digest": (record.dataset.digest, loop.dataset.digest),
+            "dataset": (dataset.name, loop.dataset.name),
+            "dataset_digest": (dataset.digest, loop.dataset.digest),
             "seed": (record.seed, loop.seed),
         }
-        for what, (there, here) in both.items():
-            if there != here:
+        for name, (stored, passed) in pairs.items():
+            if stored != passed:
+                advice = "pass it to track, or " if passed is None else ""
                 raise TrackingError(
-                    f"run {run.info.run_id} holds {name} with {what} {safe_repr(there)}, but this "
-                    f"loop has {safe_repr(here)}; "
-                    f"{'pass it to track, or ' if here is None else ''}start a new run"
+                    f"run {run.info.run_id} contains {file_name} with {name} {safe_repr(stored)}, "
+                    f"but this loop has {safe_repr(passed)}; {advice}start a new run"
                 )
-        found[row.row] = row
-    return found
+        rows[row.row] = row
+    return rows
 
 
-def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
-    """Make sure that the images that a run's predictions are of are these."""
+def _check_test_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
+    """Raise TrackingError if a run's predictions are for other test images."""
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with folder.open_scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
@@ -548,7 +652,3 @@ def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None
         raise TrackingError(
             f"the predictions in run {run.info.run_id} are of other test images; start a new run"
         )
-
-
-def _numbers(row: AccuracyRow) -> object:
-    return row.cells if row.correct is None else row.correct

@@ -32,17 +32,16 @@ from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
-from clear_mlflow.store.heartbeat import (
-    begins_now,
-    give_back,
-    heartbeat,
-    refuse_if_lost,
-    take_hold,
+from clear_mlflow.store.lease import (
+    Lease,
+    check_not_held,
+    format_lease,
+    is_recent_claim,
 )
 from clear_mlflow.store.rows import is_torn_row, list_row_sizes, parse_rows, read_row_files
 from clear_mlflow.store.search import MissingRun, select_runs
 from clear_mlflow.store.states import StoredState, list_state_rows, read_newest_state
-from clear_mlflow.tracking.lifecycle import open_again, refuse_second
+from clear_mlflow.tracking.lifecycle import open_again
 from clear_mlflow.tracking.loop_run import LOOP_JSON
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
@@ -113,7 +112,7 @@ class ResumePoint:
 def holds_rows(client: MlflowClient, run_id: str) -> bool:
     """Whether a run holds rows of an earlier training; TrackingError: one trains into it now."""
     run = client.get_run(run_id)
-    refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
+    check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
     return bool(find_run_folders(run_id)) or bool(list_row_sizes(client, run))
 
 
@@ -258,15 +257,14 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
     run_id = point.run.info.run_id
     with mlflow_errors(f"take over run {run_id}"):
         run = client.get_run(run_id)
-        refuse_second(client, run, _WAIT, assume_dead=assume_dead)
+        check_not_held(client, run, _WAIT, assume_dead=assume_dead)
         number = claim(client, run)
-        take_hold(client, run)
-        now = client.get_run(run_id)
-    refuse_if_lost(now)
+    lease = Lease(client, run_id)
+    lease.acquire()
+    now = lease.check()
     rows = {int(name[4:-5]) for name in list_row_sizes(client, now)}
     if rows != point.records.keys() | point.damaged or list_state_rows(client, now) != point.states:
-        with mlflow_errors(f"give run {run_id} back"):
-            give_back(client, run)
+        lease.release()
         raise TrackingError(
             f"run {run_id} was resumed by another process just now; resume it again"
         )
@@ -281,7 +279,7 @@ def claim(client: MlflowClient, run: Run) -> int:
     number = len(_list_claims(run)) + 1
     # Of those that begin at once, one can write it: MLflow lets nobody write it again.
     try:
-        client.log_param(run_id, f"{_CLAIM}{number}", heartbeat())
+        client.log_param(run_id, f"{_CLAIM}{number}", format_lease())
     except MlflowException as error:
         if error.error_code == "INVALID_PARAMETER_VALUE":
             raise _taken(run_id) from error
@@ -292,7 +290,7 @@ def claim(client: MlflowClient, run: Run) -> int:
 def is_claimed(run: Run) -> bool:
     """Return True if another process has claimed a run just now and has not begun to train."""
     claims = _list_claims(run)
-    return len(claims) > _resumes(run) and begins_now(claims[-1])
+    return len(claims) > _resumes(run) and is_recent_claim(claims[-1])
 
 
 def _list_claims(run: Run) -> list[str]:
@@ -320,7 +318,7 @@ def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
     if kind != names.KIND_TRAIN:
         what = kind or "no run of clear_mlflow"
         raise _refused(run_id, f"it is {what}, not a training; pass the id of one")
-    refuse_second(client, run, _WAIT, assume_dead=assume_dead)
+    check_not_held(client, run, _WAIT, assume_dead=assume_dead)
     if (trained_with := run.data.tags.get(names.VERSION_TAG, "unknown")) != __version__:
         raise _refused(
             run_id,

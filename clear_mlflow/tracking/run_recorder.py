@@ -24,16 +24,15 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, Outcome, RunFolder, candidate_folders
 from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.metrics import of_families, with_costs
+from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
-from clear_mlflow.scoring.plan import to_metrics
-from clear_mlflow.scoring.series import Point, milliseconds, values_at
+from clear_mlflow.scoring.run_log import Point, evaluate_step, to_mlflow_metrics
+from clear_mlflow.scoring.run_record import to_milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
-from clear_mlflow.store.heartbeat import LostRunError, beat
+from clear_mlflow.store.lease import RENEW_SECONDS, LeaseLostError
 
-_HEARTBEAT_SECONDS = 30.0
 _MAX_STOPPED_WAIT_SECONDS = 10.0  # at the end of a training that failed or was stopped
 _JOIN_SECONDS = 1.0
 _FIRST_ROW_WITH_ALL_METRICS = 2  # the first row after which each summary metric has a value
@@ -47,7 +46,7 @@ class RunRecorder:
         client: MLflow client of the store.
         run_id: id of the open run.
         families: names of the metric families to log after each row.
-        parent: recorder of the parent run, whose uploader and heartbeat this one uses, or None.
+        parent: recorder of the parent run, whose uploader and thread this one uses, or None.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class RunRecorder:
 
         Raises:
             UnsentError: the store did not take everything; the rest stays on local disk.
-            LostRunError: another process has acquired the run's lease.
+            LeaseLostError: another process has acquired the run's lease.
         """
         uploader = self.uploader
         if uploader.lost is None:  # otherwise the process with the lease measures these steps again
@@ -117,12 +116,12 @@ class RunRecorder:
         try:
             uploader.finish(min(self._exit_wait, _MAX_STOPPED_WAIT_SECONDS if error else math.inf))
         finally:
-            self._is_over.set()  # the heartbeat ends before the run
+            self._is_over.set()  # no renewal of the lease after the end of the run
             self._heart.join(_JOIN_SECONDS if uploader.is_away else None)
         unsent = uploader.build_unsent_error()
         if uploader.lost is not None:
             suffix = f"; {unsent}" if unsent else ""
-            raise LostRunError(
+            raise LeaseLostError(
                 f"{uploader.lost}; what this one measured since is not stored{suffix}"
             )
         if unsent:
@@ -185,7 +184,7 @@ class RunRecorder:
     ) -> None:
         """Write a row to disk, then *files* that belong to it and points of metrics.
 
-        Waits some seconds until the store has the row and its files. Raises LostRunError if
+        Waits some seconds until the store has the row and its files. Raises LeaseLostError if
         another process has acquired the run's lease, and TrackingError if no disk can be written.
         """
         row = record.row
@@ -198,12 +197,14 @@ class RunRecorder:
                 self.write_tags({names.ROWS_TAG: "partial"})
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
             matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
-            time = milliseconds(record.written_at)
+            time = to_milliseconds(record.written_at)
             prefix = names.format_bucket_prefix(row.score.name)
-            values = values_at(
-                matrix, row.row, with_costs(of_families(self.families), matrix), prefix
+            values = evaluate_step(
+                matrix, row.row, add_cost_metrics(get_family_metrics(self.families), matrix), prefix
             )
-            metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
+            metrics = to_mlflow_metrics(
+                Point(n, value, time, row.row) for n, value in values.items()
+            )
             points = self._append_points(self._sort_points(metrics, row.row))
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
@@ -336,7 +337,7 @@ class RunRecorder:
         return sorted_points
 
     def _live(self) -> None:
-        """Load what the end needs, during the first bucket; then send heartbeats."""
+        """Load what the end needs, during the first bucket; then renew the leases."""
         try:
             load_drawing()
             load_run_page()
@@ -344,14 +345,14 @@ class RunRecorder:
             warn(f"pictures may be left out: {error}")
         finally:
             self._is_loaded.set()
-        while not self._is_over.wait(_HEARTBEAT_SECONDS):
+        while not self._is_over.wait(RENEW_SECONDS):
             self._beat()
 
     def _beat(self) -> None:
-        """Send the heartbeats of the runs, and log a picture of the matrix if it has grown."""
+        """Renew the leases of the runs, and log a picture of the matrix if it has grown."""
         try:
             for recorder in self._recorders:
-                beat(self.client, self.uploader.lease.check(recorder.run_id))
+                self.uploader.get_lease(recorder.run_id).renew()
         except Exception:  # reported by the uploader, or with the next row
             return
         if self.uploader.is_away or self._unplotted is None:

@@ -21,10 +21,10 @@ from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defau
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
-from clear_mlflow.store.heartbeat import await_silence
+from clear_mlflow.store.lease import wait_for_expiry
 from clear_mlflow.store.search import expand_run_id
 from clear_mlflow.tracking.ensemble_run import run_of
 from clear_mlflow.tracking.lifecycle import RunResult, close, close_project_run, result_of, take
@@ -114,7 +114,9 @@ def _resume(
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
         try:
             if not assume_dead:
-                await_silence(client, run_id, stay=stay, stopping=lambda: bool(signals.received))
+                wait_for_expiry(
+                    client, run_id, can_wait=stay, should_stop=lambda: bool(signals.received)
+                )
             point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
             asked, wanted = parameters_to_resume(point, given)
         except ClearError as error:
@@ -188,7 +190,7 @@ def _interrupted_run(client: MlflowClient, signals: StoppingSignals, stay: bool)
     named = MLFLOW_RUN_ID.get()
     if not named or mlflow.active_run() is not None:
         return None
-    await_silence(client, named, stay=stay, stopping=lambda: bool(signals.received))
+    wait_for_expiry(client, named, can_wait=stay, should_stop=lambda: bool(signals.received))
     with mlflow_errors(f"read run {named}"):
         return named if holds_rows(client, named) else None
 

@@ -26,11 +26,10 @@ from clear_mlflow.journal.run_folder import (
     read_header,
 )
 from clear_mlflow.journal.uploader import Uploader
-from clear_mlflow.scoring.computed import Scores
-from clear_mlflow.scoring.scores import read_scores, score
+from clear_mlflow.scoring import Scores, read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
-from clear_mlflow.store.heartbeat import is_abandoned, is_trainer
+from clear_mlflow.store.lease import check_not_held, is_expired, read_trainer_token
 from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking import lifecycle
 
@@ -98,9 +97,9 @@ def _sync_one(folder: Path, to_named_store: bool) -> Synced:
             client = _connect(origin, folder, to_named_store)
             run = _run_of(client, origin)
             # Another process may train; the writer of this journal has released its lock.
-            if not is_trainer(run, origin.process):
-                lifecycle.refuse_second(client, run, "sync again when it has ended")
-            end = journal.read_outcome() or (_KILLED if is_abandoned(client, run) else None)
+            if read_trainer_token(run) not in (None, origin.process):
+                check_not_held(client, run, "sync again when it has ended")
+            end = journal.read_outcome() or (_KILLED if is_expired(client, run) else None)
             for _ in Uploader(client).upload_folder(run, journal):
                 sent += 1
             detail = _close(client, client.get_run(run_id), end)

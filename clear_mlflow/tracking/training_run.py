@@ -36,12 +36,12 @@ from clear_mlflow.learning.measured import (
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.metrics import family_names
-from clear_mlflow.scoring.families import families_tag
+from clear_mlflow.metrics import split_families
+from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.heartbeat import LostRunError
+from clear_mlflow.store.lease import LeaseLostError
 from clear_mlflow.store.rows import check_has_no_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
 from clear_mlflow.tracking.lifecycle import open_run
@@ -71,7 +71,7 @@ class TrainingRun:
         self.run_id = run_id
         self.config = config
         self.asked = asked
-        families = family_names(config.metrics)
+        families = split_families(config.metrics)
         of_all: RunRecorder | None = above.recorder if above else None
         self.recorder: RunRecorder = RunRecorder(client, run_id, families, parent=of_all)
         self._facts: StreamMetadata | None = None
@@ -198,7 +198,7 @@ class TrainingRun:
             names.KIND_TAG: self._kind,
             names.VERSION_TAG: __version__,
             names.SOFTWARE_TAG: software("torch", "torchvision"),
-            **families_tag(self.recorder.families, run.data.tags),
+            **build_families_tag(self.recorder.families, run.data.tags),
         }
         # A run above others tests nothing.
         if config.test_interval is not None and self._kind == names.KIND_TRAIN:
@@ -258,9 +258,9 @@ class TrainingRun:
                 torch_version=version("torch"),
             )
             try:
-                self.recorder.uploader.lease.check(self.run_id)
+                self.recorder.uploader.get_lease(self.run_id).check()
                 store_state(self.client, self.run_id, manifest, content)
-            except LostRunError:  # the next row reports it
+            except LeaseLostError:  # the next row reports it
                 return
             except (TrackingError, OSError) as error:  # the one before stays
                 if not self._warned_of_no_state:
@@ -278,7 +278,7 @@ class TrainingRun:
         uploader = self.recorder.uploader
         if self._holds_states and not uploader.is_away:
             with suppress(Exception):
-                run = uploader.lease.check(self.run_id)
+                run = uploader.get_lease(self.run_id).check()
                 remove_states(self.client, run, before=before)
 
 

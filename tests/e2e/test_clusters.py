@@ -20,7 +20,6 @@ from stored_runs import history, of_any_machine, rows_of, wait_for_row
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
-from clear_mlflow.store import names
 
 ROOT = Path(__file__).parents[2]
 JOB = "17"
@@ -87,43 +86,18 @@ def end_as_if_undisturbed(client, run_id, resumes):
     assert history(client, run_id) == history(client, whole.info.run_id)
 
 
-def test_a_job_whose_node_died_goes_on_on_another_one_at_once(slurm):
-    """All of the node is gone; its scheduler, which starts the job again, knows that it is."""
-    folder, start = slurm
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
-    job = start("node1")
-    run_id = _run_of(folder, job)
-    wait_for_row(client, "0", 2, job, run_id)
-    job.kill()
-    job.communicate(timeout=LONG)
-    assert client.get_run(run_id).info.status == "RUNNING"
-    assert "node1" in client.get_run(run_id).data.tags[names.PROCESS_TAG]
-
-    job = start("node2", SLURM_RESTART_COUNT="1")
-    printed, _ = job.communicate(timeout=LONG)
-    assert job.returncode == 0, printed
-    assert "waiting" not in printed
-    (folder / f"clear-{JOB}.run").unlink()
-    job = start("node1")
-    printed, _ = job.communicate(timeout=LONG)
-    assert job.returncode == 0, printed
-    end_as_if_undisturbed(client, run_id, resumes="1")
-
-
-# A program whose heartbeats and silence are shorter.
+# The program, with a lease that expires sooner.
 QUICKER = """
-from datetime import timedelta
 from clear_mlflow.cli import main
-from clear_mlflow.store import heartbeat
+from clear_mlflow.store import lease
 from clear_mlflow.tracking import run_recorder
-heartbeat.SILENCE, heartbeat.WATCH_SECONDS = timedelta(seconds=30), 3.0
-run_recorder._HEARTBEAT_SECONDS = 1.0
+lease.EXPIRY_SECONDS, run_recorder.RENEW_SECONDS = 10.0, 1.0
 main()
 """
 
 
-def test_a_container_that_was_killed_waits_alive_until_the_silence_is_over(slurm):
-    """No scheduler says that the one before it is over, and its processes cannot be asked for."""
+def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm):
+    """Its processes cannot be looked up from the next container."""
     folder, _ = slurm
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     run_id = client.create_run("0").info.run_id
@@ -143,7 +117,7 @@ def test_a_container_that_was_killed_waits_alive_until_the_silence_is_over(slurm
         second = start(MLFLOW_RUN_ID=run_id)
         printed, _ = second.communicate(timeout=LONG)
     assert second.returncode == 0, printed
-    assert printed.count("waiting for another one for 0 min") == 1
+    assert printed.count("waiting up to 10 s for the expiry of its lease") == 1
     whole = start()
     printed, _ = whole.communicate(timeout=LONG)
     assert whole.returncode == 0, printed

@@ -36,7 +36,7 @@ from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.series import all_series
+from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
 from clear_mlflow.tracking.in_process import train_ensemble_in_process, train_in_process
@@ -138,7 +138,7 @@ def check_whole(client, run_id, correct: Sequence[Sequence[int]] = FOUR_BUCKETS)
     matrix = EXPECTED.after(len(correct) - 1)
     points = [p for i in range(1, len(correct)) for p in (*LIVE[i], *REST[i])]
     expected = {
-        **all_series(matrix, series(matrix)),
+        **collect_series(matrix, series(matrix)),
         names.CURVE_LOSS: {p.step: p.loss for p in points},
         names.CURVE_LR: {p.step: p.lr for p in points},
         names.CURVE_SPEED: {p.step: p.images_per_second for p in points},

@@ -29,7 +29,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.search import select_runs
 from clear_mlflow.tracking.in_process import train_in_process
 
@@ -477,7 +477,7 @@ def test_runs_at_once(plain, monkeypatch):
 
     def train(_):
         ready.wait(LONG)
-        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).run_id
+        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).stored.run_id
 
     with ThreadPoolExecutor(4) as threads:
         run_ids = list(threads.map(train, range(4)))
@@ -496,7 +496,7 @@ def test_evaluates_at_once(plain, monkeypatch):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(LONG)
     abandoned = runs[0].info.run_id
-    process = {**json.loads(heartbeat()), "pid": gone.pid}
+    process = {**json.loads(format_lease()), "pid": gone.pid}
     client.set_tag(abandoned, names.PROCESS_TAG, json.dumps(process))
     client.update_run(abandoned, "RUNNING")
     runs[0] = client.get_run(abandoned)

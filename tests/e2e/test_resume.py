@@ -30,9 +30,9 @@ from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.series import all_series
+from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.names import MATRIX_TAG
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import (
@@ -321,7 +321,7 @@ def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
     """While its process lives; and a claim of another process goes before ours."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
-    elsewhere = json.loads(heartbeat()) | {"host": "another"}
+    elsewhere = json.loads(format_lease()) | {"host": "another"}
     client.log_param(run_id, "resumed/1", json.dumps(elsewhere))
     train_elsewhere(client, run_id, json.dumps(elsewhere))
     client.update_run(run_id, status="RUNNING")
@@ -335,9 +335,9 @@ def test_a_recent_claim_blocks_until_its_process_has_resumed(interrupted, tmp_pa
     """Then the tag counts it, and the next interruption may follow at once."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
-    client.log_param(run_id, "resumed/1", beat(-60, token="1" * 16))
+    client.log_param(run_id, "resumed/1", format_foreign_lease(-60, token="1" * 16))
     client.set_tag(run_id, names.RESUMES_TAG, "1")
-    client.log_param(run_id, "resumed/2", beat(0, token="2" * 16))
+    client.log_param(run_id, "resumed/2", format_foreign_lease(0, token="2" * 16))
     with pytest.raises(TrackingError, match="another process trains into run"):
         take_over(client, point)
     client.set_tag(run_id, names.RESUMES_TAG, "2")
@@ -373,19 +373,21 @@ def train_elsewhere(client, run_id, told):
     client.set_tag(run_id, names.HOLDER_TAG, told)
 
 
-def beat(minutes, **changes):
-    """A heartbeat of another machine, of so many minutes from now."""
+def format_foreign_lease(minutes, **changes):
+    """Return the lease of another machine, renewed so many minutes from now."""
     at = datetime.now(timezone.utc) + timedelta(minutes=minutes)
     return json.dumps(
-        json.loads(heartbeat()) | {"host": "another", "alive_at": at.isoformat()} | changes
+        json.loads(format_lease()) | {"host": "another", "renewed_at": at.isoformat()} | changes
     )
 
 
 def test_a_claim_of_a_process_that_is_gone_blocks_nobody(interrupted, tmp_path):
     """Else one parameter, which nobody can take away again, would keep the run for ever."""
     client, run_id = interrupted
-    client.log_param(run_id, "resumed/1", beat(60 * 24 * 365))
-    client.log_param(run_id, "resumed/77", beat(0))  # and no process counts like this
+    client.log_param(run_id, "resumed/1", format_foreign_lease(60 * 24 * 365))
+    client.log_param(
+        run_id, "resumed/77", format_foreign_lease(0)
+    )  # and no process counts like this
     client.set_tag(run_id, names.RESUMES_TAG, "-1")
     take_over(client, read_resume_point(client, run_id, tmp_path))
     run = client.get_run(run_id)
@@ -408,7 +410,7 @@ def left(interrupted, tmp_path, monkeypatch):
 def held_elsewhere(client, run_id):
     """As a process on another machine leaves it that is killed, or works on."""
     client.update_run(run_id, status="RUNNING")
-    train_elsewhere(client, run_id, beat(0))
+    train_elsewhere(client, run_id, format_foreign_lease(0))
     return snapshot(client, run_id)
 
 
@@ -426,12 +428,12 @@ def test_who_is_not_to_wait_for_a_process_elsewhere_leaves_to_come_again(project
 
 
 def test_a_wait_for_a_process_elsewhere_ends_at_once_when_it_is_asked_to(project, interrupted):
-    """Not after a quarter of an hour, when a scheduler has long killed it."""
+    """Not after three minutes, when a scheduler has long killed it."""
     client, run_id = interrupted
     before = held_elsewhere(client, run_id)
     process = start(project, "--resume", run_id)
     for line in process.stdout:
-        if "waiting for another one for 1" in line:
+        if "waiting up to 180 s" in line:
             break
     terminate(process)
     code, said = finish(process)
@@ -478,7 +480,7 @@ def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, left, tmp
     before = snapshot(client, run_id)
 
     def of_another(journal):
-        rewrite(journal / "journal.json", lambda told: told.update(run_id="0" * 32))
+        rewrite(journal / "run.json", lambda told: told.update(run_id="0" * 32))
 
     # How a training ended says nothing to the one that resumes.
     for damage in (of_another, *(DAMAGES[name] for name in DAMAGES.keys() - {"end"})):
@@ -543,7 +545,7 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     )
     assert summarize(matrix).items() <= run.data.metrics.items()
     points = history(client, run_id)
-    whole = all_series(matrix, series(matrix))
+    whole = collect_series(matrix, series(matrix))
     first = told["correct"][0] / told["num_instances"][0]
     assert whole["test_accuracy/bucket_01"][known + 1] == first
     assert {name: sorted(steps.items()) for name, steps in whole.items()} == {

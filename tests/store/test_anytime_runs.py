@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from anytime_courses import inside_bucket
+from mlflow.server.constants import BACKEND_STORE_URI_ENV_VAR
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
@@ -15,9 +16,8 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
-from clear_mlflow.metrics import anytime
-from clear_mlflow.metrics._common import over_course
-from clear_mlflow.scoring.scores import read_scores, score
+from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate_metrics
+from clear_mlflow.scoring import read_scores, score
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.live_run import live_run
 from clear_mlflow.server.run_state import state_of
@@ -42,7 +42,7 @@ MATRIX = AnytimeMatrix.of_tests(
     [test for tests in TESTS.values() for test in tests],
     AccuracyMatrix([[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]]),
 )
-EXPECTED = anytime.summarize(MATRIX)
+EXPECTED = compute_values(MATRIX, WITHIN_BUCKET_METRICS)[0]
 FILES = [anytime_file_name(bucket, test) for bucket in TESTS for test in (1, 2)]
 
 
@@ -115,20 +115,21 @@ def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
     """Each a series over the buckets, as of every other family."""
     assert values_of(finished) == pytest.approx(EXPECTED)
     stored = histories(store, finished.info.run_id)
-    for name, steps in over_course(MATRIX, MATRIX.k, anytime.METRICS).series.items():
-        assert {step: value for step, _, value in stored[name]} == pytest.approx(steps)
+    results = evaluate_metrics(WITHIN_BUCKET_METRICS, MATRIX.matrix, tests=MATRIX)
+    for name, result in results.items():
+        assert {step: value for step, _, value in stored[name]} == pytest.approx(result.series)
     assert finished.data.tags[names.ANYTIME_TAG] == "2"
 
 
 def test_scoring_again_writes_nothing(store, finished):
     """By a search, which reads no test, and by name, which reads all of them."""
     scores = read_scores(store, store.get_run(finished.info.run_id))
-    assert scores.plan.is_empty
-    assert scores.anytime.tests is not None
+    assert scores.changes.is_empty
+    assert scores.stored.tests is not None
     (quick,) = rescore_runs(store, [store.get_run(finished.info.run_id)])
     assert quick.action == "unchanged"
-    assert quick.scores.anytime.is_unread
-    assert values_of(finished).items() <= dict(quick.scores.summary).items()
+    assert quick.scores.stored.tests is None
+    assert values_of(finished).items() <= quick.scores.results.values_by_name.items()
 
 
 def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_id):
@@ -140,7 +141,7 @@ def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_i
         file.write_text(test.to_json("2026-01-31T12:00:00Z"))
     store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
     late = file.rename(file.with_suffix(".late"))  # it is looked for again while it lacks
-    assert read_scores(store, store.get_run(run.info.run_id)).anytime.stamp is None
+    assert read_scores(store, store.get_run(run.info.run_id)).stored.tests_hash == ""
     late.rename(file)
     assert rescored(store, run).action == "scored"
     assert values_of(store.get_run(run.info.run_id)) == pytest.approx(EXPECTED)
@@ -153,7 +154,7 @@ def test_a_damaged_test_is_told_and_the_rows_are_scored(store, finished):
     verdict = rescored(store, finished)
     assert verdict.is_problem
     assert "its tests inside buckets were left out: bucket_002_test_0002.json:" in verdict.detail
-    assert verdict.scores.summary["clear/accuracy"] == finished.data.metrics["clear/accuracy"]
+    assert verdict.scores.results["clear/accuracy"].value == finished.data.metrics["clear/accuracy"]
     (folder_of(finished) / "notes.txt").write_text("nothing of ours")
     (folder_of(finished) / FILES[3]).write_text(TESTS[2][1].to_json("2026-01-31T12:00:00Z"))
     verdict = rescored(store, finished)
@@ -214,7 +215,7 @@ def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finishe
     assert synced.done, synced.detail
     assert stored_tests(finished)[2:4] == [TESTS[2][0], other[1]]
     assert not journal.folder.exists()
-    assert score(store, finished.info.run_id).plan.is_empty
+    assert score(store, finished.info.run_id).changes.is_empty
 
 
 def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished):
@@ -265,13 +266,15 @@ def test_a_comparison_has_their_metrics(store, finished):
         store.log_metric(finished.info.run_id, name, value, step=4)
     again = comparison_of(store, [store.get_run(finished.info.run_id)])
     assert {n: again.groups[0].metrics[n].mean for n in EXPECTED} == logged
-    store.delete_tag(finished.info.run_id, names.ANYTIME_SCORED_TAG)
+    store.delete_tag(finished.info.run_id, names.SCORED_TAG)
     unscored = comparison_of(store, [store.get_run(finished.info.run_id)])
     assert {n: unscored.groups[0].metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
 
 
-def test_the_live_page_of_a_run_draws_its_tests(store, finished):
+def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
     """Also those inside the bucket in training; a page that is followed knows of each."""
+    # A server removes the address of its store from messages.
+    monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, store.tracking_uri)
     run_id = finished.info.run_id
     page = live_run(store, finished, KeptPages(), "")
     assert "The model was tested 8 times inside its buckets." in page

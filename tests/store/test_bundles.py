@@ -64,11 +64,11 @@ def test_it_is_read_like_a_store(bundle):
     path, run = bundle
     read = clear_mlflow.load(path)
     ours, theirs = read.to_dict(), run.to_dict()
-    assert ours.pop("links") == [f"bundle   {read.entity.info.artifact_uri}"]
+    assert ours.pop("links") == [f"bundle   {path}"]
     theirs.pop("links")
     assert ours == theirs
     assert read.predictions.images.digest == run.predictions.images.digest
-    assert json.loads(files_of(path)["bundle.json"])["licence"] == "CC-BY-4.0"
+    assert json.loads(files_of(path)["run.json"])["licence"] == "CC-BY-4.0"
     result = CliRunner().invoke(main, ["show", str(path), "--json"])
     assert json.loads(result.stdout)["metrics"] == ours["metrics"]
 
@@ -110,9 +110,9 @@ def test_one_byte_changed_is_refused(bundle):
     """Of any file, and of what describes them; a file that is added or lacks, too."""
     path, _ = bundle
     files = files_of(path)
-    assert {name.rpartition("/")[0] for name in files} == {
-        "",
-        "accuracy_matrix/rows",
+    entries = {re.sub(r"^[0-9]{8}-|row_[0-9]+|[+][^+]*$", "", name) for name in files}
+    assert entries == {
+        *("run.json", "params.json", "tags.json", "outcome.json", "accuracy_matrix+rows"),
         "predictions",
     }
     for name, content in files.items():
@@ -124,7 +124,8 @@ def test_one_byte_changed_is_refused(bundle):
             assert "\n" not in str(refusal.value)
     write(path, files)
     assert clear_mlflow.load(path).matrix.num_rows
-    for name in ("accuracy_matrix/rows/row_000.json", "accuracy_matrix/rows/row_009.json"):
+    (row_0,) = (name for name in files if name.endswith("row_000.json"))
+    for name in (row_0, row_0.replace("row_000", "row_009"), "00000099-tags.json"):
         write(path, {**files, name: b"{}"})
         with pytest.raises(RecordError):
             clear_mlflow.load(path)
@@ -195,29 +196,29 @@ def of_type(name, kind, link=""):
 @pytest.mark.parametrize(
     "member",
     [
-        (tarfile.TarInfo("../row_001.json"), b"x"),
-        (tarfile.TarInfo("/etc/row_001.json"), b"x"),
+        (tarfile.TarInfo("../00000001-tags.json"), b"x"),
+        (tarfile.TarInfo("/etc/00000001-tags.json"), b"x"),
         (tarfile.TarInfo("run.sh"), b"x"),
         (tarfile.TarInfo("a/b.json"), b"x"),
-        (tarfile.TarInfo("../bundle.json"), b"x"),
-        (tarfile.TarInfo(".hidden/bundle.json"), b"x"),
-        (tarfile.TarInfo("a/a/bundle.json"), b"x"),
-        of_type("bundle.json", tarfile.SYMTYPE, "/etc/passwd"),
-        of_type("bundle.json", tarfile.LNKTYPE, "../x"),
+        (tarfile.TarInfo("../run.json"), b"x"),
+        (tarfile.TarInfo(".hidden/run.json"), b"x"),
+        (tarfile.TarInfo("a/a/run.json"), b"x"),
+        of_type("run.json", tarfile.SYMTYPE, "/etc/passwd"),
+        of_type("run.json", tarfile.LNKTYPE, "../x"),
         of_type("a", tarfile.SYMTYPE, "/tmp"),
-        of_type("bundle.json", tarfile.FIFOTYPE),
+        of_type("run.json", tarfile.FIFOTYPE),
     ],
 )
 def test_an_archive_writes_nowhere_else(tmp_path, member):
     """Only files of a run, where they belong: no links, no folders above."""
-    with pytest.raises(RecordError, match="which is no file of a run"):
+    with pytest.raises(RecordError, match="which is not a file of a run"):
         clear_mlflow.load(packed(tmp_path / "x.tar.xz", member))
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     """Before it fills the disk."""
-    monkeypatch.setattr(bundle_module, "_MOST_BYTES", 2**24)
-    path = packed(tmp_path / "x.tar.xz", (tarfile.TarInfo("bundle.json"), bytes(2**25)))
+    monkeypatch.setattr(bundle_module, "_MAX_BYTES", 2**24)
+    path = packed(tmp_path / "x.tar.xz", (tarfile.TarInfo("run.json"), bytes(2**25)))
     assert path.stat().st_size < 2**14
     with pytest.raises(RecordError, match="over 8 GiB; unpack it yourself"):
         clear_mlflow.load(path)
@@ -225,7 +226,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
 
 def test_a_header_takes_no_memory_that_it_announces(tmp_path):
     """Neither the name of a member, of any length, nor the dictionary of the xz stream."""
-    name = of_type("bundle.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
+    name = of_type("run.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
     long_name = packed(tmp_path / "name.tar.xz", name)
     content = bytearray(lzma.compress(bytes(2**10)))
     header = content[12 : 12 + 4 * content[12]]
@@ -236,7 +237,7 @@ def test_a_header_takes_no_memory_that_it_announces(tmp_path):
     with pytest.raises(RecordError):
         clear_mlflow.load(long_name)  # imports what it needs
     tracemalloc.start()
-    for path, problem in ((long_name, "no file of a run"), (dictionary, "emory usage limit")):
+    for path, problem in ((long_name, "not a file of a run"), (dictionary, "emory usage limit")):
         with pytest.raises(RecordError, match=problem):
             clear_mlflow.load(path)
     assert tracemalloc.get_traced_memory()[1] < 2**25
@@ -252,7 +253,7 @@ def test_bytes_around_the_files_of_an_archive_are_refused(store, experiment_id, 
     later = [(tarfile.TarInfo(name), content) for name, content in files.items()]
     for member, _ in later:
         member.mtime = 1
-    padding = tar.index(bytes(8), 512 + len(files["accuracy_matrix/rows/row_000.json"]))
+    padding = tar.index(bytes(8), 512 + len(next(iter(files.values()))))
     changed = {
         "byte after the stream": content + b"x",
         "second stream": content + lzma.compress(b""),
@@ -342,20 +343,19 @@ def test_what_is_no_archive_is_one_line(tmp_path_factory, content, is_packed):
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("files", None), ("run", 3), ("run/name", 3), ("run/status", "x"), ("params", ["a"])],
+    [("files", None), ("name", 3), ("status", "x"), ("files/00000001-params.json", 3)],
 )
 def test_a_forged_description_is_one_line(store, experiment_id, tmp_path, path, value):
     """Whoever writes one can write its digest, too."""
     bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
-    about = json.loads((bundle / "bundle.json").read_text())
+    about = json.loads((bundle / "run.json").read_text())
     *outer, last = path.split("/")
     (about[outer[0]] if outer else about)[last] = value
     del about["digest"]
     text = json.dumps(about, indent=2, sort_keys=True) + "\n"
     about["digest"] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-    (bundle / "bundle.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
-    place = f"bundle.json.{path.replace('/', '.')}"
-    with pytest.raises(RecordError, match=rf"{place}: (expected|invalid)"):
+    (bundle / "run.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+    with pytest.raises(RecordError, match=rf"run.json.{outer[0] if outer else path}.*: (exp|inv)"):
         clear_mlflow.load(bundle)
 
 
@@ -364,8 +364,8 @@ def test_the_same_run_is_the_same_archive(store, experiment_id, tmp_path):
     run_id = stored_run(store, experiment_id).info.run_id
     one, other = (clear_mlflow.export(run_id, tmp_path / f"{n}.tar.xz") for n in (1, 2))
     assert one.read_bytes() == other.read_bytes()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         clear_mlflow.export(run_id, one)
-    with pytest.raises(RecordError, match="holds no rows"):
+    with pytest.raises(RecordError, match="has no rows"):
         clear_mlflow.export(store.create_run(experiment_id).info.run_id, tmp_path / "none")
     assert sorted(path.name for path in Path(tmp_path).glob("*.xz")) == ["1.tar.xz", "2.tar.xz"]

@@ -15,7 +15,7 @@ from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import assemble, row_file_name
-from clear_mlflow.metrics import FAMILIES, of_families, summarize
+from clear_mlflow.metrics import FAMILIES, get_family_metrics, summarize
 from clear_mlflow.store import names
 from clear_mlflow.tracking.in_process import train_in_process
 
@@ -66,7 +66,7 @@ def test_a_training_logs_the_families_it_was_told(store, experiment_id):
     training = KnownTraining(FOUR_BUCKETS, metrics="gem,worst_bucket")
     train_in_process(store, training, {"metrics": "gem,worst_bucket"})
     run = only_run(store, experiment_id)
-    chosen = of_families(("gem", "worst_bucket"))
+    chosen = get_family_metrics(("gem", "worst_bucket"))
     assert of_matrix(run.data.metrics) == summarize(MATRIX, metrics=chosen)
     assert steps(store, run.info.run_id) == series(MATRIX, metrics=chosen)
     assert run.data.tags[names.METRICS_TAG] == "gem,worst_bucket"
@@ -86,7 +86,7 @@ def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
         assert {name.split("/")[0] for name in values(run.metrics)} == {"renate", "tic"}
         assert {name.split("/")[0] for name in reasons(run.metrics)} <= {"renate", "tic"}
     stored = only_run(store, experiment_id)
-    expected = series(MATRIX, metrics=of_families(("renate", "tic")))
+    expected = series(MATRIX, metrics=get_family_metrics(("renate", "tic")))
     assert steps(store, stored.info.run_id) == expected
     assert stored.data.tags[names.METRICS_TAG] == "renate,tic"
     with pytest.raises(ConfigError, match="'tick' is no family of metrics; expected some of clear"):
@@ -108,7 +108,7 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
     after = steps(store, run.info.run_id)
     assert before.items() <= after.items()
     families = ("clear", "renate", "wild_time", "gem")
-    assert after == series(matrix_of(correct), metrics=of_families(families))
+    assert after == series(matrix_of(correct), metrics=get_family_metrics(families))
     assert scored_by(store, run.info.run_id) == ({*families}, "clear,renate,wild_time,gem")
     for again in (("--metrics", "gem,wild_time"), ()):
         done = invoke("evaluate", "--runs", "test", *again)

@@ -78,7 +78,7 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     assert names.CURVE_LOSS in alone.data.metrics
     # These tell the moment at which a row was written or a run opened, or which run it is below.
     changing = {"mlflow.parentRunId", names.NOTE_TAG, "mlflow.note.content", names.HOLDER_TAG}
-    changing |= {names.MATRIX_TAG, names.SCORED_TAG, names.REPORT_TAG}
+    changing |= {names.MATRIX_TAG, names.SCORED_TAG}
     tags, other = ({**run.data.tags} for run in (member, alone))
     assert {k: v for k, v in tags.items() if k not in changing} == {
         k: v for k, v in other.items() if k not in changing

@@ -10,7 +10,7 @@ from trainings import FOUR_BUCKETS
 import clear_mlflow
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.search import select_runs
 
 
@@ -79,7 +79,7 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
     """A run that trains now is left alone; one whose process is gone is scored and closed."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     store.update_run(run.info.run_id, status="RUNNING")
-    process = json.loads(heartbeat())
+    process = json.loads(format_lease())
     if not alive:
         process["started"] -= 100  # a process id that was given out again
     store.set_tag(run.info.run_id, names.PROCESS_TAG, json.dumps(process))

@@ -15,7 +15,7 @@ from stored_runs import row_texts
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
 from clear_mlflow.core.record import assemble
-from clear_mlflow.importers import Reading, RowPattern, Source, matrix_of_rows
+from clear_mlflow.importers import ReadOptions, ResultFile, RowPattern, combine_rows, read_row
 from clear_mlflow.store.rows import read_rows
 
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
@@ -35,7 +35,7 @@ INITIAL = [0.125, 0.0, 0.25]
 )  # fmt: skip
 def test_a_pattern_tells_which_file_is_which_row(pattern, paths, rows):
     """Numbers order rows, and texts do not: 10 comes after 2."""
-    assert RowPattern(pattern).rows(paths) == rows
+    assert RowPattern(pattern).find_rows(paths) == rows
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,17 @@ def test_a_pattern_tells_which_file_is_which_row(pattern, paths, rows):
 def test_what_a_pattern_leaves_open_is_asked(pattern, paths, part):
     """Whether 0 is the untrained model is nothing to guess."""
     with pytest.raises((ConfigError, RecordError)) as caught:
-        RowPattern(pattern).rows(paths)
+        RowPattern(pattern).find_rows(paths)
     assert part in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+def test_the_last_row_of_as_many_buckets_as_are_allowed_is_found():
+    """Its number is that of the last bucket; one more is refused."""
+    paths = ["rows/0999.json", "rows/1000.json"]
+    assert RowPattern("rows/{row}.json").find_rows(paths) == {999: paths[0], 1000: paths[1]}
+    with pytest.raises(RecordError, match="at most 1000 buckets"):
+        RowPattern("rows/{row}.json").find_rows(["rows/1001.json"])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,7 @@ def test_what_a_pattern_leaves_open_is_asked(pattern, paths, part):
 def test_a_row_has_many_forms(content):
     """JSON, a line, a column, and NumPy's own."""
     content = content if isinstance(content, bytes) else content.encode()
-    matrix = matrix_of_rows({2: Source("row", content)}, Reading())
+    matrix = combine_rows({2: read_row(ResultFile("row", content))}, ReadOptions())
     np.testing.assert_array_equal(matrix.values[1], SQUARE[1])
     assert np.isnan(matrix.values[0]).all()
 
@@ -88,7 +96,7 @@ def test_any_bytes_are_a_row_or_one_line(content):
     """What lies in other people's runs may be anything."""
     message = ""
     try:
-        matrix_of_rows({1: Source("row", content)}, Reading())
+        combine_rows({1: read_row(ResultFile("row", content))}, ReadOptions())
     except ClearError as error:
         message = str(error)
     assert message.isprintable()

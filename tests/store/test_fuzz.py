@@ -38,7 +38,7 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.text import one_line
 from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, new_array
 from clear_mlflow.data.features.torch_files import load_torch_file
-from clear_mlflow.importers import FORMATS, Source, read_runs
+from clear_mlflow.importers import FORMATS, ResultFile, read_runs
 from clear_mlflow.journal.run_folder import METRICS_JSON, Outcome, RunFolder, read_header
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.models import build_model
@@ -249,19 +249,19 @@ def test_import_formats(data):
         content = data.draw(changed_json(json.loads(content)))
     else:
         content = data.draw(mangled(content) | st.binary(max_size=200))
-    kind = data.draw(st.sampled_from(("auto", "auto", *FORMATS)))
-    runs = read_or_refused(lambda: read_runs(Source(name, content), kind=kind)) or ()
+    format_name = data.draw(st.sampled_from(("auto", "auto", *FORMATS)))
+    runs = read_or_refused(lambda: read_runs(ResultFile(name, content), format_name)) or ()
     found = [run.matrix.values[~np.isnan(run.matrix.values)] for run in runs]
     for run, cells in zip(runs, found, strict=True):
         assert bool(((cells >= 0) & (cells <= 1)).all())
         assert run.matrix.num_buckets <= 1000
         assert all(key.isprintable() for key in run.matrix.buckets)
     # The two plain formats, by readers of the standard library.
-    if runs and name == "a.csv" and kind in ("auto", "text") and b"#" not in content:
+    if runs and name == "a.csv" and format_name in ("auto", "text") and b"#" not in content:
         plain = content.decode("utf-8").replace("\x00", "")
         cells = [cell for line in csv.reader(plain.splitlines()) for cell in line]
         assert {*found[0].tolist()} <= {as_float(cell.strip()) for cell in cells}
-    if runs and name == "a.json" and kind == "json":
+    if runs and name == "a.json" and format_name == "json":
         said = json.loads(content.decode("utf-8-sig"))
         rows = said
         if isinstance(said, dict):

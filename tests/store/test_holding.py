@@ -1,4 +1,4 @@
-"""Which of two processes holds a run: tokens, heartbeats, clocks that are set."""
+"""Which of two processes holds the lease of a run: tokens, renewals, clocks that are set."""
 
 import json
 import os
@@ -16,33 +16,33 @@ from mlflow.entities import Metric
 from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
-import clear_mlflow
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
-from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.run_folder import Outcome, RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
-from clear_mlflow.store import heartbeat as liveness
-from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import (
-    Hold,
-    LostRunError,
-    StillHeldError,
-    await_silence,
-    heartbeat,
+from clear_mlflow.store import lease, names
+from clear_mlflow.store.lease import (
+    Lease,
+    LeaseHeldError,
+    LeaseLostError,
+    check_not_held,
+    format_lease,
+    is_expired,
+    lease_tags,
+    wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
 from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.lifecycle import refuse_second
 from clear_mlflow.tracking.resume import claim
 from clear_mlflow.tracking.sync import find_journals, sync_each
 
 
-def of_another(**changes):
-    """The heartbeat of a process on another machine."""
-    told = {"host": "another/machine", "token": secrets.token_hex(8), **changes}
-    return json.dumps({**json.loads(heartbeat()), **told})
+def format_foreign_lease(**changes):
+    """Return the lease of a process on another machine."""
+    fields = {"host": "another/machine", "token": secrets.token_hex(8), **changes}
+    return json.dumps({**json.loads(format_lease()), **fields})
 
 
 class TakenOver(KnownTraining):
@@ -58,14 +58,14 @@ class TakenOver(KnownTraining):
         for measured in super().rows(on_curve, on_test, on_state):
             if measured.row.row == self.after:
                 (self.run,) = self.store.search_runs(["1"])
-                self.store.set_tag(self.run.info.run_id, names.HOLDER_TAG, of_another())
+                self.store.set_tag(self.run.info.run_id, names.HOLDER_TAG, format_foreign_lease())
             yield measured
 
 
 def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
     """One error; the run is as the other left it, and what was measured is on local disk."""
     training = TakenOver(store, after=2)
-    with pytest.raises(LostRunError, match=r"is held by process \d+ on another since 20") as lost:
+    with pytest.raises(LeaseLostError, match=r"is held by process \d+ on another since 20") as lost:
         train_in_process(store, training, {})
     run = store.get_run(training.run.info.run_id)
     assert run.info.status == "RUNNING"
@@ -85,7 +85,7 @@ def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
 def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     """After an outage longer than the limit: sent when the other has ended, the same rows."""
     training = TakenOver(store, after=3)
-    with pytest.raises(LostRunError):
+    with pytest.raises(LeaseLostError):
         train_in_process(store, training, {})
     run = training.run
     # The other measured the same, at another time, and ended well.
@@ -109,7 +109,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
 def test_a_journal_is_not_sent_while_another_process_trains(store):
     """It would store rows that the other is about to measure."""
     training = TakenOver(store, after=2)
-    with pytest.raises(LostRunError):
+    with pytest.raises(LeaseLostError):
         train_in_process(store, training, {})
     run_id = training.run.info.run_id
     store.set_tag(run_id, names.PROCESS_TAG, store.get_run(run_id).data.tags[names.HOLDER_TAG])
@@ -135,210 +135,159 @@ def test_a_stored_row_is_never_overwritten(store, experiment_id):
     assert [path.read_bytes() for path in rows_folder(run).iterdir()] == [first]
 
 
-@pytest.mark.parametrize("beats", [True, False])
-def test_a_heartbeat_of_another_machine_is_watched_before_its_run_is_closed(
-    store, experiment_id, monkeypatch, capfd, beats
+@pytest.fixture
+def sleeps(monkeypatch):
+    """Make time.sleep advance the monotonic clock at once; return the list of all pauses.
+
+    Append functions to ``sleeps.actions`` to have them called at the first, second ... pause.
+    """
+
+    class Sleeps(list):
+        actions = ()
+
+    pauses, start = Sleeps(), time.monotonic()
+
+    def sleep(pause):
+        pauses.append(pause)
+        if len(pauses) <= len(pauses.actions):
+            pauses.actions[len(pauses) - 1]()
+
+    monkeypatch.setattr(time, "monotonic", lambda: start + sum(pauses))
+    monkeypatch.setattr(time, "sleep", sleep)
+    return pauses
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_a_lease_that_seems_expired_is_watched_before_its_run_is_closed(
+    store, experiment_id, sleeps, capfd, hours, is_renewed
 ):
-    """An hour old by the clocks: one of them was set, or the process is gone."""
-    monkeypatch.setattr(liveness, "WATCH_SECONDS", 10.0 if beats else 0.05)
+    """An hour old, or from the future: a clock is wrong, or the process is gone."""
     run_id = store.create_run(experiment_id).info.run_id
-    an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
 
-    def beat(later):
-        at = (an_hour_ago + timedelta(seconds=later)).isoformat(timespec="seconds")
-        store.set_tag(run_id, names.PROCESS_TAG, of_another(alive_at=at))
+    def renew(seconds):
+        at = datetime.now(timezone.utc) - timedelta(hours=hours, seconds=-seconds)
+        text = format_foreign_lease(renewed_at=at.isoformat(timespec="seconds"))
+        store.set_tag(run_id, names.PROCESS_TAG, text)
 
-    beat(0)
-    sleep = time.sleep
-
-    def sleep_while_it_beats(seconds):
-        if beats:
-            beat(30)
-        sleep(seconds)
-
-    monkeypatch.setattr(time, "sleep", sleep_while_it_beats)
+    renew(0)
+    if is_renewed:
+        sleeps.actions = [int] * 34 + [lambda: renew(30)]
     (result,) = rescore_runs(store, [store.get_run(run_id)], explicit=True)
-    assert f"looking for {10 if beats else 0} s whether it" in capfd.readouterr().err
+    assert "watching for 180 s if it is renewed" in capfd.readouterr().err
     status = store.get_run(run_id).info.status
-    assert (result.action, status) == (("skipped", "RUNNING") if beats else ("scored", "KILLED"))
+    expected = ("skipped", "RUNNING") if is_renewed else ("scored", "KILLED")
+    assert (result.action, status) == expected
+    assert sum(sleeps) == (175 if is_renewed else 180)
 
 
-def test_a_heartbeat_from_the_future_does_not_keep_a_run_open_for_ever(
-    store, experiment_id, monkeypatch
-):
-    """An hour ahead, a clock was wrong: the run is closed and can be resumed."""
-    monkeypatch.setattr(liveness, "WATCH_SECONDS", 0.05)
+def test_a_claim_from_the_future_does_not_block_a_run_for_ever(store, experiment_id):
+    """An hour ahead, a clock was wrong."""
     at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
-    ahead = of_another(alive_at=at)
-    run = store.create_run(experiment_id, tags={names.PROCESS_TAG: ahead})
-    store.log_param(run.info.run_id, "resumed/1", ahead)
+    run = store.create_run(experiment_id)
+    store.log_param(run.info.run_id, "resumed/1", format_foreign_lease(renewed_at=at))
     assert claim(store, store.get_run(run.info.run_id)) == 2
-    clear_mlflow.evaluate([run.info.run_id])
-    assert store.get_run(run.info.run_id).info.status == "KILLED"
 
 
-def test_a_refusal_says_how_old_the_last_sign_of_life_is_and_what_to_do(store, experiment_id):
-    """As after a restart of the machine: the process is gone, and nobody can ask for it."""
+def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experiment_id):
+    """As after a restart of the machine: the process is gone, and nobody can look it up."""
     run_id = store.create_run(experiment_id).info.run_id
-    at = datetime.now(timezone.utc) - timedelta(minutes=4, seconds=10)
-    store.set_tag(run_id, names.PROCESS_TAG, of_another(alive_at=at.isoformat(timespec="seconds")))
+    at = (datetime.now(timezone.utc) - timedelta(seconds=100)).isoformat(timespec="seconds")
+    store.set_tag(run_id, names.PROCESS_TAG, format_foreign_lease(renewed_at=at))
     run = store.get_run(run_id)
-    until = f"{at + liveness.SILENCE:%H:%M:%S} UTC"
-    with pytest.raises(TrackingError, match=r"is 4 min 1\d s old") as refusal:
-        refuse_second(store, run, "wait")
-    assert until in str(refusal.value)
+    with pytest.raises(TrackingError, match=r"was renewed 10\d s ago") as refusal:
+        check_not_held(store, run, "wait")
     assert f"clear-mlflow train --resume {run_id} --assume-dead yes" in str(refusal.value)
-    refuse_second(store, run, "wait", assume_dead=True)
-    # One that is seen to live is not dead, whatever is said of it.
-    store.set_tag(run_id, names.PROCESS_TAG, heartbeat())
+    check_not_held(store, run, "wait", assume_dead=True)
+    # A process that is seen to live is not dead, whatever is said of it.
+    store.set_tag(run_id, names.PROCESS_TAG, format_lease())
     with pytest.raises(TrackingError, match="another process trains into run"):
-        refuse_second(store, store.get_run(run_id), "wait", assume_dead=True)
+        check_not_held(store, store.get_run(run_id), "wait", assume_dead=True)
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "over"),
-    [
-        ({"SLURM_JOB_ID": "17"}, {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"}, True),
-        ({"CLEAR_MLFLOW_JOB": "a", "CLEAR_MLFLOW_TRY": "9"},) * 2 + (False,),
-        (
-            {"CLEAR_MLFLOW_JOB": "a", "CLEAR_MLFLOW_TRY": "9"},
-            {"CLEAR_MLFLOW_JOB": "a", "CLEAR_MLFLOW_TRY": "10", "SLURM_JOB_ID": "17"},
-            True,
-        ),
-        ({"SLURM_JOB_ID": "17"}, {"SLURM_JOB_ID": "18", "SLURM_RESTART_COUNT": "1"}, False),
-        ({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}, {"SLURM_JOB_ID": "17"}, False),
-        ({}, {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"}, False),
-        ({"SLURM_JOB_ID": "17"}, {}, False),
-    ],
-)
-def test_a_later_try_of_a_job_knows_that_those_before_are_over(
-    store, experiment_id, monkeypatch, then, now, over
-):
-    """Its scheduler started it after their end; who still lives has lost the run all the same."""
-    for name in ("CLEAR_MLFLOW_JOB", "CLEAR_MLFLOW_TRY", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-    with monkeypatch.context() as on_the_first_node:
-        for name, text in then.items():
-            on_the_first_node.setenv(name, text)
-        told = of_another()
-    tags = {names.PROCESS_TAG: told, names.HOLDER_TAG: told}
-    run = store.create_run(experiment_id, tags=tags)
-    for name, text in now.items():
-        monkeypatch.setenv(name, text)
-    assert liveness.is_abandoned(store, run) is over
-    assert liveness.begins_now(told) is not over
+def test_a_process_elsewhere_is_waited_for(store, experiment_id, sleeps, capfd):
+    """Until it renews its lease, has ended, or the lease has expired; or not at all."""
+    later = (datetime.now(timezone.utc) + timedelta(seconds=30)).isoformat()
 
-
-def test_a_number_of_a_try_that_is_none_is_refused(monkeypatch):
-    """A job that says nothing of its tries says nothing."""
-    monkeypatch.setenv("CLEAR_MLFLOW_JOB", "a")
-    monkeypatch.setenv("CLEAR_MLFLOW_TRY", "")
-    assert "try" not in json.loads(heartbeat())
-    monkeypatch.setenv("CLEAR_MLFLOW_TRY", "second")
-    with pytest.raises(ConfigError, match="CLEAR_MLFLOW_TRY is 'second'; expected how often"):
-        heartbeat()
-
-
-def test_a_process_elsewhere_is_waited_for(store, experiment_id, monkeypatch, capfd):
-    """Until it gives a sign of life, has ended, or was silent for long enough; or not at all."""
-    monkeypatch.setattr(liveness, "_LOOK_SECONDS", 0.05)
-    sleep, looks = time.sleep, []
-
-    def held(after_looks=lambda run_id: None):
-        told = of_another()
-        tags = {names.PROCESS_TAG: told, names.HOLDER_TAG: told}
+    def create_held_run(third_action=str):
+        text = format_foreign_lease()
+        tags = {names.PROCESS_TAG: text, names.HOLDER_TAG: text}
         run_id = store.create_run(experiment_id, tags=tags).info.run_id
-        looks.clear()
-
-        def look(seconds):
-            looks.append(seconds)
-            if len(looks) == 3:
-                after_looks(run_id)
-            sleep(seconds)
-
-        monkeypatch.setattr(time, "sleep", look)
+        sleeps.actions = [int] * (len(sleeps) + 2) + [lambda: third_action(run_id)]
         return run_id
 
-    lives = held(lambda run_id: store.set_tag(run_id, names.PROCESS_TAG, of_another(pid=1)))
-    await_silence(store, lives)
-    assert len(looks) == 3
-    assert not liveness.is_abandoned(store, store.get_run(lives))
-    ends = held(lambda run_id: store.set_terminated(run_id, "FAILED"))
-    await_silence(store, ends)
-    assert len(looks) == 3
-    with pytest.raises(StillHeldError, match=r"is 0 min \d s old; .*start the same command again"):
-        await_silence(store, held(), stay=False)
+    def renew(run_id):
+        fields = json.loads(store.get_run(run_id).data.tags[names.HOLDER_TAG])
+        store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**fields, "renewed_at": later}))
+
+    living = create_held_run(renew)
+    wait_for_expiry(store, living)
+    assert len(sleeps) == 3
+    assert not is_expired(store, store.get_run(living))
+    wait_for_expiry(store, create_held_run(lambda run_id: store.set_terminated(run_id, "FAILED")))
+    assert len(sleeps) == 6
+    with pytest.raises(LeaseHeldError, match=r"renewed \d s ago; .*start the same command again"):
+        wait_for_expiry(store, create_held_run(), can_wait=False)
     with pytest.raises(TrackingError, match="stopped while waiting"):
-        await_silence(store, held(), stopping=lambda: len(looks) == 3)
-    assert len(looks) == 3
-    assert capfd.readouterr().err.count("and its last sign of life is 0 min") == 3
-    monkeypatch.setattr(liveness, "SILENCE", timedelta(seconds=2))
-    monkeypatch.setattr(liveness, "WATCH_SECONDS", 0.1)
-    gone = held()
-    await_silence(store, gone)
-    refuse_second(store, store.get_run(gone), "wait")
-    here = store.create_run(experiment_id, tags=liveness.holding()).info.run_id
-    looks.clear()
-    await_silence(store, here)  # it can be asked for
-    assert not looks
+        wait_for_expiry(store, create_held_run(), should_stop=lambda: len(sleeps) == 9)
+    assert sum(sleeps) == 45
+    assert capfd.readouterr().err.count("waiting up to 180 s for the expiry") == 3
+    gone = create_held_run()
+    wait_for_expiry(store, gone)
+    assert sum(sleeps) == 45 + 180
+    check_not_held(store, store.get_run(gone), "wait")
+    here = store.create_run(experiment_id, tags=lease_tags()).info.run_id
+    wait_for_expiry(store, here)  # it can be looked up
+    assert sum(sleeps) == 45 + 180
 
 
-def test_a_late_beat_of_who_lost_the_run_says_nothing_of_who_holds_it(store, experiment_id):
-    """It was sent in the moment after its look; whoever holds the run beats again soon."""
+def test_a_late_renewal_takes_the_lease_from_nobody(store, experiment_id, sleeps):
+    """A process that lost the lease sent it right after its check; the new holder renews soon."""
     old = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat(timespec="seconds")
-    late, gone = (
-        of_another(),
-        json.dumps({**json.loads(heartbeat()), "started": 1, "token": "gone"}),
-    )
-    lives = json.dumps({**json.loads(heartbeat()), "token": "lives"})
-    for process, holder, abandoned in (
+    fields = json.loads(format_lease())
+    late = format_foreign_lease()
+    gone = json.dumps({**fields, "started": 1, "token": "gone"})
+    living = json.dumps({**fields, "token": "lives"})
+    for renewal, holder, expected in (
         (late, gone, True),
-        (late, lives, False),
-        (of_another(alive_at=old), lives, False),
-        (gone, lives, False),
+        (late, living, False),
+        (format_foreign_lease(renewed_at=old), living, False),
+        (gone, living, False),
     ):
-        tags = {names.PROCESS_TAG: process, names.HOLDER_TAG: holder}
+        tags = {names.PROCESS_TAG: renewal, names.HOLDER_TAG: holder}
         run = store.get_run(store.create_run(experiment_id, tags=tags).info.run_id)
-        assert liveness.is_abandoned(store, run) is abandoned
+        assert is_expired(store, run) is expected
+    assert not sleeps
 
 
-def test_a_run_that_was_taken_and_given_back_is_judged_as_before(store, experiment_id):
-    """Its rows had changed since they were read, so the process that took it ends."""
-    for tags in ({}, {names.HOLDER_TAG: of_another()}):
-        run = store.create_run(experiment_id, tags=tags)
-        liveness.take_hold(store, run)
-        liveness.give_back(store, run)
-        held = store.get_run(run.info.run_id).data.tags.get(names.HOLDER_TAG)
-        assert held == tags.get(names.HOLDER_TAG)
-    liveness.take_hold(store, run)
-    store.set_tag(run.info.run_id, names.HOLDER_TAG, after := of_another())
-    liveness.give_back(store, run)  # another one has taken it since
-    assert store.get_run(run.info.run_id).data.tags[names.HOLDER_TAG] == after
+def test_a_released_lease_is_that_of_the_holder_before(store, experiment_id):
+    """Its rows had changed since they were read, so the process that acquired it ends."""
+    for tags in ({}, {names.HOLDER_TAG: format_foreign_lease()}):
+        run_id = store.create_run(experiment_id, tags=tags).info.run_id
+        acquired = Lease(store, run_id)
+        acquired.acquire()
+        acquired.check()
+        acquired.release()
+        assert store.get_run(run_id).data.tags.get(names.HOLDER_TAG) == tags.get(names.HOLDER_TAG)
+    acquired.acquire()
+    store.set_tag(run_id, names.HOLDER_TAG, after := format_foreign_lease())
+    acquired.release()  # another process has acquired it since
+    assert store.get_run(run_id).data.tags[names.HOLDER_TAG] == after
 
 
 @pytest.mark.parametrize("seconds", [5, -5, 3600, -3600])
-def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch, seconds):
-    """Of this machine's process, by the ticks at its start; of another's, by what it says next."""
-
-    class SetClock(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return super().now(tz) + timedelta(seconds=seconds)
-
-    here = store.create_run(experiment_id, tags=liveness.holding()).info.run_id
-    there = store.create_run(experiment_id, tags={names.PROCESS_TAG: of_another()}).info.run_id
-    monkeypatch.setattr(liveness, "datetime", SetClock)
-    monkeypatch.setattr(liveness, "WATCH_SECONDS", 10.0)
-    sleep = time.sleep
-
-    def sleep_while_it_beats(pause):
-        store.set_tag(there, names.PROCESS_TAG, of_another())
-        sleep(0)
-
-    monkeypatch.setattr(time, "sleep", sleep_while_it_beats)
-    assert not liveness.is_abandoned(store, store.get_run(here))
-    assert not liveness.is_abandoned(store, store.get_run(there))
-    Hold(store).check(here)
+def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch, sleeps, seconds):
+    """Of this machine's process, by the ticks at its start; of another's, by its next renewal."""
+    here = store.create_run(experiment_id, tags=lease_tags()).info.run_id
+    there = store.create_run(
+        experiment_id, tags={names.PROCESS_TAG: format_foreign_lease()}
+    ).info.run_id
+    now = lease._read_clock
+    monkeypatch.setattr(lease, "_read_clock", lambda: now() + timedelta(seconds=seconds))
+    sleeps.actions = [lambda: store.set_tag(there, names.PROCESS_TAG, format_foreign_lease())]
+    assert not is_expired(store, store.get_run(here))
+    assert not is_expired(store, store.get_run(there))
+    Lease(store, here).check()
 
 
 @pytest.fixture
@@ -371,8 +320,8 @@ def test_sync_takes_no_run_from_a_live_training_with_another_journal(
     journal = leave_journal(store, run, own_cache, Outcome("KILLED"))
     journal.close()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as live:
-        started = {"pid": live.pid, "started": liveness._started(live.pid)}
-        tag = json.dumps({**json.loads(heartbeat()), **started, "token": secrets.token_hex(8)})
+        started = {"pid": live.pid, "started": lease._read_start_time(live.pid)}
+        tag = json.dumps({**json.loads(format_lease()), **started, "token": secrets.token_hex(8)})
         for name in (names.PROCESS_TAG, names.HOLDER_TAG):
             store.set_tag(run.info.run_id, name, tag)
         store.update_run(run.info.run_id, status="RUNNING")
@@ -396,7 +345,7 @@ def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache)
     done = sync()
     held.close()
     assert done.exit_code == 0, done.output
-    assert f"run {live.info.run_id}: 0 sent; a process that lives writes to" in done.output
+    assert f"run {live.info.run_id}: 0 sent; another process writes to" in done.output
     assert f"run {killed.info.run_id}: 1 sent" in done.output
     assert len(held.entries()) == 1
 

@@ -109,7 +109,7 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
     assert done.exit_code == 2
     errors = [line for line in done.output.splitlines() if line.startswith("error:")]
     assert errors[0].startswith("error: cut.json (read as json): is no JSON")
-    assert errors[1].startswith("error: percent.csv (read as text): holds 92.0, which is no")
+    assert errors[1].startswith("error: percent.csv (read as text): contains 92.0, which is not")
     assert len(errors) == 2
     assert "2 failed, 4 imported, 2 passed over" in done.output
     runs = stored(store, experiment_id)
@@ -132,7 +132,7 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
         (["--buckets", "a,a,b"], "is given twice"),
         (["--scale", "percent"], "; --scale percent seems wrong"),
         (["--format", "mammoth"], "expected the text of a Python dictionary"),
-        (["nowhere.csv", "--future", "tested"], "error: nowhere.csv is no file"),
+        (["nowhere.csv", "--future", "tested"], "error: nowhere.csv is not a file"),
     ],
 )
 def test_what_a_person_says_wrong_is_one_line(store, experiment_id, matrix_file, options, part):

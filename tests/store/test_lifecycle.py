@@ -15,7 +15,7 @@ from clear_mlflow.journal.run_folder import Outcome, RunFolder, find_run_folders
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import LostRunError, heartbeat, holding
+from clear_mlflow.store.lease import LeaseLostError, check_not_held, format_lease, lease_tags
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
     close,
@@ -24,7 +24,6 @@ from clear_mlflow.tracking.lifecycle import (
     create_run,
     end,
     open_run,
-    refuse_second,
     result_of,
     take,
 )
@@ -41,7 +40,7 @@ def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
 
 def opened_above(store, experiment_id):
     """The run above an ensemble's members."""
-    tags = {names.KIND_TAG: names.KIND_ENSEMBLE, **holding()}
+    tags = {names.KIND_TAG: names.KIND_ENSEMBLE, **lease_tags()}
     return create_run(store, experiment_id, "above", tags)
 
 
@@ -83,7 +82,7 @@ def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch
     )
     for assume_dead in (False, True):  # its number says what to end: it is not dead
         with pytest.raises(TrackingError, match=told):
-            refuse_second(store, store.get_run(run_id), "wait", assume_dead=assume_dead)
+            check_not_held(store, store.get_run(run_id), "wait", assume_dead=assume_dead)
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     before = store.get_run(run_id).data.tags
     with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):
@@ -91,7 +90,7 @@ def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch
     assert store.get_run(run_id).data.tags == before
     assert mlflow.active_run() is None
     store.delete_tag(run_id, names.PROCESS_TAG)
-    refuse_second(store, store.get_run(run_id), "wait")
+    check_not_held(store, store.get_run(run_id), "wait")
 
 
 def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
@@ -101,9 +100,8 @@ def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
         result = close(store, run_id, result_of(None, run_id), ours=ours)
         assert (result.exit_code, result.status, result.problem) == (0, "FINISHED", None)
         assert ended(store, run_id) == (status, None, None)
-        assert (
-            store.get_run(run_id).data.metrics["renate/average_accuracy"]
-            == (result.scores.summary["renate/average_accuracy"])
+        assert store.get_run(run_id).data.metrics["renate/average_accuracy"] == (
+            result.scores.results["renate/average_accuracy"].value
         )
 
 
@@ -171,13 +169,13 @@ def test_an_ensemble_with_a_member_that_is_not_in_order_has_failed(store, experi
 def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id):
     """Nothing is scored, closed or ended for MLflow's own end of the process; exit code 2."""
     run_id = open_run(store, "a run", lambda run: None)
-    taken = json.dumps({**json.loads(heartbeat()), "host": "another", "token": "another's"})
+    taken = json.dumps({**json.loads(format_lease()), "host": "another", "token": "another's"})
     store.set_tag(run_id, names.HOLDER_TAG, taken)
     before = store.get_run(run_id)
-    for error, code in ((None, 2), (LostRunError("lost"), 2), (KeyboardInterrupt(), 1)):
+    for error, code in ((None, 2), (LeaseLostError("lost"), 2), (KeyboardInterrupt(), 1)):
         result = close(store, run_id, result_of(error, run_id))
         assert (result.exit_code, result.is_lost) == (code, True)
-        assert isinstance(result.problem, LostRunError)
+        assert isinstance(result.problem, LeaseLostError)
         assert mlflow.active_run() is None
     after = store.get_run(run_id)
     assert (after.info.status, after.data.tags) == ("RUNNING", before.data.tags)

@@ -15,7 +15,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.ui_urls import (
     VIEW_TAG,
@@ -107,7 +107,7 @@ def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, 
     runs = store.search_runs([experiment_id], state["searchFilter"])
     assert len(runs) == 2
     shown = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]
-    assert len(set(shown)) == 5
+    assert len(set(shown)) == 4
     assert all(set(shown) <= run.data.metrics.keys() for run in runs)
     assert [f"metrics.`{name}`" for name in shown] == state["selectedColumns"][:-1]
     assert shown[0] == "renate/average_rmse"

@@ -140,10 +140,10 @@ def test_a_file_of_errors_is_imported(store, experiment_id, errors_file):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "which is no fraction"),
+        ([], "which is not a fraction"),
         (["--lower-is-better"], "of which higher is better"),
         (["--score", "r m s e"], "expected a name"),
-        (["--score", "rmse", "--scale", "percent"], "which is of accuracies"),
+        (["--score", "rmse", "--scale", "percent"], "which applies only to accuracies"),
         (["--score", "challenge_score"], "give the score another name"),
     ],
 )

@@ -35,7 +35,7 @@ from clear_mlflow.core.loop_metadata import (
 from clear_mlflow.journal.run_folder import find_run_folders
 from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.metrics import summarize
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.tracking import lifecycle
 
@@ -528,7 +528,7 @@ def test_several_processes_track_in_the_first_alone(store, experiment_id, monkey
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(ConfigError, match="track in the process of rank 0"),
+        pytest.raises(ConfigError, match="call track only on rank 0"),
         clear_mlflow.track(**LOOP),
     ):
         pass
@@ -613,7 +613,7 @@ def test_a_loop_says_what_its_rows_cost(store, experiment_id):
     spent = store.get_metric_history(found.info.run_id, "cost/training_flops")
     assert {point.step: point.value for point in spent} == {1: 10, 2: 30, 3: 60, 4: 100}
     assert found.data.metrics["cost/seconds"] == 6
-    assert run.metrics["cost/images"].reason == "row 1 says nothing of its images"
+    assert run.metrics["cost/images"].reason == "row 1 has no images"
     with clear_mlflow.track(**LOOP) as without:
         log_all(without)
     assert not [name for name in without.metrics if name.startswith("cost/")]
@@ -676,7 +676,7 @@ def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
     with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
         again.log_predictions(1, answers)
         again.log_predictions(2, answers)
-    assert clear_mlflow.load(run.run_id).predictions.answers.keys() == {1, 2}
+    assert clear_mlflow.load(run.run_id).predictions.rows.keys() == {1, 2}
     assert store.get_run(run.run_id).info.status == "FINISHED"
     assert not find_run_folders(run.run_id)
 

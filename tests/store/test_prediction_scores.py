@@ -18,9 +18,8 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
 )
 from clear_mlflow.core.record import assemble
-from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._common import evaluated
-from clear_mlflow.scoring import beside as tracked
+from clear_mlflow.metrics import PREDICTION_METRICS, compute_values
+from clear_mlflow.scoring import run_record
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 
@@ -31,15 +30,15 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     assert score(store, run, dry_run=True).action == "scored"
     assert score(store, run).action == "scored"
     logged = histories(store, run.info.run_id)
-    of_all = {m.name for m in predicted.METRICS if not m.name.startswith("class_changes/")}
+    of_all = {m.name for m in PREDICTION_METRICS if not m.name.startswith("class_changes/")}
     assert of_all <= logged.keys()
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [1, 2]
     record = assemble(read_rows(store, run))
-    found = tracked.read_predictions(store, run, record)
-    correct = [answer.correct(found.images) for answer in found.answers.values()]
+    found = run_record.read_predictions(store, run, record)
+    correct = [answer.correct(found.images) for answer in found.rows.values()]
     assert np.array_equal(np.divide(correct, found.images.num_instances)[1:], record.matrix.values)
     values = store.get_run(run.info.run_id).data.metrics
-    for name, value in evaluated(found, predicted.METRICS)[0].items():
+    for name, value in compute_values(found, PREDICTION_METRICS)[0].items():
         assert values[name] == value
     assert (
         "macro_accuracy/average" in store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
@@ -60,7 +59,7 @@ def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch
     def asked(*args, **options):
         raise AssertionError("the artifact store was asked")
 
-    monkeypatch.setattr(tracked, "read_predictions", asked)
+    monkeypatch.setattr(run_record, "read_predictions", asked)
     assert score(store, scored).action == "unchanged"
     for run in (none, foreign):
         assert score(store, run).action == "scored"
@@ -130,14 +129,14 @@ def test_predictions_that_changed_are_scored_again(store, experiment_id):
     file.write_bytes(replace(found, probabilities=changed).to_bytes())
     assert score(store, run, explicit=True).action == "scored"
     assert score(store, run, explicit=True).action == "unchanged"
-    newer = [replace(metric, version=metric.version + 1) for metric in predicted.METRICS]
-    assert not score(store, run, prediction_metrics=newer).scores.predicted.is_unread
+    newer = [replace(metric, version=metric.version + 1) for metric in PREDICTION_METRICS]
+    assert score(store, run, metrics=newer).scores.stored.predictions is not None
 
 
 def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):
     """What the store calls too large is refused before it is downloaded."""
     run = kept_run(store, experiment_id)
-    monkeypatch.setattr(tracked, "MAX_PREDICTIONS_BYTES", 100)
+    monkeypatch.setattr(run_record, "MAX_PREDICTIONS_BYTES", 100)
     assert "predictions have at most" in score(store, run).detail
 
 
@@ -150,7 +149,7 @@ def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, m
                 return matrix.values.min()
 
             def share_of_first_class(predictions):
-                return (predictions.of_row(predictions.k).labels == 0).mean()
+                return (predictions.get_row(predictions.k).labels == 0).mean()
 
             def broken(matrix):
                 return {}["x"]

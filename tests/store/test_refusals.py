@@ -13,12 +13,11 @@ from forked import run_forked
 from stored_runs import stored_run
 
 import clear_mlflow
-from clear_mlflow.api import load
+from clear_mlflow.api import import_, load
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.grids.grid import read_grid
-from clear_mlflow.importers import Source, read_runs
-from clear_mlflow.store import client as connecting
+from clear_mlflow.importers import ResultFile, read_runs
 from clear_mlflow.store.client import preflight
 
 
@@ -57,7 +56,7 @@ def test_messages_spell_options_as_they_are_typed(store, tmp_path):
     done = CliRunner().invoke(main, ["import", str(tmp_path / "x.csv")])
     assert "pass --scale percent" in done.output
     with pytest.raises(RecordError, match='pass scale="percent"'):
-        read_runs(Source("x.csv", b"75,50\n70,90\n"))
+        read_runs(ResultFile("x.csv", b"75,50\n70,90\n"))
     arguments = ["--strategy", "ncm", "--model", "mlp:8", "--features", "pixels"]
     done = CliRunner().invoke(main, ["train", *arguments])
     assert "pass --model linear, and standardise=first" in done.output
@@ -72,7 +71,7 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
         calls.append(options)
         os.kill(os.getpid(), signal.SIGINT)
 
-    for module in (connecting, load):
+    for module in (import_, load):
         monkeypatch.setattr(module, "preflight", hang)
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 130

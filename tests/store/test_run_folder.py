@@ -78,7 +78,7 @@ def test_what_the_disk_does_not_take_is_not_there(journal, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             journal.append_outcome(Outcome("FINISHED"))
     names = sorted(path.name for path in journal.folder.iterdir())
-    assert names == [first.file.name, HEADER_JSON, "lock"]
+    assert names == sorted([first.file.name, HEADER_JSON, "lock"])
     assert journal.append("c.json", b"3").file.name == "00000002-c.json"
 
 

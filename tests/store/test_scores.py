@@ -8,12 +8,9 @@ from trainings import NUM_TEST
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.scoring.computed import Scoring, compute
-from clear_mlflow.scoring.plan import write_scores
-from clear_mlflow.scoring.scores import read_scores, score
-from clear_mlflow.store.rows import StoredRows, parse_rows
+from clear_mlflow.scoring import log_results, read_record, read_scores, score
+from clear_mlflow.store.rows import parse_rows
 
 
 def steps_of(store, run_id):
@@ -81,9 +78,8 @@ FIRST = Metric(name="lab/first", function=lowest)
 
 
 def scored(store, run_id, metric):
-    scoring = Scoring(metrics=(*METRICS, metric))
-    scores = read_scores(store, store.get_run(run_id), scoring)
-    write_scores(store, scores)
+    scores = read_scores(store, store.get_run(run_id), (*METRICS, metric))
+    log_results(store, scores.stored, scores.results, scores.changes)
     return scores
 
 
@@ -91,7 +87,7 @@ def test_a_first_scoring_changes_no_value(store, experiment_id):
     """Those that are there a training logged on its way."""
     run_id = stored_run(store, experiment_id, [[5, 5, 5]] * 4).info.run_id
     store.log_metric(run_id, "clear/accuracy", 0.1, step=1)
-    assert score(store, run_id).plan.changed == ()
+    assert score(store, run_id).changes.changed == ()
 
 
 def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
@@ -106,9 +102,9 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
     shown = {m.step: m.value for m in sorted(history, key=lambda m: m.timestamp)}
     assert shown == {1: 0.5, 2: 0.5, 3: 0.4}
     highest = replace(FIRST, function=lambda matrix: float(matrix.values[:, 0].max()), version=3)
-    assert scored(store, run_id, highest).plan.changed == ("lab/first",)
+    assert scored(store, run_id, highest).changes.changed == ("lab/first",)
     assert store.get_run(run_id).data.metrics["lab/first"] == 0.6
-    assert scored(store, run_id, highest).plan.is_empty
+    assert scored(store, run_id, highest).changes.is_empty
 
 
 def test_a_step_has_the_time_of_its_row_or_of_the_last_before(store, experiment_id):
@@ -118,12 +114,10 @@ def test_a_step_has_the_time_of_its_row_or_of_the_last_before(store, experiment_
         parse_rows({n: texts[n].encode()})[n].written_at for n in ("row_000.json", "row_004.json")
     )
     assert (first, last) == ("2026-01-31T00:00:00.123+00:00", "2026-01-31T00:04:00.123+00:00")
-    records = parse_rows(
-        {n: text.encode() for n, text in texts.items() if n not in ("row_000.json", "row_003.json")}
-    )
-    computed = compute(
-        store.create_run(experiment_id), StoredRows(records, "d", None, False), assemble(records)
-    )
+    run = stored_run(store, experiment_id)
+    for name in ("row_000.json", "row_003.json"):
+        (rows_folder(run) / name).unlink()
+    stored = read_record(store, run)
     start = 1_769_817_600_123  # 2026-01-31T00:00:00.123 UTC, in milliseconds
     minutes = [1, 1, 2, 2, 4]
-    assert computed.times == {k: start + 60_000 * m for k, m in enumerate(minutes)}
+    assert stored.times == {k: start + 60_000 * m for k, m in enumerate(minutes)}

@@ -193,7 +193,7 @@ def test_behind_a_server(store, server, monkeypatch):
     assert histories(client, runs[0].info.run_id) == expected
     # The second time, the tags are enough.
     again = scored(client)
-    assert [(v.action, v.scores.from_tag) for v in again] == [("unchanged", True)] * 3
+    assert [(v.action, v.scores.stored.from_tag) for v in again] == [("unchanged", True)] * 3
     assert all(m.from_tag for m in matrices(client))
 
     cut, replaced, _ = runs

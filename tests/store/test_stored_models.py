@@ -63,7 +63,7 @@ def test_predictions_are_stored_and_count_what_the_rows_say(store, experiment_id
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
     rows = rows_of(run)
     assert len(list(folder.glob("*.safetensors"))) == 1 + len(rows)
-    assert names.PREDICTIONS_SCORED_TAG in run.data.tags
+    assert run.data.tags[names.SCORED_TAG].count(".") == 2  # predictions were scored, too
     for record in rows:
         answers = RowPredictions.load(folder / predictions_file_name(record.row.row))
         answers.check(images, record.row.cells)

@@ -26,7 +26,7 @@ def data_of(run):
 def forget(store, run):
     """Leave a run all but its page."""
     page_file(run).unlink()
-    store.delete_tag(run.info.run_id, names.REPORT_TAG)
+    store.delete_tag(run.info.run_id, names.SCORED_TAG)
 
 
 def test_a_training_leaves_its_page(store, experiment_id):
@@ -56,7 +56,9 @@ def test_a_run_without_a_page_gets_its_page(store, experiment_id):
     assert set(data_of(run)["answers"]["rows"]) == {"0", "1", "2"}
     forget(store, run)
     verdict = score(store, run, dry_run=True)
-    assert "would write the page, the tags mlflow.clear_mlflow.report" in verdict.detail
+    assert (
+        "would write the reports, the page, the tags mlflow.clear_mlflow.scored" in verdict.detail
+    )
     assert not page_file(run).exists()
     assert score(store, run).action == "scored"
     assert page_file(run).read_text() == whole

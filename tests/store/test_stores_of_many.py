@@ -1,10 +1,11 @@
-"""What a store holds, read back whatever else lies there: heartbeats, rows, states, listings."""
+"""What a store holds, read back whatever else lies there: leases, rows, states, listings."""
 
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -14,16 +15,10 @@ from stored_runs import row_texts, rows_folder, stored_run
 
 from clear_mlflow.core.errors import ConfigError, RecordError, StateError, TrackingError
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
-from clear_mlflow.store import heartbeat as liveness
-from clear_mlflow.store import names, search, states
+from clear_mlflow.store import lease, names, search, states
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import (
-    _started,
-    heartbeat,
-    is_abandoned,
-    trains_now,
-)
+from clear_mlflow.store.lease import _read_start_time, format_lease, is_expired, is_held
 from clear_mlflow.store.rows import list_row_sizes, read_rows
 from clear_mlflow.store.search import MissingRun, select_runs
 from clear_mlflow.store.states import (
@@ -35,16 +30,10 @@ from clear_mlflow.store.states import (
 )
 
 
-@pytest.fixture(autouse=True)
-def seen_to_stand_still(monkeypatch):
-    """What seems to be old is called so at once; test_holding.py watches it."""
-    monkeypatch.setattr(liveness, "WATCH_SECONDS", 0.0)
-
-
-def beating(store, experiment_id, **changes):
-    """A RUNNING run with a heartbeat of this process, but for these changes."""
-    told = {**json.loads(heartbeat()), **changes}
-    run = store.create_run(experiment_id, tags={names.PROCESS_TAG: json.dumps(told)})
+def create_leased_run(store, experiment_id, **changes):
+    """Create a RUNNING run with a lease of this process, except for these fields."""
+    text = json.dumps({**json.loads(format_lease()), **changes})
+    run = store.create_run(experiment_id, tags={names.PROCESS_TAG: text})
     return store.get_run(run.info.run_id)
 
 
@@ -54,39 +43,52 @@ def ago(**time):
 
 def test_a_number_that_was_given_out_again_is_another_process(store, experiment_id):
     """Only its start tells that the process which trained is gone."""
-    assert trains_now(store, beating(store, experiment_id))
-    run = beating(store, experiment_id, started=_started(os.getpid()) - 2)
-    assert is_abandoned(store, run)
-    assert not trains_now(store, run)
+    assert is_held(store, create_leased_run(store, experiment_id))
+    run = create_leased_run(store, experiment_id, started=_read_start_time(os.getpid()) - 2)
+    assert is_expired(store, run)
+    assert not is_held(store, run)
 
 
 def test_a_process_that_has_ended_is_gone(store, experiment_id):
     """Also while nobody has taken note of its end."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         # As the child itself would tell it: the start is that of its own process.
-        told = {"pid": child.pid, "started": _started(child.pid), "alive_at": ago(days=1)}
-        run = beating(store, experiment_id, **told)
-        assert not is_abandoned(store, run)  # it is asked for; its age does not matter
+        fields = {
+            "pid": child.pid,
+            "started": _read_start_time(child.pid),
+            "renewed_at": ago(days=1),
+        }
+        run = create_leased_run(store, experiment_id, **fields)
+        assert not is_expired(store, run)  # it is asked for; its age does not matter
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
-        assert is_abandoned(store, run)
-    assert is_abandoned(store, run)
+        assert is_expired(store, run)
+    assert is_expired(store, run)
 
 
-@pytest.mark.parametrize(
-    ("age", "abandoned"),
-    [
-        ({"minutes": 14}, False),
-        ({"minutes": 16}, True),
-        ({"minutes": -4}, False),
-        ({"minutes": -6}, True),
-    ],
-)
-def test_of_another_machine_s_process_the_age_decides(store, experiment_id, age, abandoned):
-    """A quarter of an hour's silence; a clock may differ by five minutes."""
-    run = beating(store, experiment_id, host="elsewhere", alive_at=ago(**age))
-    assert is_abandoned(store, run) is abandoned
+def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
+    store, experiment_id, monkeypatch
+):
+    """A recent one is held; one that seems old, or to be from the future, is watched first."""
+    recent, old, future, unreadable = (
+        create_leased_run(store, experiment_id, **{"host": "elsewhere", **changes})
+        for changes in (
+            {"renewed_at": ago(minutes=2)},
+            {"renewed_at": ago(minutes=4)},
+            {"renewed_at": ago(hours=-1)},
+            {"pid": "first"},
+        )
+    )
+    seconds = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(time, "sleep", lambda pause: seconds.append(seconds.pop() + pause))
+    assert is_held(store, recent)
+    assert seconds == [1000.0]
+    for run in (old, future, unreadable, recent):  # all are watched at the same time
+        assert is_expired(store, run)
+        assert seconds == [1000.0 + lease.EXPIRY_SECONDS]
+    assert lease.EXPIRY_SECONDS == 180
 
 
 def test_processes_are_as_psutil_has_them(monkeypatch):
@@ -94,11 +96,10 @@ def test_processes_are_as_psutil_has_them(monkeypatch):
     seconds = psutil.Process(os.getppid()).create_time()
     ticks = (seconds - psutil.boot_time()) * os.sysconf("SC_CLK_TCK")
     for proc, started in (("/proc", ticks), ("/nowhere", seconds)):
-        monkeypatch.setattr("clear_mlflow.store.heartbeat._PROC", Path(proc))
-        assert _started(os.getppid()) == pytest.approx(started, abs=150)
-        for pid in (2**30, 10**400, -1):
-            with pytest.raises(ProcessLookupError):
-                _started(pid)
+        monkeypatch.setattr("clear_mlflow.store.lease._PROC", Path(proc))
+        assert _read_start_time(os.getppid()) == pytest.approx(started, abs=150)
+        with pytest.raises(ProcessLookupError):
+            _read_start_time(2**30)
 
 
 def test_a_process_that_cannot_be_read_is_alive_until_it_is_gone(
@@ -106,25 +107,26 @@ def test_a_process_that_cannot_be_read_is_alive_until_it_is_gone(
 ):
     """Of another user, for example: with hidepid, /proc contains no file of its processes."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        run = beating(store, experiment_id, pid=child.pid, started=_started(child.pid))
+        run = create_leased_run(
+            store, experiment_id, pid=child.pid, started=_read_start_time(child.pid)
+        )
         (tmp_path / "stat").touch()
-        monkeypatch.setattr("clear_mlflow.store.heartbeat._PROC", tmp_path)
-        assert not is_abandoned(store, run)
+        monkeypatch.setattr("clear_mlflow.store.lease._PROC", tmp_path)
+        assert not is_expired(store, run)
         (tmp_path / str(child.pid)).mkdir()
         (tmp_path / str(child.pid) / "stat").mkdir()  # reading it fails
-        assert trains_now(store, run)
-    assert is_abandoned(store, run)
+        assert is_held(store, run)
+    assert is_expired(store, run)
 
 
-def test_who_is_never_called_abandoned(store, experiment_id):
-    """A run of somebody else's, one that has ended, and one whose tag is none of ours."""
+def test_a_run_without_a_lease_never_expires(store, experiment_id):
+    """A run of somebody else's, and one that has ended."""
     others = store.get_run(store.create_run(experiment_id).info.run_id)
-    damaged = beating(store, experiment_id, pid="first")
-    ended = beating(store, experiment_id, started=1)
+    ended = create_leased_run(store, experiment_id, started=1)
     store.set_terminated(ended.info.run_id)
-    for run in (others, damaged, store.get_run(ended.info.run_id)):
-        assert not is_abandoned(store, run)
-    assert not trains_now(store, others)
+    for run in (others, store.get_run(ended.info.run_id)):
+        assert not is_expired(store, run)
+    assert not is_held(store, others)
 
 
 def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, experiment_id):

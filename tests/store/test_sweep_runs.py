@@ -21,9 +21,9 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.engines.local import LocalEngine
 from clear_mlflow.grids.grid import read_grid
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import score
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.lease import format_lease
 
 QUICK = {"runs": [{"features": "pixels", "epochs": 1, "predictions": "none"}]}
 ENGINE = SimpleNamespace(check_store=lambda uri: None)  # is asked for nothing else
@@ -199,7 +199,7 @@ def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
 
 
 def elsewhere():
-    return json.dumps({**json.loads(heartbeat()), "host": "elsewhere", "token": "another's"})
+    return json.dumps({**json.loads(format_lease()), "host": "elsewhere", "token": "another's"})
 
 
 def test_of_two_that_begin_at_once_one_works(store, experiment_id, sweep):

@@ -16,14 +16,13 @@ from clear_mlflow.store import names
 FAMILY = '''
 import numpy as np
 from clear_mlflow.metrics import Metric
-from clear_mlflow.metrics._base import cells_where, need_trained
-from clear_mlflow.metrics.from_predictions import PredictionMetric
+from clear_mlflow.metrics._metric import require_trained, select_cells
 
 
 def late_learning(matrix):
     """Accuracy on the last bucket trained on, less that on the first, each when it was new."""
-    need_trained(matrix, 2, "a second trained bucket")
-    new = cells_where(matrix, np.eye(*matrix.values.shape, dtype=np.bool_))
+    require_trained(matrix, 2, "a second trained bucket")
+    new = select_cells(matrix, np.eye(*matrix.values.shape, dtype=np.bool_))
     return float(new[-1] - new[0])
 
 
@@ -32,7 +31,7 @@ def worst(matrix):
 
 
 METRICS = (Metric(name="evenness/late", function=late_learning, higher_is_better=False),)
-answers = PredictionMetric(name="mylab/answers", function=worst)
+answers = Metric(name="mylab/answers", function=worst, needs="predictions")
 '''
 
 

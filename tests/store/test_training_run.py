@@ -16,9 +16,9 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.scoring.scores import score
+from clear_mlflow.scoring import score
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import holding
+from clear_mlflow.store.lease import lease_tags
 from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.supervised import train_supervised
@@ -70,7 +70,7 @@ def test_reports_are_artifacts(store, finished):
 
 
 def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkeypatch):
-    """With each heartbeat, and once: a picture shows the rows before it, too."""
+    """With each renewal of the lease, and once: a picture shows the rows before it, too."""
     writers = []
     opened = RunRecorder.open
 
@@ -95,14 +95,14 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
 
 
 def test_a_run_lives_while_its_artifact_store_is_away(store, experiment_id):
-    """A heartbeat is of the tracking store alone."""
-    run = store.create_run(experiment_id, tags=holding())
+    """The lease is in the tracking store alone."""
+    run = store.create_run(experiment_id, tags=lease_tags())
     recorder = RunRecorder(store, run.info.run_id, ())
     recorder.uploader.problem = TrackingError("the bucket is not there")
     before = run.data.tags[names.PROCESS_TAG]
-    store.set_tag(run.info.run_id, names.PROCESS_TAG, before.replace("alive_at", "before"))
+    store.set_tag(run.info.run_id, names.PROCESS_TAG, before.replace("renewed_at", "before"))
     recorder._beat()
-    assert "alive_at" in store.get_run(run.info.run_id).data.tags[names.PROCESS_TAG]
+    assert "renewed_at" in store.get_run(run.info.run_id).data.tags[names.PROCESS_TAG]
 
 
 def test_tags_params_and_dataset(finished):

@@ -19,7 +19,7 @@ from clear_mlflow.journal.uploader import Uploader, is_final, read_exit_wait
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import holding
+from clear_mlflow.store.lease import lease_tags
 
 LONG = 60  # seconds: a bound against hangs
 
@@ -60,7 +60,7 @@ def never():
 
 @pytest.fixture
 def run_id(store, experiment_id):
-    return store.create_run(experiment_id, tags=holding()).info.run_id
+    return store.create_run(experiment_id, tags=lease_tags()).info.run_id
 
 
 def files_of(store, run_id):

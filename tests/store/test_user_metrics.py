@@ -12,15 +12,13 @@ from courses import explain
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.metrics import METRICS, summarize
-from clear_mlflow.metrics._user import load_own_metrics
+from clear_mlflow.metrics import METRICS, load_custom_metrics, summarize
 
 MATRIX = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
 MODULE = """
 import numpy as np
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import Metric
-from clear_mlflow.metrics.from_predictions import PredictionMetric
 
 def worst(matrix):
     return matrix.values.min()
@@ -59,7 +57,7 @@ other = lambda m: 0.5
 number = 3
 named = Metric(name="mylab/worst", function=worst, higher_is_better=False, version=4)
 rival = Metric(name="mylab/worst", function=whole)
-of_answers = PredictionMetric(name="mylab/answers", function=answers)
+of_answers = Metric(name="mylab/answers", function=answers, needs="predictions")
 taken = Metric(name="renate/forgetting", function=worst)
 squatting = Metric(name="calibration/mine", function=worst)
 strange = Metric(name="../x", function=worst)
@@ -86,17 +84,16 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lab")
 def test_functions_are_named_by_package_and_function() -> None:
     """What it takes says over what it is; an attribute of an attribute is found, too."""
-    own = load_own_metrics(
+    own = load_custom_metrics(
         [f"lab_module:{name}" for name in ("worst", "answers", "whole", "Group.inside", "worst")]
     )
-    assert [m.name for m in own.matrix] == [
-        "lab_module/worst",
-        "lab_module/whole",
-        "lab_module/inside",
-    ]
-    assert [m.name for m in own.predictions] == ["lab_module/answers"]
-    assert own.names == (*(m.name for m in own.matrix), "lab_module/answers")
-    assert summarize(MATRIX, "iid", own.matrix) == {
+    assert {m.name: m.needs for m in own} == {
+        "lab_module/worst": "matrix",
+        "lab_module/answers": "predictions",
+        "lab_module/whole": "matrix",
+        "lab_module/inside": "matrix",
+    }
+    assert summarize(MATRIX, "iid", [m for m in own if m.needs == "matrix"]) == {
         "lab_module/worst": 0.6,
         "lab_module/whole": 1.0,
         "lab_module/inside": 0.25,
@@ -113,7 +110,7 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path / "installed")
     monkeypatch.chdir(tmp_path / "here")
     before = list(sys.path)
-    (metric,) = load_own_metrics(["lab_examples.own:value"]).matrix
+    (metric,) = load_custom_metrics(["lab_examples.own:value"])
     assert metric.function(MATRIX) == 0.2
     assert sys.path == before
 
@@ -121,26 +118,26 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
 @pytest.mark.usefixtures("lab")
 def test_a_family_is_named_as_one() -> None:
     """A module as those of this package, with directions and versions; it pickles, for workers."""
-    own = load_own_metrics(["lab_module:METRICS"])
-    assert own.names == ("mylab/worst", "mylab/whole", "mylab/answers")
-    assert (own.matrix[0].higher_is_better, own.matrix[0].version) == (False, 4)
+    own = load_custom_metrics(["lab_module:METRICS"])
+    assert [m.name for m in own] == ["mylab/worst", "mylab/whole", "mylab/answers"]
+    assert (own[0].higher_is_better, own[0].version) == (False, 4)
     copied = pickle.loads(pickle.dumps(own))
-    assert summarize(MATRIX, metrics=copied.matrix) == {"mylab/worst": 0.6, "mylab/whole": 1.0}
+    assert summarize(MATRIX, metrics=copied[:2]) == {"mylab/worst": 0.6, "mylab/whole": 1.0}
 
 
 @pytest.mark.usefixtures("lab")
 def test_a_functions_mistakes_are_told_with_its_name() -> None:
     """And stop no other metric; a reason that it gives itself is told as it is."""
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
-    own = load_own_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
-    assert summarize(MATRIX, "iid", (*METRICS, *own.matrix)).keys() > {"lab_module/worst"}
-    told = explain(MATRIX, "iid", own.matrix)
+    own = load_custom_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
+    assert summarize(MATRIX, "iid", (*METRICS, *own)).keys() > {"lab_module/worst"}
+    told = explain(MATRIX, "iid", own)
     assert told == {
         "lab_module/undefined": "needs more",
         "lab_module/failing": "lab_module:failing raised KeyError: 'no\\nsuch'",
         "lab_module/gives_none": told["lab_module/gives_none"],
-        "lab_module/gives_nan": "lab_module:gives_nan gave nan; expected a finite number",
-        "lab_module/gives_text": "lab_module:gives_text gave '0.5'; expected a number",
+        "lab_module/gives_nan": "lab_module:gives_nan returned nan; expected a finite number",
+        "lab_module/gives_text": "lab_module:gives_text returned '0.5'; expected a number",
         "lab_module/gives_array": told["lab_module/gives_array"],
     }
     assert told["lab_module/gives_none"].startswith("lab_module:gives_none raised TypeError")
@@ -161,15 +158,15 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
         ("lab_module:no_such", "has no attribute 'no_such'"),
         ("lab_broken:x", "cannot be loaded: SystemExit: not"),
         ("lab_module:two", "takes a, b; expected a function of one argument"),
-        ("lab_module:nothing", "takes nothing; expected"),
+        ("lab_module:nothing", "takes no argument; expected"),
         ("lab_module:other", "takes m; expected"),
         ("lab_module:number", "is 3; expected"),
         ("lab_module:Group", "expected a function of one argument"),
         ("lab_module:taken", "the family 'renate' is taken"),
         ("lab_module:squatting", "the family 'calibration' is taken"),
-        ("lab_module:strange", "is one that MLflow refuses"),
+        ("lab_module:strange", "MLflow refuses the metric name"),
         ("lab_module:twice", "two metrics are named 'mylab/worst'"),
-        ("lab_module:mixed", "or a sequence of these two"),
+        ("lab_module:mixed", "or a sequence of metrics"),
         ("lab_module:empty", "is (); expected"),
         ("lab_module:named,lab_module:rival", "are both named 'mylab/worst'"),
     ],
@@ -177,7 +174,7 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
 def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) -> None:
     """Before any run is looked at, with what to do about it."""
     with pytest.raises(ConfigError) as caught:
-        load_own_metrics(reference.split(","))
+        load_custom_metrics(reference.split(","))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -188,5 +185,5 @@ def test_a_function_may_take_further_arguments_that_nobody_has_to_pass(tmp_path,
         "def best(matrix, *args, scale=1.0, **options):\n    return scale * matrix.values.max()\n"
     )
     monkeypatch.chdir(tmp_path)
-    (metric,) = load_own_metrics(["lab_optional:best"]).matrix
+    (metric,) = load_custom_metrics(["lab_optional:best"])
     assert metric.function(MATRIX) == 0.9

@@ -15,7 +15,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import RowRecord, assemble
 from clear_mlflow.grids.grid import read_grid
-from clear_mlflow.scoring.scores import read_scores
+from clear_mlflow.scoring import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import parse_rows, read_matrix_tag
 

@@ -1,23 +1,47 @@
-"""What a matrix defines as plain dictionaries, to be set beside what is stored."""
+"""The metrics of a matrix as plain dictionaries, to compare with what is stored."""
 
-from clear_mlflow.metrics import METRICS, course, undefined
+from dataclasses import replace
+
+from clear_mlflow.core.score import ACCURACY
+from clear_mlflow.core.text import one_line
+from clear_mlflow.metrics import (
+    METRICS,
+    build_logged_result,
+    evaluate_metrics,
+    explain_undefined,
+    sort_results,
+)
 
 
 def series(matrix, protocol="iid", metrics=METRICS):
     """Metric name to {buckets trained: value}."""
-    return course(matrix.masked(protocol), protocol, metrics).series
+    results = evaluate_metrics(metrics, matrix, protocol)
+    return {name: result.series for name, result in results.items() if result.series}
 
 
 def explain(matrix, protocol="iid", metrics=METRICS):
     """Metric name to why it has no value."""
-    return {name: str(error) for name, error in undefined(matrix, protocol, metrics).items()}
+    errors = explain_undefined(matrix, protocol, metrics)
+    return {name: str(error) for name, error in errors.items()}
+
+
+def make_results(values, reasons=(), score=ACCURACY, lower_is_better=()):
+    """Results with values or reasons by name, as renderers receive them."""
+    reasons = dict(reasons)
+    results = {}
+    for name in {**values, **reasons}:
+        result = build_logged_result(name, values.get(name), score)
+        direction = name not in lower_is_better and result.higher_is_better
+        reason = "" if name in values else one_line(reasons[name], 200)
+        results[name] = replace(result, reason=reason, higher_is_better=direction)
+    return sort_results(results)
 
 
 def values(results):
-    """Metric name to value, of those that have one."""
-    return {name: found.value for name, found in results.items() if found.value is not None}
+    """Metric name to value, for metrics that have one."""
+    return {name: result.value for name, result in results.items() if result.value is not None}
 
 
 def reasons(results):
     """Metric name to why it has no value."""
-    return {name: found.reason for name, found in results.items() if found.value is None}
+    return {name: result.reason for name, result in results.items() if result.value is None}

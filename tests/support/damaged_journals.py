@@ -24,10 +24,10 @@ DAMAGES = {
     ),
     "metrics": lambda journal: (journal / "00000000-metrics.json").write_text('[["a", "b"]]'),
     "tags": lambda journal: (journal / "00000000-tags.json").write_text('{"mlflow.user": "x"}'),
-    "origin": lambda journal: (journal / "journal.json").write_text(
+    "origin": lambda journal: (journal / "run.json").write_text(
         '{"format": "1.0", "run_id": "../../x", "tracking_uri": "y"}'
     ),
-    "format": lambda journal: (journal / "journal.json").write_text('{"format": 99}'),
+    "format": lambda journal: (journal / "run.json").write_text('{"format": 99}'),
     "end": lambda journal: (journal / "00000099-outcome.json").write_text("[" * 100_000),
     "renamed": lambda journal: shutil.copy(_row_2(journal), journal / f"00000000-{_ROWS}009.json"),
     "twice": lambda journal: _with(

@@ -12,7 +12,6 @@ import faulthandler
 import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -24,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
@@ -43,9 +42,9 @@ from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, TrainingState, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.scoring import plan
-from clear_mlflow.scoring.series import all_series
-from clear_mlflow.store import heartbeat
+from clear_mlflow.scoring import run_log
+from clear_mlflow.scoring.run_log import collect_series
+from clear_mlflow.store import lease
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.tracking import run_recorder
 from clear_mlflow.tracking.lifecycle import close, result_of
@@ -139,15 +138,13 @@ def become(machine: Path, uri: str) -> None:
     MachineClock.file = machine / "clock"
     patch = pytest.MonkeyPatch()
     patch.setattr(socket, "gethostname", lambda: machine.name)
-    for module in (heartbeat, run_recorder):
-        patch.setattr(module, "datetime", MachineClock)
-    patch.setattr(heartbeat, "SILENCE", timedelta(seconds=3))
-    patch.setattr(heartbeat, "CLOCKS_DIFFER", timedelta(seconds=2))
-    patch.setattr(heartbeat, "WATCH_SECONDS", 1.5)
-    patch.setattr(heartbeat, "_LOOK_SECONDS", 0.3)
-    patch.setattr(run_recorder, "_HEARTBEAT_SECONDS", 0.4)
+    patch.setattr(lease, "_read_clock", lambda: MachineClock.now(timezone.utc))
+    patch.setattr(run_recorder, "datetime", MachineClock)
+    patch.setattr(lease, "EXPIRY_SECONDS", 3.0)
+    patch.setattr(lease, "_POLL_SECONDS", 0.3)
+    patch.setattr(run_recorder, "RENEW_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
-    patch.setattr(plan, "heatmap_png", lambda matrix, title: PICTURE)
+    patch.setattr(run_log, "heatmap_png", lambda matrix, title: PICTURE)
     no_route = MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
     for name in ("get_run", "log_batch", "set_tag", "log_param", "delete_tag", "update_run_info"):
         call = getattr(SqlAlchemyStore, name)
@@ -371,7 +368,7 @@ class Trial:
             elif RowRecord.from_json(text.decode(), source="row").row != row(number):
                 found.overwritten.append(f"{run_id} row {number} is another")
         matrix = AccuracyMatrix.from_rows([row(number) for number in range(len(BUCKETS) + 1)])
-        for name, steps in all_series(matrix, series(matrix)).items():
+        for name, steps in collect_series(matrix, series(matrix)).items():
             stored = self._client.get_metric_history(run_id, name)
             times = Counter((point.step, point.value) for point in stored)
             expected = Counter(steps.items())
@@ -389,19 +386,12 @@ class Trial:
                 found.did["lost the run: one line, exit code 2"] += 1
             elif code in (1, 2) and "is open there until 'clear-mlflow sync" in text:
                 found.did["cut off at its end: left for sync"] += 1
-            elif code == 2 and "is printed above" in text and _printed(text):
-                found.did["its disk was full: the row is printed"] += 1
+            elif code == 2 and "takes no more" in text and "is lost" in text:
+                found.did["its disk was full: one error"] += 1
             elif code in (0, -signal.SIGKILL):
                 found.did[f"ended with {code}"] += 1
             else:
                 found.wrong.append(end)
-
-
-def _printed(text: str) -> bool:
-    """Whether the row that no disk took is there as it was measured."""
-    (found,) = re.findall(r"^\{.*?^\}", text, re.MULTILINE | re.DOTALL)
-    printed = RowRecord.from_json(found, source="row").row
-    return printed == row(printed.row) and "takes no more" in text
 
 
 def strike_and_take_over(folder: Path, database: Path, *, times: int, seed: int) -> Found:

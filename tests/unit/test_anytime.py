@@ -18,9 +18,9 @@ from clear_mlflow.learning.anytime.schedule import (
     EvalInterval,
     parse_interval,
 )
-from clear_mlflow.metrics._common import evaluated, over_course
-from clear_mlflow.metrics.anytime import METRICS, summarize
-from clear_mlflow.metrics.anytime.continual_evaluation import (
+from clear_mlflow.metrics import WITHIN_BUCKET_METRICS as METRICS
+from clear_mlflow.metrics import compute_values, evaluate_metrics
+from clear_mlflow.metrics.continual_evaluation import (
     windowed_forgetting,
     windowed_plasticity,
 )
@@ -36,8 +36,18 @@ COURSE = [
 ]
 
 
+def summarize(matrix):
+    return compute_values(matrix, METRICS)[0]
+
+
+def series_of(matrix):
+    """Metric name to {buckets trained: value}."""
+    results = evaluate_metrics(METRICS, matrix.matrix, tests=matrix)
+    return {name: result.series for name, result in results.items() if result.series}
+
+
 def explain(matrix):
-    return {name: str(error) for name, error in evaluated(matrix, METRICS)[1].items()}
+    return {name: str(error) for name, error in compute_values(matrix, METRICS)[1].items()}
 
 
 def matrix_of(course, width=3, *, trained=None, protocol="iid"):
@@ -117,7 +127,7 @@ def test_every_metric_is_what_loops_give(drawn):
     """At every step of the run, and with as many tests inside a bucket as it takes."""
     width, trained, course = drawn
     matrix = matrix_of(course, width)
-    steps = over_course(matrix, matrix.k, METRICS).series
+    steps = series_of(matrix)
     for k in range(1, trained + 1):
         expected = by_loops(course, k)
         assert {name: values[k] for name, values in steps.items() if k in values} == pytest.approx(
@@ -145,9 +155,7 @@ def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
     matrix = AnytimeMatrix.of_tests(lacking, whole.matrix)
     assert not matrix.is_complete
     assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
-    steps = over_course(matrix, matrix.k, METRICS).series[
-        "continual_evaluation/worst_case_accuracy"
-    ]
+    steps = series_of(matrix)["continual_evaluation/worst_case_accuracy"]
     assert steps == {1: summarize(whole.after(1))["continual_evaluation/worst_case_accuracy"]}
 
 

@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
         *("learning", "process", "store", "scoring", "journal", "tracking", "grids"),
     },
     "adapters": {"core", "metrics", "tracking"},
-    "server": {*("core", "metrics", "report", "comparison"), *("store", "scoring", "api")},
+    "server": {*("core", "report", "comparison"), *("store", "scoring", "api")},
     "cli": {
         *("core", "metrics", "report", "comparison", "importers", "engines", "data"),
         *("learning", "process", "store", "scoring", "tracking", "grids", "api"),

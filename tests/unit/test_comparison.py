@@ -31,7 +31,7 @@ from clear_mlflow.comparison.tables import (
 )
 from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import Predictions
 from clear_mlflow.statistics import ImageBootstrap
 
 BY = ("strategy", "dataset")

@@ -22,7 +22,7 @@ from clear_mlflow.core.distributed import processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import RowCost, row_cost
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
-from clear_mlflow.metrics import FAMILIES, METRICS, summarize, undefined, with_costs
+from clear_mlflow.metrics import FAMILIES, METRICS, add_cost_metrics, explain_undefined, summarize
 
 ALL = (*METRICS, *FAMILIES["cost"])
 
@@ -46,7 +46,7 @@ def runs_of(strategy, level, price, seeds=range(3)):
     found = []
     for seed in seeds:
         record = assemble(priced(row_records(counts(level, seed), seed=seed), price))
-        summary = summarize(record.evidence, metrics=ALL)
+        summary = summarize(record.masked_matrix, metrics=ALL)
         found.append(
             Subject(
                 run_id=f"{strategy}{seed}",
@@ -132,7 +132,7 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
     """Of a run cut off, those of its own buckets; a row without cost leaves them undefined."""
     records = priced(row_records(counts(180, 0)), 5)
     matrix = assemble(records).matrix
-    assert [m.name for m in with_costs((), matrix)] == [m.name for m in FAMILIES["cost"]]
+    assert [m.name for m in add_cost_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
     for k in (1, 4):
         found = summarize(matrix.after(k), metrics=ALL)
         assert found[COST] == 5 * k
@@ -142,10 +142,10 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
     assert found["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
     row = records["row_002.json"]
     records["row_002.json"] = dataclasses.replace(row, row=bare(row.row))
-    reasons = undefined(assemble(records).matrix, metrics=ALL)
-    assert str(reasons[COST]) == "row 2 says nothing of its training_flops"
-    assert str(reasons["cost/seconds"]) == "row 1 says nothing of its seconds"
-    assert with_costs((), assemble(priced(records.values(), None)).matrix) == ()
+    reasons = explain_undefined(assemble(records).matrix, metrics=ALL)
+    assert str(reasons[COST]) == "row 2 has no training_flops"
+    assert str(reasons["cost/seconds"]) == "row 1 has no seconds"
+    assert add_cost_metrics((), assemble(priced(records.values(), None)).matrix) == ()
 
 
 def test_a_verdict_says_what_the_better_one_cost():
@@ -243,7 +243,7 @@ def test_equal_seconds_are_those_of_one_device():
     runs = [*runs_of("naive", 120, 1), *runs_of("replay", 180, 1), *runs_of("lwf", 110, 1)]
     for run, device in zip(runs, ["A"] * 6 + ["B"] * 3, strict=True):
         costs = [RowCost(seconds=2.0, device=device)] * 4
-        run.record.evidence.__dict__["costs"] = tuple(costs)
+        run.record.masked_matrix.__dict__["costs"] = tuple(costs)
         run.summary["cost/seconds"] = 8.0
     (told,) = at_equal(runs, "seconds", BY)[1]
     assert told == (

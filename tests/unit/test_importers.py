@@ -12,13 +12,12 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.importers import (
     FORMATS,
-    Reading,
-    RowPattern,
-    Source,
-    load,
-    passed_over,
+    ReadOptions,
+    ResultFile,
+    detect_format,
+    find_skipped_files,
+    load_file,
     read_runs,
-    recognise,
 )
 from clear_mlflow.metrics import capymoa
 from clear_mlflow.report.exports import matrix_csv, matrix_json
@@ -36,16 +35,17 @@ PAST = AccuracyMatrix(PAST_ONLY, INITIAL)
 CSV = files.savetxt(SQUARE, delimiter=",")
 
 
-def source(name: str, content: str | bytes) -> Source:
-    return Source(name, content.encode() if isinstance(content, str) else content)
+def result_file(name: str, content: str | bytes, **options) -> ResultFile:
+    encoded = content.encode() if isinstance(content, str) else content
+    return ResultFile(name, encoded, ReadOptions(**options))
 
 
-def read(name: str, content: str | bytes, kind: str = "auto", **said) -> AccuracyMatrix:
-    (run,) = read_runs(source(name, content), kind=kind, reading=Reading(**said))
+def read(name: str, content: str | bytes, format_name: str = "auto", **options) -> AccuracyMatrix:
+    (run,) = read_runs(result_file(name, content, **options), format_name)
     return run.matrix
 
 
-def same(matrix: AccuracyMatrix, rows, initial=None) -> None:
+def assert_equal(matrix: AccuracyMatrix, rows, initial=None) -> None:
     np.testing.assert_array_equal(matrix.values, rows)
     assert (matrix.initial is None) == (initial is None)
     if initial is not None:
@@ -99,10 +99,10 @@ SAMPLES = [
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample[0]} {sample[1]}")
 def test_a_file_is_known_and_read(sample):
     """The format is found by looking, and every cell is the one that was written."""
-    kind, name, content, rows, initial, said = sample
-    assert recognise(source(name, content)).name == kind
-    same(read(name, content, **said), rows, initial)
-    same(read(name, content, kind, **said), rows, initial)
+    format_name, name, content, rows, initial, options = sample
+    assert detect_format(result_file(name, content)).name == format_name
+    assert_equal(read(name, content, **options), rows, initial)
+    assert_equal(read(name, content, format_name, **options), rows, initial)
 
 
 TRANSPOSED = [list(column) for column in zip(*ZEROS, strict=True)]
@@ -113,7 +113,7 @@ ROWS = [",".join(map(str, row)) for row in SQUARE]
 
 
 @pytest.mark.parametrize(
-    ("content", "said", "rows"),
+    ("content", "options", "rows"),
     [
         # PyCIL prints a row per bucket tested; trainer.py at 87cc411.
         (str(np.array(TRANSPOSED)), {"future": "not-tested"}, PAST_ONLY),
@@ -140,9 +140,9 @@ ROWS = [",".join(map(str, row)) for row in SQUARE]
         ("9,0.5,0.75,0.25\n", {"columns": ("3", "2", "4")}, SQUARE[:1]),
     ],
 )
-def test_labels_zeros_and_names_decide_what_a_cell_is(content, said, rows):
+def test_labels_zeros_and_names_decide_what_a_cell_is(content, options, rows):
     """What is certain is read: a transposed matrix, rows out of order, columns of other numbers."""
-    matrix = read("acc.txt", content, **said)
+    matrix = read("acc.txt", content, **options)
     np.testing.assert_allclose(matrix.values, np.transpose(SQUARE) if rows is None else rows)
 
 
@@ -181,22 +181,22 @@ def test_every_format_has_a_sample():
 def test_runs_that_stopped_have_fewer_rows():
     """A matrix that was not finished keeps its width wherever the file tells it."""
     two = SQUARE[:2]
-    same(read("eval_results.csv", files.avalanche_csv(two)), two)
-    same(read("e.json", files.avalanche_results(two)), two)
-    same(read(RENATE, files.renate_csv(two)), two)
+    assert_equal(read("eval_results.csv", files.avalanche_csv(two)), two)
+    assert_equal(read("e.json", files.avalanche_results(two)), two)
+    assert_equal(read(RENATE, files.renate_csv(two)), two)
     stopped = files.savetxt([*ZEROS[:2], [0, 0, 0]])
-    same(read("acc_taw.txt", stopped, future="not-tested"), PAST_ONLY[:2])
+    assert_equal(read("acc_taw.txt", stopped, future="not-tested"), PAST_ONLY[:2])
 
 
 def test_mammoths_lines_are_runs_of_their_own():
     """One file holds every run of a model; a line's own digest stays when others are added."""
     lines = [files.mammoth_line(PAST_ONLY, seed=seed, backbone="resnet18") for seed in (0, 1)]
-    one = read_runs(source("logs.pyd", lines[0]))
-    two = read_runs(source("logs.pyd", "".join(lines)))
+    one = read_runs(result_file("logs.pyd", lines[0]))
+    two = read_runs(result_file("logs.pyd", "".join(lines)))
     assert [run.label for run in two] == ["line 1", "line 2"]
-    assert [run.facts["seed"] for run in two] == ["0", "1"]
+    assert [run.metadata["seed"] for run in two] == ["0", "1"]
     known = {"strategy": "derpp", "dataset": "seq-cifar10", "model": "resnet18"}
-    assert two[0].facts == {**known, "seed": "0"}
+    assert two[0].metadata == {**known, "seed": "0"}
     assert one[0].digest == two[0].digest != two[1].digest
 
 
@@ -204,7 +204,7 @@ def test_a_mammoth_line_is_never_evaluated(tmp_path, monkeypatch):
     """A value that is code, or a thing's own text, is passed over."""
     monkeypatch.chdir(tmp_path)
     line = files.mammoth_line(PAST_ONLY).replace("0.03", "open('x', 'w'), <object at 0x7f>, -[1]")
-    same(read("logs.pyd", line), PAST_ONLY)
+    assert_equal(read("logs.pyd", line), PAST_ONLY)
     assert not list(tmp_path.iterdir())
 
 
@@ -212,13 +212,13 @@ def test_avalanches_unmonitored_zero_is_not_an_accuracy():
     """Its CSV logger writes a bare 0 where there was nothing to write; 0.0000 was measured."""
     text = files.avalanche_csv(SQUARE).replace("0.2500", "0").replace("0.5625", "0.0000")
     expected = [[0.75, 0.5, NAN], [0.625, 0.875, 0.375], [0.5, 0.0, 0.9375]]
-    same(read("eval_results.csv", text), expected)
+    assert_equal(read("eval_results.csv", text), expected)
 
 
 def test_avalanches_collected_metrics_are_all_of_its_tests():
     """What ``get_all_metrics`` gives: each key with its steps and its values."""
     collected = {files.avalanche_name(j): [[0, 1, 2], [row[j] for row in SQUARE]] for j in range(3)}
-    same(read("all.json", json.dumps(collected)), SQUARE)
+    assert_equal(read("all.json", json.dumps(collected)), SQUARE)
 
 
 def test_avalanches_test_stream_goes_before_others():
@@ -230,8 +230,8 @@ def test_avalanches_test_stream_goes_before_others():
         }
         return json.dumps([{k: c for found in names.values() for k, c in found.items()}] * 3)
 
-    same(read("e.json", streams(train=SQUARE[1], test=SQUARE[0])), [SQUARE[0]] * 3)
-    same(read("e.json", streams(valid=SQUARE[0])), [SQUARE[0]] * 3)
+    assert_equal(read("e.json", streams(train=SQUARE[1], test=SQUARE[0])), [SQUARE[0]] * 3)
+    assert_equal(read("e.json", streams(valid=SQUARE[0])), [SQUARE[0]] * 3)
     with pytest.raises(RecordError, match="expected one called test"):
         read("e.json", streams(valid=SQUARE[0], train=SQUARE[1]))
 
@@ -261,10 +261,10 @@ def test_counts_and_keys_are_kept_or_said():
         "buckets": ["a", "b", 3],
         "seed": 2**70,
     }
-    (run,) = read_runs(source("a.json", json.dumps({**told, "strategy": "er", "model": True})))
+    (run,) = read_runs(result_file("a.json", json.dumps({**told, "strategy": "er", "model": True})))
     matrix = run.matrix
     assert (matrix.num_instances.tolist(), matrix.buckets) == ([16, 32, 48], ("a", "b", "3"))
-    assert run.facts == {"strategy": "er"}
+    assert run.metadata == {"strategy": "er"}
     said = read("a.csv", CSV, num_instances=(160,), buckets=("x", "y", "z"))
     assert (said.num_instances.tolist(), said.buckets) == ([160] * 3, ("x", "y", "z"))
     years = read("a.csv", "2004,2005\n0.5,0.25\n0.5,0.75\n", buckets=("2004", "2005"))
@@ -277,25 +277,35 @@ def test_counts_and_keys_are_kept_or_said():
 
 TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss\n0,1,0.5,0,1,0"
 WRONG = [
-    ("a.csv", "92,80\n70,90", {}, "holds 92.0, which is no fraction: if they are percent, pass"),
+    (
+        "a.csv",
+        "92,80\n70,90",
+        {},
+        "contains 92.0, which is not a fraction: if they are percent, pass",
+    ),
     ("a.csv", "0.5,0.4\n0.3,0.9", {"scale": "percent"}, 'scale="percent" seems wrong'),
     ("a.csv", "0.5,0\n0.3,0.9", {}, 'pass future="not-tested"'),
     ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested"}, "cannot be true"),
     ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, 'pass initial="first-row"'),
     ("a.csv", "0.5,-0.1\n0.3,0.9", {}, "never below 0"),
-    ("a.csv", "nan,nan\nnan,nan", {}, "no accuracy that was measured"),
-    ("a.csv", "0.5,0.5", {"score": Score("rmse"), "scale": "fraction"}, "which is of accuracies"),
+    ("a.csv", "nan,nan\nnan,nan", {}, "no measured accuracy"),
+    (
+        "a.csv",
+        "0.5,0.5",
+        {"score": Score("rmse"), "scale": "fraction"},
+        "which applies only to accuracies",
+    ),
     ("logs.pyd", files.mammoth_line(SQUARE), {"scale": "fraction"}, "as percent; leave scale"),
     ("logs.pyd", files.mammoth_line(SQUARE), {"initial": "first-row"}, "leave initial out"),
     ("training_results.csv", TRAINING, {}, "import eval_results.csv"),
     ("e.csv", files.avalanche_csv(SQUARE) + "0,0,0.1000,1,0\n", {}, "two accuracies"),
     ("e.csv", files.avalanche_csv([[0, 0]]).replace("0.0000", "0"), {}, "monitor"),
-    ("e.json", '[{"Top1_Acc_Stream/eval_phase/test_stream": 0.5}]', {}, "holds no Top1_Acc_Exp"),
+    ("e.json", '[{"Top1_Acc_Stream/eval_phase/test_stream": 0.5}]', {}, "contains no Top1_Acc_Exp"),
     ("metrics_summary.csv", "Task ID,Average Accuracy,Forgetting\n1,0.5,0.0\n", {}, "no matrix"),
     ("a.csv", "Task ID,loss\n,Task 1\n1,0.5\n", {}, "expected 'accuracy'"),
-    ("logs.pyd", "{'accmean_task1': 50.0}\n", {}, "line 1 holds no accuracy_"),
+    ("logs.pyd", "{'accmean_task1': 50.0}\n", {}, "line 1 contains no accuracy_"),
     ("logs.pyd", files.mammoth_line(SQUARE)[:-5], {}, "line 1 is"),
-    ("logs.pyd", "{'accuracy_2_task9': 50.0}", {}, "holds tasks [2] at test 9; expected 1, 2"),
+    ("logs.pyd", "{'accuracy_2_task9': 50.0}", {}, "contains tasks [2] at test 9; expected 1, 2"),
     ("logs.pyd", "{'accuracy_1_task1': 5, 'accuracy_2_task1': 5}", {}, "2 accuracies of past"),
     (
         "logs.pyd",
@@ -312,13 +322,18 @@ WRONG = [
         "1 of future tasks after task 1",
     ),
     *(
-        ("a.csv", f"0.9,{cell},0.3\n0.5,0.6,0.7\n0.4,0.8,0.9", {}, "no line of numbers, and none")
+        (
+            "a.csv",
+            f"0.9,{cell},0.3\n0.5,0.6,0.7\n0.4,0.8,0.9",
+            {},
+            "neither a line of numbers nor a line of names",
+        )
         for cell in ("inf", "oops", "true", "0x1p-1", "0.1_5", "٠")
     ),
-    ("a.csv", "oops,0.8\n0.5,0.6\n", {}, "holds 'oops'; expected a number"),
-    ("a.csv", "model,1,2\n1,0.9,0.8\n2,0.7,0.6\n", {}, "holds 'model'; expected a number"),
+    ("a.csv", "oops,0.8\n0.5,0.6\n", {}, "contains 'oops'; expected a number"),
+    ("a.csv", "model,1,2\n1,0.9,0.8\n2,0.7,0.6\n", {}, "contains 'model'; expected a number"),
     *(
-        ("a.csv", f"{line}\n{rows}", said, "line names the buckets, say buckets='2004,2005'")
+        ("a.csv", f"{line}\n{rows}", said, "line names the buckets, pass buckets='2004,2005'")
         for line, rows in (("2004,2005", "0.5,0.4\n0.3,0.9"), (",2004,2005", "1,0.5,0.4"))
         for said in ({}, {"scale": "percent"}, {"scale": "fraction"})
     ),
@@ -327,8 +342,8 @@ WRONG = [
         for corner, label in (("bucket", "1"), ("Task", "b"))
         for score in (ACCURACY, Score("rmse"))
     ),
-    ("a.csv", "0.5,1\n0.5,1\n", {"num_instances": (3,)}, "0.5, which no number of 3 test images"),
-    ("a.json", "[[0.5, 0.4], [0.3]]", {}, "holds rows of [2, 1] numbers; expected a number for"),
+    ("a.csv", "0.5,1\n0.5,1\n", {"num_instances": (3,)}, "0.5, which no number of 3 test"),
+    ("a.json", "[[0.5, 0.4], [0.3]]", {}, "contains rows of [2, 1] numbers; expected a number for"),
     ("logs.pyd", "{'accuracy_1_task1': f(5)}", {}, "expected a number"),
     ("logs.pyd", "{'accuracy_1_task99999': 5.0}", {}, "buckets are read"),
     ("a.npz", files.npz(a=SQUARE, b=SQUARE), {}, "expected one matrix"),
@@ -340,15 +355,15 @@ WRONG = [
     ("a.json", '[[0.5, "x"]]', {}, "row of the matrix[1]: expected 'float"),
     ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets is 'a'; expected a list"),
     ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 101 + "]}", {}, "1 to 100"),
-    ("notes.txt", "We had fun.\n", {}, "of no format that is read"),
+    ("notes.txt", "We had fun.\n", {}, "has no known format"),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "said", "part"), WRONG)
-def test_what_is_wrong_or_not_known_is_told_in_one_line(name, content, said, part):
+@pytest.mark.parametrize(("name", "content", "options", "part"), WRONG)
+def test_what_is_wrong_or_not_known_is_told_in_one_line(name, content, options, part):
     """Nothing is guessed: percent, zeros and first rows are asked for, and damage is named."""
     with pytest.raises((RecordError, ConfigError)) as caught:
-        read(name, content, **said)
+        read(name, content, **options)
     message = str(caught.value)
     assert part in message
     assert name in message
@@ -363,7 +378,7 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
     header = files.npy(np.zeros((1, 1))).replace(b"(1, 1), ", b"(999, 999), ")
     for name, content, part in [
         ("a.npz", bomb, "unpacks to more than"),
-        ("a.npy", header, "is no array|is cut off"),
+        ("a.npy", header, "is not an array|is cut off"),
         ("a.npy", files.npy(np.zeros((2, 2000))), "at most 1000"),
         ("a.json", "[" + "[]," * 100_000 + "[]]", "more than 100000 lists"),
         ("a.json", json.dumps([[0.5] * 1001]), "of length <= 1000"),
@@ -372,14 +387,14 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
         ("a.csv", ",".join(["0.5"] * 1001), "expected 1 to 1000"),
     ]:
         with pytest.raises(RecordError, match=part):
-            read_runs(source(name, content))
+            read_runs(result_file(name, content))
     large = tmp_path / "large.csv"
     with large.open("wb") as file:
         file.truncate((64 << 20) + 1)
     with pytest.raises(DataError, match=r"'large.csv' is larger than 64 MiB"):
-        load(large)
-    with pytest.raises(DataError, match="is no file"):
-        load(tmp_path)
+        load_file(large)
+    with pytest.raises(DataError, match="is not a file"):
+        load_file(tmp_path)
 
 
 def test_a_first_column_of_row_labels_may_begin_with_the_untrained_model():
@@ -387,25 +402,17 @@ def test_a_first_column_of_row_labels_may_begin_with_the_untrained_model():
     content = "initial,0.125,0.0,0.25\n" + "".join(
         f"{row},{','.join(map(str, cells))}\n" for row, cells in enumerate(SQUARE, start=1)
     )
-    same(read("acc.csv", content), SQUARE, INITIAL)
+    assert_equal(read("acc.csv", content), SQUARE, INITIAL)
 
 
 def test_as_many_buckets_are_read_as_are_allowed():
     """A thousand, with a line of names and a row of the untrained model."""
     names = ",".join(["", *(f"b{j}" for j in range(1000))])
     rows = [f"{label}{',' * 999},0.5" for label in ("initial", *range(1, 1001))]
-    matrix = read("large.csv", "\n".join([names, *rows]), kind="text")
+    matrix = read("large.csv", "\n".join([names, *rows]), format_name="text")
     assert matrix.values.shape == (1000, 1000)
     assert matrix.initial[-1] == 0.5
     assert matrix.buckets[-1] == "b999"
-
-
-def test_the_last_row_of_as_many_buckets_as_are_allowed_is_found():
-    """Its number is that of the last bucket; one more is refused."""
-    paths = ["rows/0999.json", "rows/1000.json"]
-    assert RowPattern("rows/{row}.json").rows(paths) == {999: paths[0], 1000: paths[1]}
-    with pytest.raises(RecordError, match="at most 1000 buckets"):
-        RowPattern("rows/{row}.json").rows(["rows/1001.json"])
 
 
 @pytest.mark.parametrize(
@@ -416,6 +423,6 @@ def test_the_last_row_of_as_many_buckets_as_are_allowed_is_found():
         (["training_results.csv"], [False]),
     ],
 )
-def test_files_that_lie_beside_a_matrix_are_passed_over(names, passed):
+def test_files_that_lie_beside_a_matrix_are_find_skipped_files(names, passed):
     """A folder of Renate's or Avalanche's holds other files, and earlier states of one run."""
-    assert [name in passed_over(names) for name in names] == passed
+    assert [name in find_skipped_files(names) for name in names] == passed

@@ -9,8 +9,6 @@ PURE = [
     "clear_mlflow.metrics",
     "clear_mlflow.core.loop_metadata",
     "clear_mlflow.metrics._user",
-    "clear_mlflow.metrics.from_predictions",
-    "clear_mlflow.metrics.anytime",
     "clear_mlflow.learning.anytime.schedule",
     "clear_mlflow.report.page.inside",
     "clear_mlflow.core.record",

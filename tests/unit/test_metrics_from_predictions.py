@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +15,17 @@ from stored_values import answers_of, images_of
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._common import evaluated, over_course
-from clear_mlflow.metrics.from_predictions import (
+from clear_mlflow.metrics import (
+    PREDICTION_METRICS,
     Predictions,
     class_accuracies,
+    compute_values,
     confusion,
+    evaluate_metrics,
     macro_matrix,
 )
-from clear_mlflow.metrics.from_predictions.calibration import bins
-from clear_mlflow.metrics.from_predictions.macro_accuracy import repeats_accuracy
+from clear_mlflow.metrics.calibration import _bin_by_confidence
+from clear_mlflow.metrics.macro_accuracy import _repeats_accuracy
 
 CLASSES = 3
 CALIBRATION = {
@@ -61,15 +63,24 @@ def predictions(
 
 
 def summarize(found: Predictions) -> dict[str, float]:
-    return evaluated(found, predicted.METRICS)[0]
+    return compute_values(found, PREDICTION_METRICS)[0]
 
 
 def explain(found: Predictions) -> dict[str, str]:
-    return {name: str(error) for name, error in evaluated(found, predicted.METRICS)[1].items()}
+    return {
+        name: str(error) for name, error in compute_values(found, PREDICTION_METRICS)[1].items()
+    }
+
+
+def series_of(found: Predictions) -> dict[str, Any]:
+    """Metric name to {buckets trained: value}, by the evaluation of a whole run."""
+    matrix = AccuracyMatrix(np.full((found.k, 3), 0.5))
+    results = evaluate_metrics(PREDICTION_METRICS, matrix, predictions=found)
+    return {name: result.series for name, result in results.items() if result.series}
 
 
 def without(found: Predictions, *rows: int) -> Predictions:
-    left = {row: answer for row, answer in found.answers.items() if row not in rows}
+    left = {row: answer for row, answer in found.rows.items() if row not in rows}
     return Predictions(found.images, left, found.protocol, found.k)
 
 
@@ -90,7 +101,7 @@ def test_class_accuracies_are_those_of_a_loop(seed: int, protocol: str) -> None:
                 if hidden or not there:
                     assert math.isnan(cells[row, j, c])
                 else:
-                    right = sum(int(found.answers[row].labels[m]) == c for m in there)
+                    right = sum(int(found.rows[row].labels[m]) == c for m in there)
                     assert cells[row, j, c] == right / len(there)
 
 
@@ -98,7 +109,7 @@ def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
     """In every cell, and its summaries are those of the matrix of such cells."""
     found = predictions(1, counts=(40, 50, 60))
     matrix = macro_matrix(found)
-    for row, answer in found.answers.items():
+    for row, answer in found.rows.items():
         for j in range(3):
             where = found.images.bucket == j
             expected = recall_score(
@@ -118,8 +129,7 @@ def test_amca_is_what_a_loop_computes() -> None:
     """Every class of all buckets counts equally in a row, and every row but the untrained one."""
     found = predictions(3)
     rows = [
-        recall_score(found.images.label, found.answers[row].labels, average=None)
-        for row in (1, 2, 3)
+        recall_score(found.images.label, found.rows[row].labels, average=None) for row in (1, 2, 3)
     ]
     assert summarize(found)[AMCA] == pytest.approx(sum(map(sum, rows)) / (3 * CLASSES))
     assert explain(without(found, 2))[AMCA] == "the predictions of row 2 were not stored"
@@ -136,23 +146,23 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
     found = predictions(seed, tuple(map(len, labels)), rows=2)
     images = replace(found.images, label=np.concatenate(labels).astype(np.uint16))
     answers = {
-        row: replace(answer, evaluation_set=images.digest) for row, answer in found.answers.items()
+        row: replace(answer, evaluation_set=images.digest) for row, answer in found.rows.items()
     }
     found = Predictions(images, answers)
-    assert repeats_accuracy(found)
+    assert _repeats_accuracy(found)
     accuracies = [
         [answer.correct(images)[j] / len(labels[j]) for j in range(2)]
         for row, answer in answers.items()
         if row
     ]
     assert np.allclose(macro_matrix(found).values, accuracies, atol=1e-12)
-    assert not repeats_accuracy(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
+    assert not _repeats_accuracy(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
 
 
 def test_confusion_is_scikit_learns() -> None:
     """Rows are true, columns predicted; under streaming only images of buckets to come count."""
     found = predictions(2)
-    for row, answer in found.answers.items():
+    for row, answer in found.rows.items():
         expected = confusion_matrix(found.images.label, answer.labels, labels=range(CLASSES))
         assert (confusion(found, row) == expected).all()
     streaming = replace(found, protocol="streaming")
@@ -165,10 +175,10 @@ def test_calibration_is_that_of_loops_and_of_scikit_learn() -> None:
     """Of the last row, on the buckets trained on by then."""
     found = predictions(3, counts=(60, 70, 80), probs=True).after(2)
     where = found.images.bucket < 2
-    stored = found.answers[2].probabilities
+    stored = found.rows[2].probabilities
     assert stored is not None
     soft, labels = stored[where].astype(float), found.images.label[where]
-    said = found.answers[2].labels[where]
+    said = found.rows[2].labels[where]
     gaps = 0.0
     for i in range(15):
         inside = [m for m in range(len(said)) if i / 15 < soft[m, said[m]] <= (i + 1) / 15]
@@ -194,7 +204,7 @@ def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
     label = int(found.images.label[0])
     soft = np.zeros((1, CLASSES), np.float16)
     soft[0, (label + 1) % CLASSES] = 1
-    answer = replace(found.answers[1], probabilities=soft, labels=soft.argmax(1).astype(np.uint8))
+    answer = replace(found.rows[1], probabilities=soft, labels=soft.argmax(1).astype(np.uint8))
     values = summarize(Predictions(found.images, {1: answer}))
     assert values["calibration/negative_log_likelihood"] == pytest.approx(25 * math.log(2))
     assert values["calibration/brier_score"] == 2
@@ -204,7 +214,7 @@ def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
 def test_bins_are_closed_above() -> None:
     """A confidence of 1/15 belongs to the first bin, one of 1 to the last, 0 is not lost."""
     confidence = np.array([0.0, 1 / 15, 0.07, 1.0])
-    count, accuracy, mean = bins(np.array([True, False, True, True]), confidence)
+    count, accuracy, mean = _bin_by_confidence(np.array([True, False, True, True]), confidence)
     assert (count[[0, 1, 14]] == [2, 1, 1]).all()
     assert count.sum() == 4
     assert (accuracy[0], mean[0]) == (0.5, pytest.approx(1 / 30))
@@ -236,13 +246,13 @@ def test_what_is_not_there_is_told() -> None:
 def test_a_series_is_the_run_cut_off() -> None:
     """Its last value is the summary; a row whose predictions are missing leaves a gap."""
     found = predictions(4, probs=True)
-    series = over_course(found, found.k, predicted.METRICS).series
+    series = series_of(found)
     assert series.keys() == MACRO | CALIBRATION
     assert {name: steps[3] for name, steps in series.items()} == summarize(found)
     for name, steps in series.items():
         for k, value in steps.items():
             assert value == summarize(found.after(k))[name]
-    gap = over_course(without(found, 2), 3, predicted.METRICS).series
+    gap = series_of(without(found, 2))
     assert gap["calibration/brier_score"].keys() == {1, 3}
     assert gap["macro_accuracy/average"].keys() == {1, 3}
     assert gap["macro_accuracy/in_domain"].keys() == {1}
@@ -255,7 +265,7 @@ def test_predictions_have_to_count_up_to_the_rows() -> None:
     found = predictions(5)
     cells = [
         np.array(answer.correct(found.images)) / found.images.num_instances
-        for answer in found.answers.values()
+        for answer in found.rows.values()
     ]
     counts = found.images.num_instances
     matrix = AccuracyMatrix(cells[1:], cells[0], counts)
@@ -264,26 +274,26 @@ def test_predictions_have_to_count_up_to_the_rows() -> None:
     other = np.array(cells[1:])
     other[1, 1] = (other[1, 1] + 0.5) % 1
     for wrong, message in [
-        (AccuracyMatrix(cells[1:], cells[0], counts, ("x", "y", "z")), "are of buckets"),
-        (AccuracyMatrix(cells[1:], cells[0], (9, 8, 8)), "images per bucket, but the rows say"),
+        (AccuracyMatrix(cells[1:], cells[0], counts, ("x", "y", "z")), "predictions have buckets"),
+        (AccuracyMatrix(cells[1:], cells[0], (9, 8, 8)), "images per bucket, but the rows have"),
         (
             AccuracyMatrix(other, cells[0], counts),
             "row 2 give an accuracy of .*, but the stored row says",
         ),
-        (AccuracyMatrix(cells[1:3], cells[0], counts), "row 3 are stored, and the row is not"),
+        (AccuracyMatrix(cells[1:3], cells[0], counts), "row 3 are stored, but not the row"),
         (AccuracyMatrix(cells[1:], None, counts), "row 0 are stored"),
     ]:
         with pytest.raises(RecordError, match=message):
             found.check(wrong)
     with pytest.raises(RecordError, match="stored under row 1"):
-        Predictions(found.images, {1: found.answers[2]})
+        Predictions(found.images, {1: found.rows[2]})
     with pytest.raises(RecordError, match="no predictions"):
         Predictions(found.images, {})
     with pytest.raises(ConfigError, match="'stream'"):
         replace(found, protocol="stream")
     foreign = predictions(6)
     with pytest.raises(RecordError, match="another evaluation set"):
-        Predictions(found.images, foreign.answers)
+        Predictions(found.images, foreign.rows)
 
 
 def test_the_reference_lists_just_these_metrics(project: object) -> None:
@@ -291,7 +301,7 @@ def test_the_reference_lists_just_these_metrics(project: object) -> None:
     text = (project / "docs" / "metrics.md").read_text()
     part = text.split("## From stored predictions")[1].split("\n## ")[0]
     told = {line.split("`")[1]: "↓" not in line for line in part.splitlines() if "| `" in line}
-    assert told == {m.name: m.higher_is_better for m in predicted.METRICS}
+    assert told == {m.name: m.higher_is_better for m in PREDICTION_METRICS}
 
 
 def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predictions:
@@ -301,7 +311,7 @@ def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predict
     label[(found.images.bucket == 0) & (label == 2)] = 1
     label[(found.images.bucket > 0) & (label == 0)] = 1
     images = replace(found.images, label=label)
-    answers = {row: replace(of, evaluation_set=images.digest) for row, of in found.answers.items()}
+    answers = {row: replace(of, evaluation_set=images.digest) for row, of in found.rows.items()}
     return Predictions(images, answers, protocol)
 
 
@@ -314,7 +324,7 @@ def test_changes_of_classes_are_those_of_loops_and_of_scikit_learn(seed: int) ->
         right = [
             answer == label
             for answer, label, bucket in zip(
-                found.answers[row].labels, images.label, images.bucket, strict=True
+                found.rows[row].labels, images.label, images.bucket, strict=True
             )
             if bucket in buckets and label in classes
         ]
@@ -324,7 +334,7 @@ def test_changes_of_classes_are_those_of_loops_and_of_scikit_learn(seed: int) ->
     both = [accuracy(2, {1}, {1}), accuracy(3, {2}, {1, 2})]
     assert values["class_changes/known"] == pytest.approx(sum(both) / 2)
     assert values["class_changes/vanished"] == accuracy(3, {0, 1}, {0})
-    probabilities = found.answers[1].probabilities
+    probabilities = found.rows[1].probabilities
     assert probabilities is not None
     area = roc_auc_score(images.label == 2, 1 - probabilities.max(axis=1).astype(float))
     assert values["class_changes/unseen_auroc"] == pytest.approx(area)

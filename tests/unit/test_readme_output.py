@@ -5,12 +5,11 @@ import re
 
 import numpy as np
 import pytest
+from courses import make_results
 from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.metrics import summarize
-from clear_mlflow.metrics._results import results
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 
 
@@ -41,7 +40,7 @@ def test_the_form_is_the_programs(shown):
     console = Console(file=out, width=80)
     console.print(matrix_table(matrix))
     console.print()
-    console.print(metrics_table(results(metrics, {}, score=ACCURACY)))
+    console.print(metrics_table(make_results(metrics).values()))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         line.rstrip() for line in block.splitlines()
     ]

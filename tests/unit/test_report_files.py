@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from courses import explain
+from courses import explain, make_results
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -95,7 +95,9 @@ def stored(matrix: AccuracyMatrix, **facts) -> Record:
 
 def describe(record: Record, metrics=METRICS, **more) -> str:
     summary = summarize(record.matrix, record.protocol, metrics)
-    return description(record, summary, explain(record.matrix, record.protocol, metrics), **more)
+    return description(
+        record, make_results(summary, explain(record.matrix, record.protocol, metrics)), **more
+    )
 
 
 def test_description_shows_matrix_and_metrics():
@@ -135,7 +137,7 @@ def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
     matrix = AccuracyMatrix(
         np.full((width, width), 0.5), buckets=[f"|<b>{j}`" for j in range(width)]
     )
-    text = describe(stored(matrix), ALL_METRICS, facts={"strategy": fact})
+    text = describe(stored(matrix), ALL_METRICS, metadata={"strategy": fact})
     assert len(text.encode("utf-8", "replace")) < 8000
     assert text.count("\n### ") == 0
     foreign = re.sub(rf"`({'|'.join(m.name for m in ALL_METRICS)})`|^```$", "", text, flags=re.M)

@@ -6,16 +6,14 @@ import warnings
 import matplotlib as mpl
 import numpy as np
 import pytest
-from courses import explain
+from courses import explain, make_results
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
-from clear_mlflow.metrics._results import results
 from clear_mlflow.report.pictures import (
     fitted,
     heatmap_figure,
@@ -29,7 +27,7 @@ TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
 
 
 def table(*given, **more):
-    return metrics_table(results(*given, **more, score=ACCURACY))
+    return metrics_table(make_results(*given, **more).values())
 
 
 def printed(table, width: int = 80) -> list[str]:

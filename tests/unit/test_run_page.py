@@ -11,15 +11,21 @@ import zlib
 import numpy as np
 import pytest
 from anytime_courses import inside_bucket
-from courses import explain
+from courses import make_results
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from stored_values import answers_of, images_of, row_record
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, assemble, row_file_name
-from clear_mlflow.metrics import METRICS, anytime, summarize
-from clear_mlflow.metrics.from_predictions import Predictions, confusion
+from clear_mlflow.metrics import (
+    METRICS,
+    WITHIN_BUCKET_METRICS,
+    MetricResults,
+    Predictions,
+    confusion,
+    evaluate_metrics,
+)
 from clear_mlflow.report.page import answers
 from clear_mlflow.report.page.matrix_map import classes_map
 from clear_mlflow.report.page.run_page import RunReport, run_page
@@ -63,7 +69,7 @@ def report_of(predictions=None, *, counts=None, **changes):
     """The report of a run with these predictions, or with these counts of right images."""
     if counts is None:
         images = predictions.images
-        counts = {row: answer.correct(images) for row, answer in predictions.answers.items()}
+        counts = {row: answer.correct(images) for row, answer in predictions.rows.items()}
         record = record_of(counts, images.num_instances, protocol=predictions.protocol)
     else:
         record = record_of(
@@ -72,8 +78,7 @@ def report_of(predictions=None, *, counts=None, **changes):
     known = {
         "name": "a run",
         "run_id": "abc",
-        "summary": summarize(record.matrix, record.protocol),
-        "reasons": explain(record.matrix, record.protocol),
+        "results": evaluate_metrics(METRICS, record.matrix, record.protocol),
         "predictions": predictions,
     }
     return RunReport(record=record, **{**known, **changes})
@@ -109,7 +114,7 @@ def test_hostile_names_are_only_text(name):
         )
         answers = {
             row: dataclasses.replace(answer, evaluation_set=images.digest)
-            for row, answer in predictions.answers.items()
+            for row, answer in predictions.rows.items()
         }
         predictions = Predictions(images, answers, "iid", 3)
         return run_page(
@@ -119,10 +124,11 @@ def test_hostile_names_are_only_text(name):
                 rows={"dataset": key, "buckets": (key, "b", "c")},
                 name=text,
                 run_id=text,
-                reasons={"renate/forgetting": text, "lab/own": text},
-                summary={"lab/" + text: 0.5},
+                results=make_results(
+                    {"lab/" + text: 0.5}, {"renate/forgetting": text, "lab/own": text}
+                ),
                 configuration={text: text},
-                asked={text: text + "!"},
+                requested={text: text + "!"},
                 dataset={text: text},
                 environment={text: text},
                 notes=[text],
@@ -156,15 +162,16 @@ def test_every_cell_is_on_the_page():
 
 def test_metrics_have_their_meaning_or_why_there_is_none():
     """CLEAR's and Renate's, all of them; others in a table."""
-    report = report_of(counts={1: THREE[1]}, lower_is_better=frozenset(["lab/own"]))
-    report = dataclasses.replace(report, summary={**report.summary, "lab/own": 0.25})
+    report = report_of(counts={1: THREE[1]})
+    own = make_results({"lab/own": 0.25}, lower_is_better=["lab/own"])
+    report = dataclasses.replace(report, results=MetricResults(report.results | own))
     text = run_page(report)
     tiles = re.findall(
         r'<li[^>]*><span class="what" title="(.*?)".*?<strong>(.*?)</strong>', text, re.S
     )
     assert [name for name, _ in tiles] == [metric.name for metric in METRICS]
     for name, value in tiles:
-        expected = report.summary.get(name)
+        expected = report.results[name].value
         assert value == ("–" if expected is None else f"{expected:.4f}")
     assert "Mean accuracy on the bucket just trained: the diagonal." in text
     assert "Not defined: needs a past bucket: k &gt;= 2 (trained on 1)." in text
@@ -180,13 +187,15 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
         for test in inside_bucket(bucket, [[20, 25, 10], list(THREE[bucket])], (50, 50, 50))
     ]
     matrix = AnytimeMatrix.of_tests(tests, report.record.matrix)
-    found = anytime.summarize(matrix)
-    report = dataclasses.replace(report, summary={**report.summary, **found}, tests=matrix)
+    found = evaluate_metrics(WITHIN_BUCKET_METRICS, report.record.matrix, tests=matrix)
+    report = dataclasses.replace(
+        report, results=MetricResults(report.results | found), tests=matrix
+    )
     before, _, section = run_page(report).partition('<section id="inside">')
     assert "more metrics" not in before
-    for name, value in found.items():
+    for name, result in found.items():
         assert name not in before
-        assert re.search(f'title="{name}".*?<strong>{value:.4f}</strong>', section, re.S)
+        assert re.search(f'title="{name}".*?<strong>{result.value:.4f}</strong>', section, re.S)
 
 
 @pytest.mark.parametrize("classes", [3, 300])
@@ -208,7 +217,7 @@ def test_the_page_holds_every_confusion(classes, protocol):
             at += totals[bucket, truth]
         assert at == len(labels)
         literal = np.zeros_like(found)
-        images, answer = predictions.images, predictions.answers[int(row)]
+        images, answer = predictions.images, predictions.rows[int(row)]
         for bucket, truth, label in zip(images.bucket, images.label, answer.labels, strict=True):
             literal[bucket, truth, label] += 1
         assert np.array_equal(found, literal)
@@ -237,7 +246,7 @@ def test_of_very_many_buckets_some_are_shown():
     """Spread evenly, the first and the last among them; means are over all."""
     counts = {row: tuple(range(250)) for row in (0, 250)}
     text = run_page(RunReport(
-        name="long", run_id="abc", summary={}, reasons={},
+        name="long", run_id="abc", results=MetricResults(),
         record=record_of(counts, (250,) * 250),
     ))  # fmt: skip
     data = data_of(text)
@@ -258,24 +267,11 @@ def test_a_run_with_its_first_row_has_a_page(row):
 def test_imported_fractions_have_no_counts():
     row = AccuracyRow.from_values(1, ("a", "b"), (0.5, math.nan))
     record = assemble({row_file_name(1): row_record(row, seed=None)})
-    report = RunReport(name="x", run_id="y", record=record, summary={}, reasons={})
+    report = RunReport(name="x", run_id="y", record=record, results=MetricResults())
     text = run_page(dataclasses.replace(report, without_predictions="The run kept none."))
     assert data_of(text)["images"] is data_of(text)["answers"] is None
     assert "no seed" in text
     assert "The run kept none." in text
-
-
-def test_the_stamp_changes_with_what_is_shown():
-    """But not with what an own metric said when it could not be computed."""
-    report = report_of(counts=THREE)
-    changed = {"name": "another", "summary": {}, "reasons": {"clear/accuracy": "other"}}
-    changed |= {"configuration": {"lr": "0.1"}, "asked": {"lr": "auto"}, "notes": ["mind"]}
-    changed |= {"dataset": {"classes": "3"}, "num_train": {"1": 5}, "environment": {"a": "b"}}
-    stamps = [dataclasses.replace(report, **{k: v}).stamp("d") for k, v in changed.items()]
-    stamps += [report.stamp("d"), report.stamp("e")]
-    assert len(set(stamps)) == len(stamps)
-    same = dataclasses.replace(report, reasons={**report.reasons, "lab/own": "failed"})
-    assert same.stamp("d") == report.stamp("d")
 
 
 def test_classes_that_come_and_go_are_shown_over_time():

@@ -31,9 +31,8 @@ from clear_mlflow.core.loop_metadata import (
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, significant
-from clear_mlflow.importers import Reading, Source, read_runs
-from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, of_score
-from clear_mlflow.metrics._results import results
+from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
+from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, adapt_metrics
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.report.markdown import description
@@ -115,16 +114,20 @@ def test_a_negated_matrix_says_the_same(values, initial, protocol):
     )
     ours, theirs = summarize(matrix, protocol), summarize(flipped, protocol)
     pairs = list(
-        zip(of_score(ALL_METRICS, matrix.score), of_score(ALL_METRICS, flipped.score), strict=True)
+        zip(
+            adapt_metrics(ALL_METRICS, matrix.score),
+            adapt_metrics(ALL_METRICS, flipped.score),
+            strict=True,
+        )
     )
     for declared, (one, other) in zip(ALL_METRICS, pairs, strict=True):
         assert (one.name in ours) == (other.name in theirs)
-        if declared.takes == LEVEL:
+        if declared.score_role == LEVEL:
             assert (one.higher_is_better, other.higher_is_better) == (True, False)
         else:
             assert one.higher_is_better == other.higher_is_better == declared.higher_is_better
         if one.name in ours:
-            sign = -1 if declared.takes == LEVEL else 1
+            sign = -1 if declared.score_role == LEVEL else 1
             assert theirs[other.name] == sign * ours[one.name]
     assert sorted(explain(matrix, protocol).values()) == sorted(explain(flipped, protocol).values())
 
@@ -136,10 +139,10 @@ def test_error_rates_of_a_published_matrix():
     of_error = summarize(AccuracyMatrix(1 - accuracies, score=error_rate))
     assert of_error["clear/in_domain_error_rate"] == pytest.approx(1 - 0.9228127, abs=1e-6)
     for metric in ALL_METRICS:
-        if metric.takes in (LEVEL, CHANGE) and metric.name in of_accuracy:
+        if metric.score_role in (LEVEL, CHANGE) and metric.name in of_accuracy:
             value = of_accuracy[metric.name]
-            expected = 1 - value if metric.takes == LEVEL else value
-            assert of_error[metric.of(error_rate).name] == pytest.approx(expected, abs=1e-12)
+            expected = 1 - value if metric.score_role == LEVEL else value
+            assert of_error[metric.adapt(error_rate).name] == pytest.approx(expected, abs=1e-12)
 
 
 def test_counts_inside_buckets_are_not_mixed_with_another_score():
@@ -170,14 +173,14 @@ def test_a_metric_of_ones_own_says_whether_it_takes_any_score():
     assert courses.explain(matrix, metrics=[own]) == {
         "lab/lowest": "needs an accuracy (the score is rmse)"
     }
-    assert metrics.summarize(matrix, metrics=[replace(own, takes=ANY)]) == {"lab/lowest": 1.5}
-    level = replace(own, takes=LEVEL, score_name="lab/{lowest}_{score}")
+    assert metrics.summarize(matrix, metrics=[replace(own, score_role=ANY)]) == {"lab/lowest": 1.5}
+    level = replace(own, score_role=LEVEL, score_name="lab/{lowest}_{score}")
     assert metrics.summarize(matrix, metrics=[level]) == {"lab/highest_rmse": 6.0}
 
 
 def test_a_score_that_is_called_as_a_metric_is_refused():
     with pytest.raises(ConfigError, match="two metrics 'clear/challenge_score'"):
-        of_score(ALL_METRICS, Score("challenge_score"))
+        adapt_metrics(ALL_METRICS, Score("challenge_score"))
 
 
 def loop(**changes):
@@ -189,8 +192,8 @@ def test_a_loops_rows_hold_its_score():
     assert (row.score, row.num_instances) == (RMSE, (9, 9, 9))
     assert row.cells[::2] == (2.5, 1e4)
     assert math.isnan(row.cells[1])
-    assert loop().facts["score"] == "rmse"
-    assert "score" not in describe_loop(buckets=3).facts
+    assert loop().grouping["score"] == "rmse"
+    assert "score" not in describe_loop(buckets=3).grouping
 
 
 @pytest.mark.parametrize(
@@ -260,8 +263,7 @@ def report_of(run):
         name="a run",
         run_id="1",
         record=run,
-        summary=metrics.summarize(run.matrix),
-        reasons=courses.explain(run.matrix),
+        results=metrics.evaluate_metrics(metrics.METRICS, run.matrix),
     )
 
 
@@ -272,10 +274,10 @@ def shown_text(page):
 def test_pages_and_descriptions_show_the_score_and_no_percent():
     """Cells in three digits, metrics in four, the direction said, and nothing is an accuracy."""
     run = run_of()
-    summary, reasons = metrics.summarize(run.matrix), courses.explain(run.matrix)
+    results = metrics.evaluate_metrics(metrics.METRICS, run.matrix)
     page = run_page(report_of(run))
-    note = description(run, summary, reasons, lower_is_better=frozenset())
-    part = run_html("a run", run.matrix, results(summary, reasons, score=RMSE))
+    note = description(run, results)
+    part = run_html("a run", run.matrix, results.values())
     for text in (shown_text(page), note, part):
         assert "rmse" in text
         assert "2.50" in text
@@ -285,7 +287,7 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     assert "rmse matrix" in page
     assert ">clear/in_domain_rmse<" in part
     assert "backward_transfer" in page
-    assert "of rmse with its sign turned in place of accuracy" in page
+    assert "for rmse with its sign turned instead of accuracy" in page
     assert json.loads(matrix_json(run.matrix))["score"] == {
         "name": "rmse",
         "lower_is_better": True,
@@ -365,16 +367,19 @@ def test_runs_of_different_scores_are_not_compared():
     assert str(caught.value).isprintable()
 
 
-def test_a_plain_matrix_is_imported_as_what_a_person_says():
-    source = Source("errors.csv", b"2,4,6\n3,2.5,5\n3.5,3,1.5\n")
-    (run,) = read_runs(source, reading=Reading(score=RMSE))
-    np.testing.assert_array_equal(run.matrix.values, ERRORS)
-    assert run.matrix.score == RMSE
-    # Our own file says it itself, and nobody may say another.
-    again = Source("matrix.json", matrix_json(run.matrix).encode())
-    assert read_runs(again)[0].matrix.equals(run.matrix)
-    assert read_runs(again, reading=Reading(score=RMSE))[0].matrix.equals(run.matrix)
-    with pytest.raises(ConfigError, match=r"score is 'macro_f1', but .* holds rmse, lower"):
-        read_runs(again, reading=Reading(score=MACRO_F1))
-    with pytest.raises(ConfigError, match="scale is 'percent', which is of accuracies"):
-        read_runs(source, reading=Reading(score=RMSE, scale="percent"))
+def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
+    def read(name, content, **options):
+        return read_runs(ResultFile(name, content, ReadOptions(**options)))[0].matrix
+
+    errors = b"2,4,6\n3,2.5,5\n3.5,3,1.5\n"
+    matrix = read("errors.csv", errors, score=RMSE)
+    np.testing.assert_array_equal(matrix.values, ERRORS)
+    assert matrix.score == RMSE
+    # Our own file contains its score, and no option may contradict it.
+    own = matrix_json(matrix).encode()
+    assert read("matrix.json", own).equals(matrix)
+    assert read("matrix.json", own, score=RMSE).equals(matrix)
+    with pytest.raises(ConfigError, match=r"score is 'macro_f1', but .* contains rmse, lower"):
+        read("matrix.json", own, score=MACRO_F1)
+    with pytest.raises(ConfigError, match="scale is 'percent', which applies only to accuracies"):
+        read("errors.csv", errors, score=RMSE, scale="percent")

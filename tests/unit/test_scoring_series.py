@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.report.page.matrix_map import MOST_SHOWN, spread_positions
-from clear_mlflow.scoring.series import (
-    all_series,
-    bucket_metric_names,
-    values_at,
+from clear_mlflow.scoring.run_log import (
+    collect_series,
+    evaluate_step,
+    name_bucket_series,
 )
 
 CELLS = st.one_of(st.floats(0, 1), st.just(float("nan")))
@@ -34,9 +34,9 @@ def test_what_the_rows_add_one_by_one_is_the_whole(evidence):
     """The series that scoring computes are those that a training sent, row by row."""
     sent: dict[str, dict[int, float]] = {}
     for step in range(evidence.num_rows + 1):
-        for name, value in values_at(evidence, step).items():
+        for name, value in evaluate_step(evidence, step).items():
             sent.setdefault(name, {})[step] = value
-    assert sent == all_series(evidence, series(evidence))
+    assert sent == collect_series(evidence, series(evidence))
 
 
 def test_a_row_computes_each_metric_once():
@@ -48,7 +48,7 @@ def test_a_row_computes_each_metric_once():
         calls.append(seen.num_rows)
         return 0.5
 
-    values_at(matrix, 300, (*METRICS, Metric(name="lab/own", function=own)))
+    evaluate_step(matrix, 300, (*METRICS, Metric(name="lab/own", function=own)))
     assert calls == [300]
 
 
@@ -61,11 +61,11 @@ def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
     gaps = np.diff(chosen)
     assert num_buckets == 1 or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)
     matrix = AccuracyMatrix(np.full((2, num_buckets), 0.5) if num_buckets > 1 else [[0.5]])
-    names = bucket_metric_names(matrix.buckets)
-    assert set(all_series(matrix, {})) == {names[j] for j in chosen}
+    names = name_bucket_series(matrix.buckets)
+    assert set(collect_series(matrix, {})) == {names[j] for j in chosen}
 
 
 def test_buckets_whose_names_mlflow_does_not_take_have_a_series_each():
     """However many become the same when it is cleaned, and whatever others are called."""
     for keys in (("a b", "a/b", "a?b"), ("a_b.2", "a b", "a/b"), ("a_b.1", "a b", "a?b")):
-        assert len(set(bucket_metric_names(keys))) == 3
+        assert len(set(name_bucket_series(keys))) == 3

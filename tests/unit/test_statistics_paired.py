@@ -13,8 +13,7 @@ from stored_values import answers_of, images_of
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, summarize
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, Predictions, summarize
 from clear_mlflow.statistics import (
     ImageBootstrap,
     TTest,
@@ -43,7 +42,7 @@ def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predict
 
 
 def matrix_of(run: Predictions) -> AccuracyMatrix:
-    cells = np.array([answer.correct(run.images) for answer in run.answers.values()]) / (7, 5, 6)
+    cells = np.array([answer.correct(run.images) for answer in run.rows.values()]) / (7, 5, 6)
     return AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))
 
 
@@ -65,7 +64,7 @@ def by_loops(
                     sum(int(answer.labels[m]) for m in drawn[r, j]) / len(drawn[r, j])
                     for j in range(3)
                 ]
-                for answer in run.answers.values()
+                for answer in run.rows.values()
             ]
             values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))))
         found.append(values[0] - sum(values[1:]))

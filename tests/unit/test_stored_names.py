@@ -17,7 +17,6 @@ def test_the_tags_of_stored_runs_stay():
         "KIND_TAG": "kind",
         "ROWS_TAG": "rows",
         "SCORED_TAG": "scored",
-        "REPORT_TAG": "report",
         "MATRIX_TAG": "matrix",
         "METRICS_TAG": "metrics",
         "VERSIONS_TAG": "metric_versions",
@@ -25,9 +24,7 @@ def test_the_tags_of_stored_runs_stay():
         "ERROR_TAG": "error",
         "DIVERGED_TAG": "diverged",
         "PREDICTIONS_TAG": "predictions",
-        "PREDICTIONS_SCORED_TAG": "predictions_scored",
         "ANYTIME_TAG": "anytime",
-        "ANYTIME_SCORED_TAG": "anytime_scored",
         "PROCESSES_TAG": "processes",
         "RESUMED_TAG": "resumed_run",
         "RESUMES_TAG": "resumed",
@@ -55,9 +52,8 @@ def test_the_tags_of_stored_runs_stay():
         "LEADER_TAG",
     }
     assert hidden == {
-        *("SCORED_TAG", "REPORT_TAG", "MATRIX_TAG", "VERSIONS_TAG", "NOTE_TAG"),
-        *("PREDICTIONS_SCORED_TAG", "ANYTIME_SCORED_TAG", "SWEEP_COMPARISON_TAG"),
-        *("PROCESS_TAG", "HOLDER_TAG"),
+        *("SCORED_TAG", "MATRIX_TAG", "VERSIONS_TAG", "NOTE_TAG"),
+        *("SWEEP_COMPARISON_TAG", "PROCESS_TAG", "HOLDER_TAG"),
     }
 
 

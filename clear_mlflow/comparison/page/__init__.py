@@ -17,7 +17,7 @@ from clear_mlflow.comparison.page.wording import (
     setting_text,
     short,
 )
-from clear_mlflow.core.score import number_of
+from clear_mlflow.metrics import format_value
 from clear_mlflow.report.page import rendered
 
 
@@ -46,7 +46,7 @@ def comparison_page(
         groups=comparison.groups,
         num_runs=len(comparison.subjects),
         named=partial(group_name, comparison),
-        number=lambda metric, value: number_of(metric, comparison.score)(value),
+        number=partial(format_value, score=comparison.score),
         interval=partial(interval_text, score=comparison.score),
         **verdicts(comparison),
         board=leaderboard(comparison),

@@ -14,6 +14,7 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import COST, Group, mean_text, within_one_percent
 from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
 from clear_mlflow.core.score import Score, significant
+from clear_mlflow.metrics import is_cost
 from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.line_chart import (
     Line,
@@ -54,7 +55,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     longest = max(len(short(group.name, 20)) for _, group in shown)
     width, left, right, line = 420, 24 + 6 * longest, 404, 22
     for metric in comparison.metrics:
-        if metric.startswith("cost/"):
+        if is_cost(metric):
             continue
         found = [
             (position, group, group.metrics[metric], *comparison.interval_of(position, metric))

@@ -14,7 +14,7 @@ from clear_mlflow.data.sources import DATASETS, is_own_function
 from clear_mlflow.learning.anytime.schedule import OFF, parse_interval
 from clear_mlflow.learning.parameters.recipes import AUTO, FULL, NONE
 from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.metrics import family_names
+from clear_mlflow.metrics import split_families
 
 _LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
 
@@ -150,7 +150,7 @@ def parse_seeds(text: str) -> str:
 
 def parse_families(text: str) -> str:
     """Names of metric families with commas between."""
-    return ",".join(family_names(text))
+    return ",".join(split_families(text))
 
 
 def parse_test_every(text: str) -> str:

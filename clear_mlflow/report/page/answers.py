@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.text import one_line
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import Predictions
 
 # In base64: a page of both is below two megabytes.
 MOST_BYTES = 1_500_000
@@ -34,8 +34,8 @@ def packed_answers(predictions: Predictions) -> dict[str, Any]:
     totals = _packed(images.class_counts.astype("<u4"))
     rows: dict[int, str] = {}
     room = MOST_BYTES - len(totals)
-    for row in sorted(predictions.answers, reverse=True):
-        ordered = np.sort(group * classes + predictions.answers[row].labels) % classes
+    for row in sorted(predictions.rows, reverse=True):
+        ordered = np.sort(group * classes + predictions.rows[row].labels) % classes
         text = _packed(ordered.astype("<u2" if wide else "u1"))
         room -= len(text)
         if room < 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
 from clear_mlflow.core.text import one_line
-from clear_mlflow.metrics._results import MetricResult
+from clear_mlflow.metrics import MetricResult
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.page import rendered_part
 from clear_mlflow.report.page.matrix_map import matrix_map

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
@@ -20,9 +18,15 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import __version__
-from clear_mlflow.metrics import ALL_METRICS, METRICS, anytime, of_score
-from clear_mlflow.metrics._results import MetricResult, results
-from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.metrics import (
+    DEFAULT_TITLES,
+    METRICS,
+    WITHIN_BUCKET_METRICS,
+    MetricResult,
+    MetricResults,
+    Predictions,
+    adapt_metrics,
+)
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.page import load, rendered
 from clear_mlflow.report.page.answers import MOST_CLASSES, packed_answers
@@ -48,7 +52,6 @@ _PAGE = "clear_mlflow.report.page/run"
 # Raised when the page changes, so that stored ones are written again.
 PAGE_VERSION = 2
 _DIGITS = 6  # of the fractions that the script reads
-_FAMILIES = {"clear": "CLEAR", "renate": "Renate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,29 +61,16 @@ class RunReport:
     name: str
     run_id: str
     record: Record
-    summary: Mapping[str, float]  # metric name to value
-    reasons: Mapping[str, str]  # metric name to why it has none
+    results: MetricResults
     predictions: Predictions | None = None  # None: not kept, or not read
     without_predictions: str = ""  # a sentence on why there are none
-    lower_is_better: Set[str] = frozenset()  # of a user's own metrics
     configuration: Mapping[str, str] = field(default_factory=dict)  # parameters as used
-    asked: Mapping[str, str] = field(default_factory=dict)  # as asked for, where that is another
+    requested: Mapping[str, str] = field(default_factory=dict)  # requested values that differ
     dataset: Mapping[str, str] = field(default_factory=dict)  # more than its rows say
     num_train: Mapping[str, int] = field(default_factory=dict)  # images of each bucket
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()  # what a reader has to know first
     tests: AnytimeMatrix | None = None  # inside its buckets; None: none, or not read
-
-    def stamp(self, rows: str) -> str:
-        """A short text that changes with the page; *rows* is a digest of the stored rows."""
-        built_in = {m.name for m in of_score(ALL_METRICS, self.record.matrix.score)}
-        facts = (self.configuration, self.asked, self.dataset, self.num_train, self.environment)
-        content = [
-            *(PAGE_VERSION, rows, self.name, [*self.notes], sorted(self.summary.items())),
-            sorted(item for item in self.reasons.items() if item[0] in built_in),
-            *(sorted(of_kind.items()) for of_kind in facts),
-        ]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def load_run_page() -> None:
@@ -92,7 +82,7 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
     """The whole page; *over* is a template that extends it, *more* what that one names."""
     record, score = report.record, report.record.matrix.score
     keys, counts = record.matrix.buckets, record.matrix.num_instances
-    grid = whole_grid(record.evidence)
+    grid = whole_grid(record.masked_matrix)
     rows, columns = shown_rows(grid), spread_positions(len(keys))
     scale = scale_over(score, [grid])
     answers, answers_about = _answers(report.predictions)
@@ -211,7 +201,7 @@ def _answers(predictions: Predictions | None) -> tuple[dict[str, Any] | None, st
     if len(predictions.images.class_names) > MOST_CLASSES:
         return None, f"Of more than {MOST_CLASSES} classes, no table of classes is shown."
     packed = packed_answers(predictions)
-    held, there = len(packed["rows"]), len(predictions.answers)
+    held, there = len(packed["rows"]), len(predictions.rows)
     if held == there:
         return packed, ""
     return packed, (
@@ -224,18 +214,27 @@ def _metrics(
     report: RunReport,
 ) -> tuple[dict[str, list[MetricResult]], list[MetricResult], list[MetricResult]]:
     """The families of tiles, whole, the tiles of tests inside buckets, and all other metrics."""
-    score = report.record.matrix.score
-    of_families = {m.name: m for m in of_score(METRICS, score)}
-    reasons = {**dict.fromkeys(of_families, "not computed"), **report.reasons}
-    lines = results(report.summary, reasons, lower_is_better=report.lower_is_better, score=score)
-    families = {
-        label: [n for n in lines if n.name in of_families and n.name.startswith(f"{family}/")]
-        for family, label in _FAMILIES.items()
-    }
-    names = {metric.name for metric in anytime.METRICS if report.tests is not None}
-    inside = [line for line in lines if line.name in names and line.value is not None]
-    tiles = [*inside, *(line for of_family in families.values() for line in of_family)]
-    return families, inside, [line for line in lines if line not in tiles]
+    results, score = report.results, report.record.matrix.score
+    families: dict[str, list[MetricResult]] = {title: [] for title in DEFAULT_TITLES.values()}
+    for metric in adapt_metrics(METRICS, score):
+        absent = MetricResult(
+            name=metric.name,
+            value=None,
+            reason="not computed",
+            higher_is_better=metric.higher_is_better is not False,
+            meaning=metric.meaning,
+            score=score,
+        )
+        families[DEFAULT_TITLES[metric.family]].append(results.get(metric.name, absent))
+    inside = [
+        results[metric.name]
+        for metric in WITHIN_BUCKET_METRICS
+        if report.tests is not None
+        and metric.name in results
+        and results[metric.name].value is not None
+    ]
+    tiles = {line.name for of_family in [inside, *families.values()] for line in of_family}
+    return families, inside, [line for line in results.values() if line.name not in tiles]
 
 
 def _curves(

@@ -1,0 +1,240 @@
+"""From the numbers in a file to a matrix of fractions: orientation, scale, untrained row, zeros.
+
+Nothing is guessed. RecordError asks for the option that decides, and ConfigError names an option
+that contradicts the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.matrix import AccuracyMatrix, row_positions
+from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.untrusted import MAX_BUCKETS
+from clear_mlflow.importers._base import NAN, Format, ParsedRun, ReadOptions, ResultFile
+
+_Cells: TypeAlias = "NDArray[np.float64]"
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """One run that was read from a file."""
+
+    matrix: AccuracyMatrix
+    metadata: Mapping[str, str]  # strategy, dataset, model and seed, if the file names them
+    label: str  # name of the run within its file; empty if it is the only one
+    digest: str  # "sha256:..." of the bytes that it was read from
+    format_name: str
+
+
+def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> ImportedRun:
+    """Convert a parsed run to fractions, or to its score, with NaN where nothing was measured."""
+    options = file.options
+    rows, buckets, labels = [*parsed.rows], parsed.buckets, parsed.labels
+    if _is_transposed(file_format, parsed, options):
+        rows = _build_array(None, rows)[1:].T.tolist()
+        buckets, labels = (labels, buckets) if labels is not None else (buckets, None)
+    if labels is not None:
+        rows = _order_rows(rows, labels, buckets)
+    initial = parsed.initial
+    if options.initial == "first-row":
+        if file_format.marks_initial or initial is not None:
+            raise ConfigError(
+                f"initial is 'first-row', but the format {file_format.name} itself marks which row "
+                "is the untrained model's; leave initial out"
+            )
+        initial, rows = (rows[0], rows[1:]) if rows else (None, rows)
+    cells = _build_array(initial, rows)
+    score = _choose_score(file_format, parsed, options)
+    if score.is_accuracy:
+        cells = _convert_to_fractions(cells, file_format, options, parsed.hint)
+    num_rows, num_buckets = len(cells) - 1, cells.shape[1]
+    if num_rows > num_buckets:
+        raise RecordError(
+            f"has {num_rows} rows for {num_buckets} buckets; expected a row per bucket "
+            "trained and a column per bucket tested on. If the first row is the untrained model's, "
+            'pass initial="first-row"; if a column is one test after training, '
+            'orientation="columns"'
+        )
+    counts, buckets = options.num_instances or parsed.num_instances, options.buckets or buckets
+    if isinstance(counts, (tuple, list)) and len(counts) == 1:
+        counts = [*counts] * num_buckets
+    if (other := options.same_data_as) is not None:
+        buckets, counts = (
+            buckets or other.buckets,
+            other.num_instances if counts is None else counts,
+        )
+    values = _mask_future(cells[1:], file_format, options)
+    matrix = AccuracyMatrix(values, cells[0], counts, buckets, score)
+    if other is not None and not (
+        matrix.buckets == other.buckets
+        and np.array_equal(np.array(matrix.num_instances), np.array(other.num_instances))
+    ):
+        raise ConfigError(
+            f"same_data_as names a run on the buckets {safe_repr(other.buckets)} with "
+            f"{safe_repr(other.num_instances)} test images, but other ones arrived"
+        )
+    if matrix.num_rows == 0 and matrix.initial is None:
+        raise RecordError(f"contains no measured {score.name}")
+    if matrix.num_instances is not None and score.is_accuracy:
+        _check_against_counts(cells, matrix.num_instances)
+    content = file.content if parsed.part is None else parsed.part
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return ImportedRun(matrix, dict(parsed.metadata), parsed.label, digest, file_format.name)
+
+
+def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]]) -> _Cells:
+    """Return an array of *initial* (or NaN if it is None) and the rows, filled up with NaN.
+
+    Raises RecordError unless all rows have one length, or row i has i cells.
+    """
+    lengths = [len(row) for row in rows]
+    width = max(lengths, default=0) if initial is None else len(initial)
+    if not 1 <= width <= MAX_BUCKETS or len(rows) > MAX_BUCKETS:
+        raise RecordError(
+            f"contains {len(rows)} rows of up to {width} numbers; expected 1 to {MAX_BUCKETS}"
+        )
+    if any(length not in (width, min(width, i + 1)) for i, length in enumerate(lengths)):
+        raise RecordError(
+            f"contains rows of {safe_repr(lengths)} numbers; expected a number for each of {width} "
+            "buckets in every row, or one more in each row than in the row before"
+        )
+    cells = np.full((len(rows) + 1, width), NAN)
+    for i, row in enumerate([initial or [], *rows]):
+        cells[i, : len(row)] = row
+    return cells
+
+
+def _is_transposed(file_format: Format, parsed: ParsedRun, options: ReadOptions) -> bool:
+    """Return True if a column of the file is one test after training."""
+    is_free = file_format.is_general and parsed.initial is None
+    if options.orientation != "auto" and not is_free:
+        raise ConfigError(
+            f"orientation is {options.orientation!r}, but {file_format.title} itself marks the "
+            "rows; leave orientation out"
+        )
+    orientation = parsed.orientation if options.orientation == "auto" else options.orientation
+    rows = parsed.rows
+    if orientation != "auto" or not is_free or {*map(len, rows)} != {len(rows)}:
+        return orientation == "columns"
+    cells = np.nan_to_num(np.array(rows))
+    has_diagonal, has_future = np.diagonal(cells).all(), np.triu(cells, 1).any()
+    is_proven = bool(has_diagonal and has_future and not np.tril(cells, -1).any())
+    if is_proven and len(rows) == 2 and rows[1][0] == 0:
+        raise RecordError(
+            'contains 0 below the diagonal: pass orientation="columns" if a column is one test '
+            'after training, or orientation="rows" if a row is'
+        )
+    return is_proven
+
+
+def _order_rows(
+    rows: Sequence[Sequence[float]], labels: Sequence[str], buckets: Sequence[str] | None
+) -> list[Sequence[float]]:
+    """Return the rows in the order of their labels, with NaN for missing rows."""
+    width = max(map(len, rows), default=0)
+    try:
+        positions = row_positions(labels, buckets or [str(j + 1) for j in range(width)])
+    except RecordError as error:
+        raise RecordError(f"{error}; pass row_labels=ignore if the rows are in order") from error
+    by_position = dict(zip(positions, rows, strict=True))
+    return [by_position.get(i, [NAN] * width) for i in range(max(positions, default=-1) + 1)]
+
+
+def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
+    """Raise RecordError if no number of correct images results in one of the accuracies."""
+    off = np.abs(np.round(cells * num_instances) / num_instances - cells)
+    is_possible = np.isnan(cells) | (off <= 1e-6)
+    for digits in range(1, 6):  # accuracies may be rounded
+        is_rounded = np.abs(np.round(cells, digits) - cells) < 1e-12
+        is_possible |= is_rounded & (off <= 0.5 * 10**-digits)
+    if not is_possible.all():
+        row, column = np.argwhere(~is_possible)[0]
+        raise RecordError(
+            f"contains {cells[row, column]:g}, which no number of {num_instances[column]} test "
+            "images results in; leave num_instances out, also for means over runs"
+        )
+
+
+def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) -> Score:
+    """Return the file's score, else the user's. Raises ConfigError if they contradict."""
+    score = parsed.score
+    if not options.score.is_accuracy and options.score != score:
+        if not file_format.is_general or not score.is_accuracy:
+            stored = (
+                "accuracies" if score.is_accuracy else f"{score.name}, {score.better} is better"
+            )
+            raise ConfigError(
+                f"score is {options.score.name!r}, but {file_format.title} contains {stored}; "
+                "leave score out"
+            )
+        score = options.score
+    if not score.is_accuracy and options.scale != "auto":
+        raise ConfigError(
+            f"scale is {options.scale!r}, which applies only to accuracies, but the score is "
+            f"{score.name}; leave scale out"
+        )
+    return score
+
+
+def _convert_to_fractions(
+    cells: _Cells, file_format: Format, options: ReadOptions, hint: str
+) -> _Cells:
+    """Return accuracies as fractions. Raises RecordError if one is impossible in its scale."""
+    scale = file_format.scale or options.scale
+    if options.scale not in ("auto", scale):
+        raise ConfigError(
+            f"scale is {options.scale!r}, but {file_format.title} contains accuracies as "
+            f"{file_format.scale}; leave scale out"
+        )
+    measured = cells[~np.isnan(cells)]
+    smallest, largest = float(measured.min(initial=0)), float(measured.max(initial=0))
+    if smallest < 0:
+        raise RecordError(f"contains {smallest}; an accuracy is never below 0")
+    if scale == "percent":
+        if largest > 100:
+            advice = hint or "expected accuracies in percent, 0 to 100"
+            raise RecordError(f"contains {largest}, which is not a percentage: {advice}")
+        if file_format.scale is None and 0 < largest <= 1:
+            raise RecordError(
+                f'contains no accuracy above {largest} %; scale="percent" seems wrong'
+            )
+        return np.divide(cells, 100)
+    if largest > 1:
+        is_open = scale == "auto"
+        advice = 'if they are percent, pass scale="percent"' if is_open else "expected 0 to 1"
+        raise RecordError(f"contains {largest}, which is not a fraction: {hint or advice}")
+    return cells
+
+
+def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
+    """Return the rows with NaN above the diagonal if the user stated that it was not tested.
+
+    Raises RecordError if a general format has only zeros there and the user stated nothing, or if
+    there are other values than zeros although the user stated that nothing was tested.
+    """
+    future = ~np.tri(*values.shape, dtype=np.bool_)
+    measured = values[future & ~np.isnan(values)]
+    if file_format.is_general and options.future == "auto" and measured.size and not measured.any():
+        raise RecordError(
+            'contains 0 for every future bucket: pass future="not-tested" if future buckets '
+            'were not tested, or future="tested" if the accuracy there is 0'
+        )
+    if options.future != "not-tested":
+        return values
+    if measured.any():
+        raise RecordError(
+            "contains accuracies above the diagonal other than 0; future=not-tested cannot be true"
+        )
+    masked: _Cells = np.where(future, NAN, values)
+    # A matrix that began as zeros has rows of zeros at its end if the run stopped early.
+    trained = np.flatnonzero(np.nan_to_num(masked).any(axis=1))
+    return masked[: trained[-1] + 1 if trained.size else 0]

@@ -1,0 +1,159 @@
+"""The stored predictions of a run, and the accuracy matrix per class that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import RecordError, UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix, check_protocol
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.text import safe_repr
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The predictions of one run for every test image, in every row that kept them.
+
+    Args:
+        images: test images of all buckets, with their labels.
+        rows: row number to its predictions; 0 is the untrained model. Rows may be missing.
+        protocol: ``iid``, or ``streaming``, under which images of trained buckets do not count.
+        num_rows: number of buckets trained, k; the highest row if None.
+
+    Raises:
+        RecordError: a row's predictions belong to another row or other images, or there are none.
+    """
+
+    images: EvaluationSet
+    rows: Mapping[int, RowPredictions]
+    protocol: str = "iid"
+    num_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        check_protocol(self.protocol)
+        for row, predictions in self.rows.items():
+            if predictions.row != row:
+                raise RecordError(
+                    f"predictions of row {predictions.row} are stored under row {row}"
+                )
+            predictions.check(self.images)
+        if self.num_rows is None:
+            if not self.rows:
+                raise RecordError("no predictions arrived; expected those of a row at least")
+            object.__setattr__(self, "num_rows", max(self.rows))
+        ordered = {row: self.rows[row] for row in sorted(self.rows)}
+        object.__setattr__(self, "rows", MappingProxyType(ordered))
+
+    @property
+    def k(self) -> int:
+        """Number of buckets trained, which is the number of the last row."""
+        return self.num_rows or 0
+
+    def check(self, matrix: AccuracyMatrix) -> None:
+        """Raise RecordError if the predictions contradict the accuracy matrix of the run."""
+        images, counts = self.images, np.array(self.images.num_instances)
+        if images.buckets != matrix.buckets:
+            raise RecordError(
+                f"the predictions have buckets {safe_repr(images.buckets)}, but the rows have "
+                f"{safe_repr(matrix.buckets)}"
+            )
+        if matrix.num_instances is not None and not np.array_equal(counts, matrix.num_instances):
+            raise RecordError(
+                f"the predictions have {safe_repr(counts.tolist())} images per bucket, but the "
+                f"rows have {safe_repr(matrix.num_instances.tolist())}"
+            )
+        for row, predictions in self.rows.items():
+            accuracies = matrix.initial if row == 0 else None
+            if 0 < row <= matrix.num_rows:
+                accuracies = matrix.values[row - 1]
+            if accuracies is None:
+                raise RecordError(f"predictions of row {row} are stored, but not the row")
+            predictions.check(images, accuracies.tolist())
+
+    def after(self, k: int) -> Predictions:
+        """Return the predictions of the run cut off after k buckets."""
+        rows = {row: predictions for row, predictions in self.rows.items() if row <= k}
+        return Predictions(self.images, rows, self.protocol, k)
+
+    def get_row(self, row: int) -> RowPredictions:
+        """Return the predictions of a row, or raise UndefinedMetricError without them."""
+        if row not in self.rows:
+            raise UndefinedMetricError(f"the predictions of row {row} were not stored")
+        return self.rows[row]
+
+    def counted_images(self, row: int) -> NDArray[np.bool_]:
+        """Return an (N,) mask of the images that count in a row under the protocol."""
+        if self.protocol == "streaming":
+            return np.greater_equal(self.images.bucket, row)
+        return np.ones(len(self.images), dtype=np.bool_)
+
+    def trained_images(self) -> NDArray[np.bool_]:
+        """Return an (N,) mask of the images of trained buckets that count in the last row.
+
+        Raises UndefinedMetricError if there are none.
+        """
+        if self.k < 1:
+            raise UndefinedMetricError("needs a trained bucket: k >= 1 (trained on 0)")
+        mask: NDArray[np.bool_] = (self.images.bucket < self.k) & self.counted_images(self.k)
+        if not mask.any():
+            raise UndefinedMetricError(
+                f"under the {self.protocol} protocol cells with j <= i score training images"
+            )
+        return mask
+
+
+def class_accuracies(predictions: Predictions) -> NDArray[np.float64]:
+    """Return (k + 1, T, classes): accuracy per row (0 is the untrained model), bucket and class.
+
+    NaN if the bucket has no test image of the class, if the row's predictions were not stored, and
+    for cells that the protocol excludes.
+    """
+    images = predictions.images
+    width, classes = len(images.buckets), len(images.class_names)
+    cell = images.bucket.astype(np.int64) * classes + images.label
+    accuracies = np.full((predictions.k + 1, width, classes), np.nan)
+    for row, row_predictions in predictions.rows.items():
+        mask = predictions.counted_images(row)
+        totals = np.bincount(cell[mask], minlength=width * classes)
+        correct = np.bincount(cell[mask & row_predictions.hits(images)], minlength=width * classes)
+        with np.errstate(invalid="ignore"):
+            accuracies[row] = (correct / totals).reshape(width, classes)
+    return accuracies
+
+
+def macro_matrix(predictions: Predictions) -> AccuracyMatrix:
+    """Return the accuracy matrix in which all classes of a bucket have the same weight.
+
+    A class without test images in a bucket does not count there. Raises UndefinedMetricError if
+    the predictions of the last row were not stored.
+    """
+    if predictions.k:
+        predictions.get_row(predictions.k)
+    # Under streaming no cell of the last row may count, but it has to stay a row. Therefore the
+    # matrix is made of all cells first, and masked then.
+    all_cells = Predictions(predictions.images, predictions.rows, num_rows=predictions.k)
+    accuracies = class_accuracies(all_cells)
+    is_measured = ~np.isnan(accuracies)
+    with np.errstate(invalid="ignore"):
+        means = np.where(is_measured, accuracies, 0.0).sum(axis=2) / is_measured.sum(axis=2)
+    # Rounding may lift a mean of fractions above 1.
+    means = np.clip(means, 0.0, 1.0)
+    matrix = AccuracyMatrix(means[1:], means[0], buckets=predictions.images.buckets)
+    return matrix.masked(predictions.protocol)
+
+
+def confusion(predictions: Predictions, row: int) -> NDArray[np.int64]:
+    """Return (classes, classes): number of test images by true (row) and predicted class (column).
+
+    Counts the images of all buckets that count under the protocol.
+    """
+    images, classes = predictions.images, len(predictions.images.class_names)
+    mask = predictions.counted_images(row)
+    pairs = images.label.astype(np.int64) * classes + predictions.get_row(row).labels
+    counts = np.bincount(pairs[mask], minlength=classes * classes)
+    return counts.reshape(classes, classes).astype(np.int64)

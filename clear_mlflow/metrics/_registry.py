@@ -1,0 +1,181 @@
+"""The registry of all metrics that come with this package.
+
+Each module of this folder whose name has no underscore declares metrics in ``METRICS``. A metric
+says there what it needs and where it is shown; no other place lists metrics.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.score import Score, significant
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.metrics._metric import (
+    ACCURACY_ONLY,
+    COSTS,
+    MATRIX,
+    PREDICTIONS,
+    WITHIN_BUCKET,
+    Metric,
+)
+
+
+def check_metric_names(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
+    """Return the metrics as a tuple.
+
+    Raises ValueError if MLflow refuses a name, or if two metrics have the same name.
+    """
+    by_name: dict[str, Metric] = {}
+    for metric in metrics:
+        name = metric.name
+        # MLflow also uses a name as a path: "a//b", "./a" and "../a" are refused.
+        if (
+            not re.fullmatch(r"[A-Za-z0-9_\-./ ]{1,250}", name)
+            or posixpath.normpath(name) != name
+            or name.startswith((".", "/"))
+        ):
+            raise ValueError(f"MLflow refuses the metric name {name!r}; use family/metric_name")
+        if name in by_name:
+            raise ValueError(f"two metrics are named {name!r}; give each its own name")
+        by_name[name] = metric
+    return tuple(by_name.values())
+
+
+_MODULES = {
+    info.name: importlib.import_module(f"clear_mlflow.metrics.{info.name}")
+    for info in pkgutil.iter_modules([str(Path(__file__).parent)])
+    if not info.name.startswith("_")
+}
+# Titles of the families that are computed by default, and shown first on the page of a run.
+DEFAULT_TITLES: Mapping[str, str] = MappingProxyType(
+    {name: module.TITLE for name, module in _MODULES.items() if hasattr(module, "TITLE")}
+)
+DEFAULT_FAMILIES = tuple(DEFAULT_TITLES)
+_DECLARED = check_metric_names(
+    metric
+    for name in sorted(_MODULES, key=lambda name: (name == "aliases", name))
+    for metric in _MODULES[name].METRICS
+)
+PREDICTION_METRICS = tuple(m for m in _DECLARED if m.needs == PREDICTIONS)
+WITHIN_BUCKET_METRICS = tuple(m for m in _DECLARED if m.needs == WITHIN_BUCKET)
+COST_METRICS = tuple(m for m in _DECLARED if m.needs == COSTS)
+_CHOOSABLE = tuple(m for m in _DECLARED if m.needs in (MATRIX, COSTS))
+# Families that a user can choose, the default ones first.
+FAMILIES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
+    {
+        family: tuple(metric for metric in _CHOOSABLE if metric.family == family)
+        for family in sorted(
+            {metric.family for metric in _CHOOSABLE},
+            key=lambda family: (family not in DEFAULT_FAMILIES, family),
+        )
+    }
+)
+ALL_METRICS = tuple(metric for family in FAMILIES.values() for metric in family)
+# Metrics that are computed if no family is chosen.
+METRICS = tuple(metric for family in DEFAULT_FAMILIES for metric in FAMILIES[family])
+# Families that come with this package, those of predictions and tests within buckets included.
+BUILT_IN_FAMILIES = frozenset(metric.family for metric in _DECLARED)
+_BY_NAME = {metric.name: metric for metric in ALL_METRICS}
+
+
+def get_family_metrics(families: Iterable[str]) -> tuple[Metric, ...]:
+    """Return the metrics of some families."""
+    return tuple(metric for family in families for metric in FAMILIES[family])
+
+
+def split_families(text: str) -> tuple[str, ...]:
+    """Return the families named in a text, separated by commas, each once.
+
+    Raises:
+        ConfigError: it names none, or one that does not exist.
+
+    >>> split_families("clear, gem,clear")
+    ('clear', 'gem')
+    """
+    families = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in families if name not in FAMILIES]:
+        raise ConfigError(
+            f"metrics is {safe_repr(text)}, but {safe_repr(unknown[0])} is no family of metrics; "
+            f"expected some of {', '.join(FAMILIES)}, separated by commas"
+        )
+    return families
+
+
+def add_cost_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple[Metric, ...]:
+    """Return the metrics, and those of costs if a row of the matrix has a cost."""
+    costs = COST_METRICS if any(cost is not None for cost in matrix.costs) else ()
+    return tuple({metric.name: metric for metric in (*metrics, *costs)}.values())
+
+
+def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
+    """Return the metrics as they are for matrices of a score.
+
+    Raises ConfigError if two of them get the same name.
+
+    >>> gem = FAMILIES["gem"]
+    >>> [m.name for m in adapt_metrics(gem, Score("rmse", higher_is_better=False))]
+    ['gem/average_rmse', 'gem/backward_transfer', 'gem/forward_transfer']
+    """
+    by_name: dict[str, Metric] = {}
+    for metric in (metric.adapt(score) for metric in metrics):
+        if metric.name in by_name and not score.is_accuracy:
+            raise ConfigError(
+                f"score is {safe_repr(score.name)}, which would make two metrics {metric.name!r}; "
+                "give the score another name"
+            )
+        by_name[metric.name] = metric
+    return tuple(by_name.values())
+
+
+def adapt_name(name: str, score: Score) -> str:
+    """Return the name that a metric of accuracies has for another score.
+
+    >>> adapt_name("clear/in_domain_accuracy", Score("rmse", higher_is_better=False))
+    'clear/in_domain_rmse'
+    """
+    return _BY_NAME[name].adapt(score).name
+
+
+@lru_cache(maxsize=8)
+def get_built_in_metrics(score: Score) -> Mapping[str, Metric]:
+    """Return all metrics that come with this package by the name that they have for a score."""
+    metrics = (*adapt_metrics(ALL_METRICS, score), *PREDICTION_METRICS, *WITHIN_BUCKET_METRICS)
+    return MappingProxyType({metric.name: metric for metric in metrics})
+
+
+def get_headlines(score: Score) -> tuple[Metric, ...]:
+    """Return the metrics that are shown before all others, in order."""
+    return tuple(metric for metric in get_built_in_metrics(score).values() if metric.headline)
+
+
+def get_first_ranking_metric(score: Score) -> Metric:
+    """Return the metric that ranks runs of a score if all metrics have a value."""
+    metrics = [metric for metric in ALL_METRICS if metric.rank_priority is not None]
+    if not score.is_accuracy:
+        metrics = [metric for metric in metrics if metric.score_role != ACCURACY_ONLY]
+    return max(metrics, key=lambda metric: metric.rank_priority or 0).adapt(score)
+
+
+def is_cost(name: str) -> bool:
+    """Return True if a metric measures what a run cost."""
+    return any(metric.name == name for metric in COST_METRICS)
+
+
+def format_value(name: str, value: float, score: Score) -> str:
+    """Return a metric's value as text: four digits, in its own unit or that of the score.
+
+    >>> from clear_mlflow.core.score import ACCURACY
+    >>> format_value("cost/images", 1234567, ACCURACY), format_value("gem/x", 0.5, ACCURACY)
+    ('1.235e+06', '0.5000')
+    """
+    metric = get_built_in_metrics(score).get(name)
+    return score.number(value) if metric is None or not metric.unit else significant(value, 4)

@@ -1,0 +1,79 @@
+"""Summaries of the macro accuracy matrix M, in which all classes of a bucket have the same weight.
+
+They differ from those of the accuracy matrix if a bucket has more test images of one class than of
+another; otherwise they are left out. Defined if the predictions of all cells that the metric of the
+matrix needs were stored. Fractions in [0, 1], higher is better.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clear_mlflow.metrics import clear, renate
+from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._predictions import Predictions, macro_matrix
+
+
+def in_domain(predictions: Predictions) -> float:
+    """Mean macro accuracy on the bucket just trained: the diagonal of the macro matrix.
+
+    Formula: mean of M[i, i]. Defined when k >= 1.
+    """
+    return clear.in_domain_accuracy(macro_matrix(predictions))
+
+
+def next_domain(predictions: Predictions) -> float:
+    """Mean macro accuracy on the bucket that comes next: the superdiagonal of the macro matrix.
+
+    Formula: mean of M[i, i + 1]. Defined when k >= 1 and T >= 2.
+    """
+    return clear.next_domain_accuracy(macro_matrix(predictions))
+
+
+def average(predictions: Predictions) -> float:
+    """Mean macro accuracy, at the end, on all buckets trained on: the last row of the macro matrix.
+
+    Formula: mean of M[last, j], j <= last. Defined when k >= 1.
+    """
+    return renate.average_accuracy(macro_matrix(predictions))
+
+
+def average_over_rows(predictions: Predictions) -> float:
+    """Mean over rows of the mean over classes of the accuracy on all buckets.
+
+    Formula: Avalanche's AMCA: mean over i < k of (mean over classes of the accuracy in row i on the
+    class's images of all buckets). Defined when k >= 1.
+
+    ``avalanche/evaluation/metrics/amca.py`` of ContinualAI/avalanche, eb075be, without the row of
+    the untrained model. Unlike `icarl/average_incremental_accuracy`, it gives every class the same
+    weight and includes future buckets.
+    """
+    predictions.trained_images()  # raises if no bucket was trained, and under streaming
+    labels, means = predictions.images.label, []
+    totals = np.bincount(labels)
+    for row in range(1, predictions.k + 1):
+        correct = predictions.get_row(row).hits(predictions.images)
+        by_class = np.bincount(labels[correct], minlength=len(totals))[totals > 0]
+        means.append((by_class / totals[totals > 0]).mean())
+    return float(np.mean(means))
+
+
+def _repeats_accuracy(predictions: Predictions) -> bool:
+    """Return True if macro matrix and accuracy matrix are equal for any predictions.
+
+    They are if each bucket has the same number of test images of each of its classes.
+    """
+    counts = predictions.images.class_counts
+    maximum = counts.max(axis=1, keepdims=True)
+    return bool(((counts == 0) | (counts == maximum)).all())
+
+
+METRICS = tuple(
+    Metric(
+        name=f"macro_accuracy/{function.__name__}",
+        function=function,
+        needs=PREDICTIONS,
+        skip_if=_repeats_accuracy,
+    )
+    for function in (in_domain, next_domain, average, average_over_rows)
+)

@@ -1,0 +1,422 @@
+"""The lease by which one process writes into a run, and whether its holder is alive.
+
+The tag ``mlflow.clear_mlflow.holder`` is the lease as it was acquired. The tag
+``mlflow.clear_mlflow.process`` is the lease as it was last renewed, while a process trains. Two
+tags, so that a late renewal by a process that lost the lease does not take it from the new holder.
+
+A holder on this machine is looked up among the processes. A lease from another machine expires when
+this process has seen it unchanged for three minutes. No clocks of two machines are compared for
+that, so a clock that is wrong makes no living process dead.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clear_mlflow.core.errors import RecordError, TrackingError
+from clear_mlflow.core.text import printable, truncate, warn
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, convert, json_value
+from clear_mlflow.store import names
+from clear_mlflow.store.client import mlflow_errors
+
+EXPIRY_SECONDS = 180.0
+RENEW_SECONDS = 30.0
+_POLL_SECONDS = 5.0
+_PROC = Path("/proc")
+
+
+class LeaseLostError(TrackingError):
+    """Another process has acquired the lease: this process may store nothing more in the run."""
+
+
+class LeaseHeldError(TrackingError):
+    """Another machine may hold the lease, and the caller did not want to wait for its expiry."""
+
+
+@dataclass(frozen=True)
+class _LeaseTag:
+    """A lease as it is stored in a tag or in a claim; anyone may have written it."""
+
+    host: str
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    started: float  # as _read_start_time returns it on that machine
+    renewed_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    token: str
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if the holder is a process of this machine and container."""
+        return self.host == _read_host()
+
+    @property
+    def age_seconds(self) -> float:
+        """Return the time since the renewal by both clocks, negative if it is in the future."""
+        return (_read_clock() - self.renewed_at).total_seconds()
+
+    @property
+    def has_ended(self) -> bool:
+        """Return True if the holder, a local process, is certainly gone."""
+        try:  # a process number is used again: only the start time identifies a process
+            return abs(_read_start_time(self.pid) - self.started) >= 1.0
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+
+
+class Lease:
+    """The lease of this process on one run.
+
+    Args:
+        client: client of the run's store.
+        run_id: id of the run.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._replaced_holder: str | None = None
+        self.lost: LeaseLostError | None = None  # set by the first check that fails, then kept
+
+    def acquire(self) -> None:
+        """Acquire the lease, whoever holds it; the earlier holder stores nothing more.
+
+        Does not report that this process trains: :meth:`renew` does.
+        """
+        with mlflow_errors(f"acquire the lease of run {self._run_id}"):
+            run = self._client.get_run(self._run_id)
+            self._replaced_holder = run.data.tags.get(names.HOLDER_TAG)
+            self._client.set_tag(self._run_id, names.HOLDER_TAG, format_lease())
+
+    def renew(self) -> None:
+        """Report that this process trains into the run and is alive.
+
+        Sets a run back to RUNNING that ``evaluate`` closed as KILLED during an outage. Raises
+        LeaseLostError.
+        """
+        run = self.check()
+        with mlflow_errors(f"renew the lease of run {self._run_id}"):
+            self._client.set_tag(self._run_id, names.PROCESS_TAG, format_lease())
+            if run.info.status == "KILLED":
+                self._client.update_run(self._run_id, status="RUNNING")
+
+    def check(self) -> Run:
+        """Return the run as it is now; raise LeaseLostError if this process does not hold it."""
+        if self.lost is not None:
+            raise self.lost
+        with mlflow_errors(f"read run {self._run_id}"):
+            run = self._client.get_run(self._run_id)
+        try:
+            check_holder(run)
+        except LeaseLostError as error:
+            self.lost = error
+            raise
+        return run
+
+    def release(self) -> None:
+        """Undo :meth:`acquire`, unless another process has acquired the lease since."""
+        with mlflow_errors(f"release the lease of run {self._run_id}"):
+            if not _is_held_by_this_process(self._client.get_run(self._run_id)):
+                return
+            if self._replaced_holder is None:
+                self._client.delete_tag(self._run_id, names.HOLDER_TAG)
+            else:
+                self._client.set_tag(self._run_id, names.HOLDER_TAG, self._replaced_holder)
+
+
+def process_token() -> str:
+    """Return the text that identifies this process in leases and journals."""
+    return _create_token(os.getpid())
+
+
+def format_lease() -> str:
+    """Return the JSON text of a lease of this process, renewed now."""
+    return json.dumps(
+        {
+            "host": _read_host(),
+            "pid": os.getpid(),
+            "started": _read_start_time(os.getpid()),
+            "renewed_at": _read_clock().isoformat(timespec="seconds"),
+            "token": process_token(),
+        }
+    )
+
+
+def lease_tags() -> dict[str, str]:
+    """Return the tags of a run into which this process trains; set them to acquire its lease."""
+    lease = format_lease()
+    return {names.PROCESS_TAG: lease, names.HOLDER_TAG: lease}
+
+
+def check_holder(run: Run) -> None:
+    """Raise LeaseLostError if this process does not hold the lease of a run, as it was read."""
+    if not _is_held_by_this_process(run):
+        holder = _parse_lease(run.data.tags.get(names.HOLDER_TAG))
+        name = "nobody with a readable lease" if holder is None else _format_process(holder)
+        raise LeaseLostError(
+            f"run {run.info.run_id} is held by {name}: it was taken over while this process was "
+            "stopped or cut off from the store"
+        )
+
+
+def check_not_held(
+    client: MlflowClient, run: Run, advice: str, *, assume_dead: bool = False
+) -> None:
+    """Raise TrackingError, which ends with *advice*, if a process trains into a run.
+
+    assume_dead: ignore a holder that this machine cannot look up.
+    """
+    if assume_dead and not is_held_here(run):
+        return
+    if is_held(client, run):
+        raise TrackingError(
+            f"another process trains into run {run.info.run_id} now ({describe_holder(run)}); "
+            f"{advice}"
+        )
+
+
+def is_held(client: MlflowClient, run: Run) -> bool:
+    """Return True if a process trains into a run.
+
+    Watches a lease from another machine that seems to have expired, for up to three minutes.
+    """
+    return _has_lease(run) and not is_expired(client, run)
+
+
+def is_expired(client: MlflowClient, run: Run) -> bool:
+    """Return True if a run is RUNNING although the process that trained it is gone.
+
+    Watches a lease from another machine that seems to have expired, for up to three minutes.
+    """
+    if not _has_lease(run):
+        return False
+    lease = _read_lease(run)
+    if lease is not None and lease.is_local:
+        return lease.has_ended
+    remaining = EXPIRY_SECONDS - _measure_unchanged(client, run)
+    if remaining <= 0:
+        return True
+    if lease is not None and abs(lease.age_seconds) <= EXPIRY_SECONDS:
+        return False
+    warn(
+        f"run {run.info.run_id} was trained on another machine, and its lease seems to have "
+        f"expired; watching for {remaining:.0f} s if it is renewed"
+    )
+    return _watch_until_expiry(client, run)
+
+
+def is_held_here(run: Run) -> bool:
+    """Return True if a living process of this machine has the lease of a run."""
+    lease = _read_lease(run)
+    return lease is not None and lease.is_local and not lease.has_ended
+
+
+def wait_for_expiry(
+    client: MlflowClient,
+    run_id: str,
+    *,
+    can_wait: bool = True,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until a lease from another machine is renewed, has expired, or its run has ended.
+
+    Returns at once if a process of this machine has the lease, or none. Raises TrackingError if
+    *should_stop* returns True, and LeaseHeldError, unless *can_wait*, if the lease is dated within
+    the last three minutes.
+    """
+    with mlflow_errors(f"read run {run_id}"):
+        run = client.get_run(run_id)
+    lease = _read_lease(run)
+    if not _has_lease(run) or (lease is not None and lease.is_local):
+        return
+    remaining = EXPIRY_SECONDS - _measure_unchanged(client, run)
+    if remaining <= 0:
+        return
+    if not can_wait and lease is not None and abs(lease.age_seconds) <= EXPIRY_SECONDS:
+        raise LeaseHeldError(
+            f"another process may train into run {run_id} ({describe_holder(run)}); start the "
+            "same command again later"
+        )
+    warn(
+        f"run {run_id} was trained elsewhere, or before a restart of this machine; waiting up to "
+        f"{remaining:.0f} s for the expiry of its lease, and then training here"
+    )
+    _watch_until_expiry(client, run, should_stop)
+
+
+def describe_holder(run: Run) -> str:
+    """Return which process has the lease of a run and how to end it, or when it expires."""
+    lease = _read_lease(run)
+    if lease is None:
+        return "its lease cannot be read"
+    if lease.is_local:
+        return (
+            f"process {lease.pid} of this machine, perhaps suspended: 'kill -CONT {lease.pid}' "
+            f"lets it continue, 'kill -KILL {lease.pid}' ends it"
+        )
+    return (
+        "its lease, from another machine or from before a restart of this machine, was renewed "
+        f"{max(0, round(lease.age_seconds))} s ago; unless it is renewed, you can resume the run "
+        f"after {EXPIRY_SECONDS:.0f} s, or at once if you know that its process is dead: "
+        f"clear-mlflow train --resume {run.info.run_id} --assume-dead yes"
+    )
+
+
+def read_trainer_token(run: Run) -> str | None:
+    """Return the token of the process that trains or trained into a run, or None if unknown."""
+    lease = _read_lease(run)
+    return None if lease is None else lease.token
+
+
+def is_recent_claim(claim: str) -> bool:
+    """Return True if another process, not known to be dead, wrote a lease minutes ago at most."""
+    lease = _parse_lease(claim)
+    return (
+        lease is not None
+        and lease.token != process_token()
+        and abs(lease.age_seconds) <= EXPIRY_SECONDS
+        and not (lease.is_local and lease.has_ended)
+    )
+
+
+def _has_lease(run: Run) -> bool:
+    return run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags
+
+
+def _is_held_by_this_process(run: Run) -> bool:
+    holder = _parse_lease(run.data.tags.get(names.HOLDER_TAG))
+    return holder is not None and holder.token == process_token()
+
+
+def _read_lease(run: Run) -> _LeaseTag | None:
+    """Return the newest lease of a run, or None if there is none that can be read."""
+    return _parse_lease(_select_lease_text(run))
+
+
+def _select_lease_text(run: Run) -> str | None:
+    """Return the last renewal, or the acquisition if a process that lost the lease renewed it."""
+    renewal, acquisition = (run.data.tags.get(t) for t in (names.PROCESS_TAG, names.HOLDER_TAG))
+    renewed, acquired = _parse_lease(renewal), _parse_lease(acquisition)
+    if renewed is None or acquired is None or renewed.token == acquired.token:
+        return renewal
+    return acquisition
+
+
+def _parse_lease(text: str | None) -> _LeaseTag | None:
+    try:
+        lease: _LeaseTag = convert(json_value(text or "", MAX_TAG_BYTES), _LeaseTag)
+    except RecordError:
+        return None
+    return lease
+
+
+def _format_process(lease: _LeaseTag) -> str:
+    host = truncate(printable(lease.host.partition("/")[0]), 80)
+    return f"process {lease.pid} on {host} since {lease.renewed_at:%Y-%m-%d %H:%M:%S %Z}"
+
+
+# Run id to the text of its lease and the monotonic time at which this process first saw it.
+_first_seen: dict[str, tuple[str | None, float]] = {}
+
+
+def _measure_unchanged(client: MlflowClient, run: Run) -> float:
+    """Return for how many seconds this process has seen a lease unchanged.
+
+    The first call for a lease notes those of all RUNNING runs of the experiment, so that watching
+    many takes no longer than watching one.
+    """
+    run_id = run.info.run_id
+    if run_id not in _first_seen or _first_seen[run_id][0] != _select_lease_text(run):
+        with mlflow_errors(f"watch run {run_id}"):
+            running = client.search_runs(
+                [run.info.experiment_id], "attributes.status = 'RUNNING'", max_results=1000
+            )
+        for other in (*running, run):
+            text = _select_lease_text(other)
+            if _first_seen.get(other.info.run_id, ("", 0.0))[0] != text:
+                _first_seen[other.info.run_id] = text, time.monotonic()
+    return time.monotonic() - _first_seen[run_id][1]
+
+
+def _watch_until_expiry(
+    client: MlflowClient, run: Run, should_stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Return True when a lease has expired, or False as soon as it is renewed or its run ends."""
+    run_id, text = run.info.run_id, _select_lease_text(run)
+    while True:
+        with mlflow_errors(f"watch run {run_id}"):
+            current = client.get_run(run_id)
+        if not _has_lease(current) or _select_lease_text(current) != text:
+            return False
+        remaining = EXPIRY_SECONDS - _measure_unchanged(client, run)
+        if remaining <= 0:
+            return True
+        if should_stop():
+            raise TrackingError(f"stopped while waiting for the process that trained run {run_id}")
+        time.sleep(min(_POLL_SECONDS, remaining))
+
+
+def _read_clock() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+@functools.cache
+def _create_token(pid: int) -> str:
+    """Return random text for a process; a forked child has its own."""
+    return secrets.token_hex(8)
+
+
+def _read_start_time(pid: int) -> float:
+    """Return when a process of this machine started, in units that setting the clock changes not.
+
+    Raises ProcessLookupError if the process is gone, and PermissionError if it cannot be read, for
+    example another user's where /proc is mounted with hidepid.
+    """
+    with suppress(PermissionError):
+        os.kill(pid, 0)  # sends nothing; raises ProcessLookupError if there is no such process
+    if (_PROC / "stat").exists():
+        try:
+            # The program's name, in parentheses, may contain anything.
+            fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        except ProcessLookupError:
+            raise
+        except OSError as error:  # with hidepid, the file of a living process is missing
+            raise PermissionError(f"process {pid} cannot be read: {error}") from error
+        if fields[0] == "Z":
+            raise ProcessLookupError(pid)
+        return float(fields[19])
+    import psutil  # here: on Linux, a machine that only reads runs may lack it
+
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise ProcessLookupError(pid)
+        return float(process.create_time())
+    except psutil.ZombieProcess as error:
+        raise ProcessLookupError(pid) from error
+    except psutil.Error as error:
+        raise PermissionError(f"process {pid} cannot be read: {error}") from error
+
+
+def _read_host() -> str:
+    """Return a name of this machine and container since its last start: the scope of its pids."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):  # not Linux: only the host's name
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return "/".join(parts)

@@ -1,0 +1,216 @@
+"""What a store lacks of a run's scores, found over a model of one: after it is written, nothing."""
+
+import math
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
+from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.scoring import evaluate
+from clear_mlflow.scoring.run_log import Changes, build_points, find_changes
+from clear_mlflow.scoring.run_record import RunMetadata, StoredRun
+from clear_mlflow.store import names
+
+NUM_TEST = 50
+METADATA = RunMetadata(
+    configuration={}, requested={}, dataset={}, num_train={}, environment={}, warnings=()
+)
+
+
+def first(matrix):
+    """Accuracy on the first bucket after the first."""
+    if matrix.num_rows == 0 or math.isnan(matrix.values[0, 0]):
+        raise UndefinedMetricError("needs the first cell")
+    return float(matrix.values[0, 0])
+
+
+OWN = Metric(name="lab/first", function=first, version=2)
+
+
+class ModelStore:
+    """One run of a tracking store: appended points, and MLflow's rule of which value is shown."""
+
+    def __init__(self, stored, tags=None):
+        self.stored = stored
+        self.points = []
+        self.tags = dict(tags or {})
+        self.files = set()
+
+    def history(self, name):
+        latest = {}
+        for point in (p for p in self.points if p.name == name):
+            before = latest.get(point.step)
+            if before is None or point.time >= before.time:
+                latest[point.step] = point
+        return latest
+
+    def get_metric_history(self, run_id, name):
+        return [
+            SimpleNamespace(key=p.name, value=p.value, timestamp=p.time, step=p.step)
+            for p in self.points
+            if p.name == name
+        ]
+
+    def list_artifacts(self, run_id, folder):
+        paths = (path for path in self.files if path.rpartition("/")[0] == folder)
+        return [SimpleNamespace(path=path) for path in paths]
+
+    @property
+    def run(self):
+        histories = {name: self.history(name) for name in {p.name for p in self.points}}
+        metrics = {name: steps[max(steps)].value for name, steps in histories.items()}
+        data = SimpleNamespace(metrics=metrics, tags=dict(self.tags), params={})
+        info = SimpleNamespace(run_id="run", run_name="run", experiment_id="1")
+        return SimpleNamespace(info=info, data=data, inputs=None)
+
+    def find_changes(self, reread=False):
+        stored = replace(self.stored, run=self.run)
+        return find_changes(self, stored, evaluate(stored), reread=reread)
+
+    def apply(self, changes, *, points=None):
+        """Write the changes, or only some points, as a process that died."""
+        self.points += changes.points[:points]
+        if points is None:
+            if changes.reports:
+                self.files |= {names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG}
+            if changes.page:
+                self.files |= {names.REPORT_HTML}
+            self.tags |= changes.tags
+
+
+@st.composite
+def stored_runs(draw):
+    """Some rows of a run, with gaps, under either protocol."""
+    num_buckets = draw(st.integers(1, 4))
+    count = st.integers(0, NUM_TEST)
+    counts = st.lists(count, min_size=num_buckets, max_size=num_buckets)
+    rows = draw(st.sets(st.integers(0, num_buckets), min_size=1))
+    protocol = draw(st.sampled_from(["iid", "streaming"]))
+    buckets = tuple(str(j + 1) for j in range(num_buckets))
+    records = {
+        row_file_name(row): RowRecord(
+            row=AccuracyRow(row, buckets, tuple(draw(counts)), (NUM_TEST,) * num_buckets),
+            protocol=protocol,
+            dataset=DatasetIdentity("digits", "sha256:" + "ab" * 32),
+            seed=0,
+            package_version="0.1.0",
+            written_at="2026-01-31T00:00:00.123+00:00",
+        )
+        for row in sorted(rows)
+    }
+    return StoredRun(
+        run=SimpleNamespace(),
+        record=assemble(records),
+        rows_hash=draw(st.sampled_from(["d1", "d2"])),
+        matrix_tag=draw(st.sampled_from([None, "rows"])),
+        times={step: 1000 * step for step in range(num_buckets + 1)},
+        families=("clear", "renate"),
+        metrics=(*METRICS, OWN),
+        metadata=METADATA,
+    )
+
+
+TAGS = st.sampled_from(
+    [
+        {},
+        {names.VERSIONS_TAG: '{"lab/first": 1}'},
+        {names.SCORED_TAG: "d2.a", names.VERSIONS_TAG: '{"lab/first": 1}'},
+        {names.MLFLOW_NOTE: "a person wrote this"},
+        {names.VERSIONS_TAG: "["},
+        {names.MATRIX_TAG: "rows of before", "strategy": "naive"},
+    ]
+)
+
+
+@st.composite
+def stores(draw):
+    """A run, and what other scorings, other programs and accidents left in its store."""
+    store = ModelStore(draw(stored_runs()), draw(TAGS))
+    chance = random.Random(draw(st.integers(0, 2**32)))
+    stored = replace(store.stored, run=ModelStore(store.stored).run)
+    for point in build_points(stored, evaluate(stored)):
+        if chance.random() < 0.7:
+            value = chance.random() if chance.random() < 0.2 else point.value
+            time = point.time + chance.choice([0, 9])
+            store.points.append(point._replace(value=value, time=time))
+    if chance.random() < 0.5:
+        store.files = {names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG}
+    return store
+
+
+@settings(max_examples=300, deadline=None)
+@given(store=stores(), reread=st.booleans())
+def test_after_the_changes_are_written_nothing_is_missing(store, reread):
+    """The store shows the computed values, and no point was sent that it had."""
+    before = dict(store.tags)
+    has_same_rows = before.get(names.SCORED_TAG, "").partition(".")[0] == store.stored.rows_hash
+    changes = store.find_changes(reread)
+    assert changes.reports or has_same_rows
+    for point in changes.points:
+        logged = store.history(point.name).get(point.step)
+        assert logged is None or (logged.value != point.value and logged.time < point.time)
+    assert len({(p.name, p.step) for p in changes.points}) == len(changes.points)
+    assert not changes.tags.items() & before.items()
+    assert names.MLFLOW_NOTE not in before or names.MLFLOW_NOTE not in changes.tags
+    store.apply(changes)
+    assert store.find_changes(reread).is_empty
+    stored = replace(store.stored, run=store.run)
+    for point in build_points(stored, evaluate(stored)) if reread or not has_same_rows else ():
+        assert store.history(point.name)[point.step].value == point.value
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), store=stores(), reread=st.booleans())
+def test_an_interrupted_scoring_is_continued(data, store, reread):
+    """After a process died between points, the next one sends the others, and each once."""
+    changes = store.find_changes(reread)
+    num_sent = data.draw(st.integers(0, len(changes.points)))
+    store.apply(changes, points=num_sent)
+    others = store.find_changes(reread)
+    assert not set(changes.points[:num_sent]) & set(others.points)
+    store.apply(others)
+    assert store.find_changes(reread).is_empty
+
+
+@pytest.mark.parametrize("tags", [{}, {names.KIND_TAG: "train"}, {names.ROWS_TAG: "partial"}])
+def test_a_run_without_rows_is_tagged_once(tags):
+    """A run that should have rows gets a tag that it has none; other programs' runs do not."""
+    store = ModelStore(StoredRun(run=SimpleNamespace()), tags)
+    changes = store.find_changes()
+    assert changes.tags == ({names.ROWS_TAG: "none"} if tags else {})
+    store.apply(changes)
+    assert store.find_changes().is_empty
+
+
+@given(stored=stored_runs())
+def test_the_score_hash_changes_with_what_the_page_shows(stored):
+    """With the name, rows, parameters, environment, and predictions."""
+    stored = replace(stored, run=ModelStore(stored).run)
+    renamed = SimpleNamespace(info=SimpleNamespace(run_id="run", run_name="another"))
+    others = [
+        replace(stored, rows_hash="d3"),
+        replace(stored, run=renamed),
+        replace(stored, predictions_hash="p-1"),
+        replace(stored, tests_hash="t"),
+        *(
+            replace(stored, metadata=replace(METADATA, **{field: {"a": "b"}}))
+            for field in ("configuration", "requested", "dataset", "num_train", "environment")
+        ),
+        replace(stored, metadata=replace(METADATA, warnings=("mind",))),
+    ]
+    hashes = [run.compute_score_hash({"a/b": 1}) for run in (stored, *others)]
+    hashes.append(stored.compute_score_hash({"a/b": 2}))
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_changes_are_described_in_one_line():
+    """A dry run prints the description."""
+    assert str(Changes()) == "nothing"
+    assert str(Changes(reports=True, tags={"b": "1", "a": "2"})) == "the reports, the tags a, b"
