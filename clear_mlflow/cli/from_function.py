@@ -72,7 +72,7 @@ def command(
 
         def run(**values: Any) -> None:
             for parameter in placeholders:
-                _merge_argument(values, parameter, parameters[parameter].default)
+                _merge_argument(values, parameters[parameter])
             function(**values)
 
         return Command(
@@ -160,13 +160,17 @@ def _build_argument(function: Callable[..., Any], name: str, placeholder: str) -
     return click.Argument([f"{name}_argument"], **keywords)
 
 
-def _merge_argument(values: dict[str, Any], name: str, default: object) -> None:
+def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> None:
     """Replace an argument, and the option of the same name if there is one, by one value."""
+    name = parameter.name
     argument, option = values.pop(f"{name}_argument"), values.get(name)
     if isinstance(argument, tuple):
-        values[name] = (*argument, *(option or ())) or None
+        names = (*argument, *(option or ()))
+        # As in Python, a single name may be an experiment: an error then lists the experiments.
+        is_single = parameter.annotation == "Runs" and len(names) == 1
+        values[name] = names[0] if is_single else names or None
     elif argument is None:
-        values.setdefault(name, default)
+        values.setdefault(name, parameter.default)
     elif option is None:
         values[name] = argument
     else:
@@ -184,7 +188,7 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
     values: dict[str, Any] = {NONE: None} if NoneType in members else {}
     values |= {v: v for t in members if get_origin(t) is Literal for v in get_args(t)}
     if bool in members:
-        values |= {"yes": True, "no": False} if parameter.default else {"no": False, "yes": True}
+        values |= {"yes": True, "no": False} if parameter.default is True else {"no": False, "yes": True}
     keywords: dict[str, Any] = {"required": True}
     if parameter.default is not parameter.empty:
         is_switch = isinstance(parameter.default, bool)

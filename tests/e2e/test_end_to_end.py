@@ -89,7 +89,7 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
 
     copy = store.create_run(experiment_id)
     shutil.copytree(rows_folder(run), rows_folder(copy))
-    asked = ("-e", "evaluate", "-P", f"run_id={copy.info.run_id}")
+    asked = ("-e", "evaluate", "-P", f"runs={copy.info.run_id}")
     evaluator = mlflow_run(project, *asked, forked=True)
     output, _ = evaluator.communicate(timeout=LONG)
     assert evaluator.returncode == 0, output

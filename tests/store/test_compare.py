@@ -210,7 +210,7 @@ def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_
 
 def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
     """The entry point's run is the comparison: one run, named, and not among the compared."""
-    options = ("--env-manager", "local", "--experiment-name", "test", "-P", "experiment=test")
+    options = ("--env-manager", "local", "--experiment-name", "test", "-P", "runs=test")
     done = run_python("-m", "mlflow", "run", str(project), "-e", "compare", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     run, folder = comparison_of(store, experiment_id)
