@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from clear_mlflow.api.compared import ComparedRuns
     from clear_mlflow.api.evaluate import evaluate
     from clear_mlflow.api.export import export
-    from clear_mlflow.api.load import load, runs
-    from clear_mlflow.api.run import Run
+    from clear_mlflow.api.load import Run, load, runs
     from clear_mlflow.api.sweep import sweep
     from clear_mlflow.api.train import train, train_ensemble
     from clear_mlflow.tracking.loop_run import track
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 # Each imports torch or mlflow, so it is imported when it is first used. Name to its module.
 _LAZY_MODULES = {
     "ComparedRuns": "api.compared",
-    "Run": "api.run",
+    "Run": "api.load",
     "compare": "api.compare",
     "evaluate": "api.evaluate",
     "export": "api.export",

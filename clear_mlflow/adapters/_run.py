@@ -18,8 +18,8 @@ from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.metrics import DEFAULT_FAMILIES, MetricResult
+from clear_mlflow.tracking.lifecycle import end_shared_run
 from clear_mlflow.tracking.loop_run import LoopRun
-from clear_mlflow.tracking.shared_run import end_shared_run
 
 _WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from clear_mlflow.adapters._run import Adapter, num_images, number
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.tracking.shared_run import active_run_id
+from clear_mlflow.tracking.lifecycle import get_active_run_id
 
 
 class MLflowAccuracyMatrix(Adapter, Callback):
@@ -56,7 +56,7 @@ class MLflowAccuracyMatrix(Adapter, Callback):
             if not isinstance(logger, MLFlowLogger):
                 continue
             run_id = self._loop.run_id if self._loop else self._shared_run_id
-            run_id = run_id or active_run_id(logger._tracking_uri)
+            run_id = run_id or get_active_run_id(logger._tracking_uri)
             if run_id is None:
                 run_id = logger._run_id or os.environ.pop("MLFLOW_RUN_ID", None) or logger.run_id
                 self._take_over(run_id)

@@ -13,7 +13,7 @@ from transformers.integrations import MLflowCallback
 
 from clear_mlflow.adapters._run import Adapter, num_images, number
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.tracking.shared_run import active_run_id, end_shared_run, reopen_run
+from clear_mlflow.tracking.lifecycle import end_shared_run, get_active_run_id, reopen_run
 
 
 class MLflowAccuracyMatrix(Adapter, TrainerCallback):
@@ -45,7 +45,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
 
         That callback would end the run after each training and open another in each evaluation.
         """
-        run_id = active_run_id()
+        run_id = get_active_run_id()
         if self._loop is not None or run_id in (None, self._checked_run_id):
             return
         self._checked_run_id = run_id
@@ -62,12 +62,12 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Reopen the run for an evaluation after the last row, which would open another."""
-        if self._shared_run_id and self._has_ended and active_run_id() is None:
+        if self._shared_run_id and self._has_ended and get_active_run_id() is None:
             reopen_run(self._shared_run_id)
 
     def on_predict(self, args: Any, state: Any, control: Any, *_: Any, **__: Any) -> None:
         """End the run again after an evaluation that came after the last row."""
-        if self._shared_run_id and self._has_ended and active_run_id() == self._shared_run_id:
+        if self._shared_run_id and self._has_ended and get_active_run_id() == self._shared_run_id:
             end_shared_run(self._shared_run_id)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -24,8 +24,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME, M
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.api.bundle import is_bundle
-from clear_mlflow.api.load import Runs, chosen, open_store, those_there
-from clear_mlflow.api.run import Run as ApiRun
+from clear_mlflow.api.load import Run as ApiRun
+from clear_mlflow.api.load import Runs, choose_runs, list_existing, open_store
 from clear_mlflow.comparison.arrangement import arrange, default_group_by, only_score
 from clear_mlflow.comparison.arrangement import at_equal as select_equal_runs
 from clear_mlflow.comparison.build import Comparison
@@ -53,6 +53,8 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import next_grids
+from clear_mlflow.journal.run_folder import Outcome
+from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.config import is_tuned
 from clear_mlflow.learning.parameters.logged import find_method_parameters, unlogged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -77,7 +79,7 @@ from clear_mlflow.store.ui_urls import (
     format_comparison_links,
     make_run_url_builder,
 )
-from clear_mlflow.tracking.lifecycle import create_run, end
+from clear_mlflow.tracking.lifecycle import create_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,7 +218,7 @@ def compare_chosen_runs(
         all_metrics[ranking.name] = replace(ranking, higher_is_better=not lower_is_better)
     client = open_store()
     project_run_id = tag_project_run(client, names.KIND_COMPARE) if log else None
-    selected, are_named = chosen(client, runs, filter=filter)
+    selected, are_named = choose_runs(client, runs, filter=filter)
     selected_runs = list(selected)
     compared = read_comparison(
         client,
@@ -310,7 +312,7 @@ def read_comparison(
     subjects: list[Subject] = []
     rowless: list[RowlessRun] = []
     warnings: list[str] = []
-    existing_runs = those_there(runs, "compare")
+    existing_runs = list_existing(runs, "compare")
     bundles = {run.info.run_id: run for run in existing_runs if is_bundle(run)}
     for stored in read_matrices(client, existing_runs, metrics=metrics, read_files=read_files):
         run, record = stored.run, stored.record
@@ -539,7 +541,7 @@ def write_comparison(
             status = "FINISHED"
         finally:
             if run_id is None:
-                end(client, opened_run_id, status)
+                store_outcome(client, opened_run_id, Outcome(status))
         return client.get_run(opened_run_id)
 
 

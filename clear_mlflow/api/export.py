@@ -39,14 +39,14 @@ def export(
         TrackingError: a run does not exist, or the store cannot be reached.
     """
     from clear_mlflow.api.bundle import ARCHIVE, write_bundles
-    from clear_mlflow.api.load import chosen, open_store, those_there
+    from clear_mlflow.api.load import choose_runs, list_existing, open_store
     from clear_mlflow.store.matrices import NO_ROWS, read_matrices
 
     if Path(to).suffix in {".gz", ".tar", ".tgz", ".zip"}:
         raise ConfigError(f"to is {safe_repr(str(to), 200)}; name a folder, or a file in {ARCHIVE}")
     client = open_store()
-    selected, are_named = chosen(client, runs, filter=filter)
-    stored_runs = those_there(selected, "export")
+    selected, are_named = choose_runs(client, runs, filter=filter)
+    stored_runs = list_existing(selected, "export")
     if not are_named:  # sweeps and comparisons of an experiment have no rows
         matrices = read_matrices(client, stored_runs, metrics=())
         stored_runs = [stored.run for stored in matrices if str(stored.problem) != NO_ROWS]

@@ -1,4 +1,4 @@
-"""How far a training is, in a notebook: a bar, and the matrix as it grows."""
+"""Show the progress of a training in a notebook: a bar, and the matrix as it grows."""
 
 from __future__ import annotations
 
@@ -10,83 +10,85 @@ from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.learning.progress import TrainingProgress, accuracies, progress_for
 from clear_mlflow.report.page.fragment import progress_html
 
-# Each drawing is a message to the browser, of some kilobytes.
-_SECONDS_BETWEEN_DRAWINGS = 0.5
+# Each update is a message of some kilobytes to the browser.
+_UPDATE_SECONDS = 0.5
 
 
 class NotebookProgress(TrainingProgress):
-    """One output that is replaced again and again during training."""
+    """One output of a notebook that is updated during training."""
 
     def __init__(self, protocol: str) -> None:
         self._protocol = protocol
         self._rows: list[AccuracyRow] = []
-        self._handle: Any = None
-        self._drawn = 0.0
+        self._display: Any = None
+        self._updated_at = 0.0
         self._text = "starting"
-        self._position, self._num_buckets = 0, 1
-        self._steps = self._num_steps = 0
+        self._bucket_index, self._num_buckets = 0, 1
+        self._num_done = self._num_steps = 0
 
     def __enter__(self) -> NotebookProgress:
-        if self._handle is None:  # it is entered to decode, and again to train
+        if self._display is None:  # it is entered to decode, and again to train
             from IPython.display import HTML, display
 
-            self._handle = display(HTML(self._html()), display_id=True)
+            self._display = display(HTML(self._build_html()), display_id=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._draw(now=True)
+        self._update(now=True)
 
     def images_decoded(self, done: int, total: int) -> None:
-        """Say so."""
+        """Show how many images are decoded."""
         self._text = f"decoding images, {done:,} of {total:,}"
-        self._steps, self._num_steps = done, total
-        self._draw(now=done == total)
+        self._num_done, self._num_steps = done, total
+        self._update(now=done == total)
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Start the bucket's part of the bar."""
-        self._begin(position, num_buckets, f"bucket {key}: {position + 1} of {num_buckets}")
+        text = f"bucket {key}: {position + 1} of {num_buckets}"
+        self._start_part(position, num_buckets, text)
 
     def steps_planned(self, num_steps: int) -> None:
-        """Give the bucket's part of the bar its length."""
+        """Set the length of the bucket's part of the bar."""
         self._num_steps = num_steps
 
     def step_done(self) -> None:
         """Move the bar, at most twice a second."""
-        self._steps += 1
-        self._draw()
+        self._num_done += 1
+        self._update()
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Show the row in the matrix."""
         self._rows.append(row)
         text = ", ".join([f"{row.row} of {len(row.buckets)} buckets", *accuracies(row)])
-        self._begin(row.row, len(row.buckets), text)
+        self._start_part(row.row, len(row.buckets), text)
 
-    def _begin(self, position: int, num_buckets: int, text: str) -> None:
-        self._position, self._num_buckets, self._text = position, num_buckets, text
-        self._steps = self._num_steps = 0
-        self._draw(now=True)
+    def _start_part(self, bucket_index: int, num_buckets: int, text: str) -> None:
+        self._bucket_index, self._num_buckets, self._text = bucket_index, num_buckets, text
+        self._num_done = self._num_steps = 0
+        self._update(now=True)
 
-    def _draw(self, *, now: bool = False) -> None:
-        moment = time.monotonic()
-        if self._handle is not None and (now or moment - self._drawn > _SECONDS_BETWEEN_DRAWINGS):
+    def _update(self, *, now: bool = False) -> None:
+        """Replace the output; without *now*, only if the last update is half a second ago."""
+        clock = time.monotonic()
+        if self._display is not None and (now or clock - self._updated_at > _UPDATE_SECONDS):
             from IPython.display import HTML
 
-            self._drawn = moment
-            self._handle.update(HTML(self._html()))
+            self._updated_at = clock
+            self._display.update(HTML(self._build_html()))
 
-    def _html(self) -> str:
-        done = self._position + min(self._steps / max(self._num_steps, 1), 1.0)
+    def _build_html(self) -> str:
+        done = self._bucket_index + min(self._num_done / max(self._num_steps, 1), 1.0)
         matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
-        evidence = None if matrix is None else matrix.masked(self._protocol)
-        return progress_html(self._text, done, self._num_buckets, evidence)
+        masked_matrix = None if matrix is None else matrix.masked(self._protocol)
+        return progress_html(self._text, done, self._num_buckets, masked_matrix)
 
 
-def progress_here(protocol: str) -> TrainingProgress:
-    """What suits where this runs: a notebook's own output, a terminal's bars, or lines."""
-    return NotebookProgress(protocol) if in_notebook() else progress_for(sys.stderr)
+def build_progress(protocol: str) -> TrainingProgress:
+    """Return the progress for a notebook, a terminal or a log file, wherever this runs."""
+    return NotebookProgress(protocol) if is_notebook() else progress_for(sys.stderr)
 
 
-def in_notebook() -> bool:
-    """Whether this is a notebook's kernel, which shows HTML; IPython on a terminal is none."""
+def is_notebook() -> bool:
+    """Return True in a notebook's kernel, and False in IPython on a terminal."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

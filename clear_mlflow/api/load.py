@@ -1,46 +1,237 @@
-"""Which runs are meant, and stored runs as objects."""
+"""Stored runs as objects, and the choice of runs by id, experiment or path."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from html import escape
 from itertools import chain
+from math import nan
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import ARCHIVE, drop_copies, list_bundles, read_bundles
-from clear_mlflow.api.run import Run
-from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.api.bundle import ARCHIVE, drop_copies, is_bundle, list_bundles, read_bundles
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.text import one_line, safe_repr
+from clear_mlflow.learning.parameters.logged import unlogged_parameters
+from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
+from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.report.terminal_tables import as_text, run_text
+from clear_mlflow.scoring import Scores, load_scores
+from clear_mlflow.scoring.run_record import read_configuration
+from clear_mlflow.statistics import ImageBootstrap
 from clear_mlflow.store.client import MlflowClient, is_missing_store, preflight, set_up_mlflow
-from clear_mlflow.store.matrices import read_matrices
+from clear_mlflow.store.matrices import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun, expand_run_id, has_experiment, select_runs
+from clear_mlflow.store.ui_urls import format_run_links
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
-# A run, as an object or by its id or at least six of its first digits; an experiment, by its name;
-# several of them; None: all experiments.
+# A run as an object, by its id or by at least the first six digits; an experiment by its name; a
+# bundle by its path; several of these; None for all experiments.
 Runs: TypeAlias = "str | Path | Run | Iterable[str | Path | Run] | None"
 
 
+class Run:
+    """A stored run, returned by :func:`clear_mlflow.load` and similar functions.
+
+    Attributes are read from the store when they are first used. A notebook shows the heat map,
+    metrics and links; ``print`` shows the same as tables.
+    """
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        run: MlflowRun,
+        *,
+        scores: Scores | None = None,
+        record: Record | None = None,
+    ) -> None:
+        self._client, self._run = client, run
+        if scores is not None:
+            self.__dict__["scores"] = scores
+        if record is not None:
+            self.__dict__["record"] = record
+
+    @property
+    def run_id(self) -> str:
+        """The id of the MLflow run."""
+        return str(self._run.info.run_id)
+
+    @property
+    def name(self) -> str:
+        """The name of the MLflow run."""
+        return str(self._run.info.run_name or self.run_id)
+
+    @property
+    def status(self) -> str:
+        """MLflow's status: FINISHED, FAILED, KILLED or RUNNING."""
+        return str(self._run.info.status)
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """The run's tags, without those of MLflow itself."""
+        return {k: v for k, v in self._run.data.tags.items() if not k.startswith("mlflow.")}
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """All parameters of the training; ``auto`` is replaced by the value that was chosen."""
+        params = self._run.data.params
+        return read_configuration({**unlogged_parameters(params), **params})
+
+    @property
+    def entity(self) -> MlflowRun:
+        """The MLflow entity of the run."""
+        return self._run
+
+    @property
+    def is_bundle(self) -> bool:
+        """True if the run was read from a bundle instead of a store."""
+        return is_bundle(self._run)
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Lines with the addresses of the run."""
+        if self.is_bundle:
+            return (f"bundle   {self._run.bundle_path}",)
+        return tuple(format_run_links(self._client, self._run))
+
+    @cached_property
+    def record(self) -> Record:
+        """The assembled rows: matrix, protocol, split, dataset, seed.
+
+        Raises:
+            RecordError: the run has no rows, or damaged ones.
+            TrackingError: the store cannot be reached.
+        """
+        if self.scores.record is None:
+            raise RecordError(f"run {self.run_id} {NO_ROWS}")
+        return self.scores.record
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """The accuracy matrix; raises the errors of :attr:`record`."""
+        return self.record.matrix
+
+    @property
+    def curves(self) -> Mapping[str, Mapping[int, float]]:
+        """For each bucket, its score by number of trained buckets; 0 is the untrained model."""
+        cells, score = self.matrix.to_frame().dropna(), self.matrix.score.name
+        return {
+            str(key): dict(zip(group["row"], group[score], strict=True))
+            for key, group in cells.groupby("tested_on", sort=False)
+        }
+
+    @cached_property
+    def metrics(self) -> Mapping[str, MetricResult]:
+        """All metrics of the run's families: value, history, interval, or why there is no value."""
+        results = self.scores.results
+        if self.predictions is None or not self.matrix.score.is_accuracy:
+            return results
+        metrics = [metric for metric in self.scores.stored.metrics if metric.needs == MATRIX]
+        intervals = ImageBootstrap(metrics=metrics).intervals(self.predictions)
+        return MetricResults(
+            (name, replace(result, interval=intervals.get(name)))
+            for name, result in results.items()
+        )
+
+    @property
+    def predictions(self) -> Predictions | None:
+        """The predicted class of each test image after each row, or None if not stored."""
+        return self.scores.stored.predictions
+
+    def plot(self, title: str = "", *, width: float | None = None) -> Figure:
+        """Draw the matrix without the cells that the protocol excludes.
+
+        See :meth:`AccuracyMatrix.plot`.
+        """
+        return self.record.masked_matrix.plot(title, width=width)
+
+    def to_frame(self) -> DataFrame:
+        """Return the metrics as a data frame; ``run.matrix.to_frame()`` has the cells."""
+        from pandas import DataFrame
+
+        rows = [
+            (m.name, m.value, *(m.interval or (nan, nan)), m.higher_is_better, m.reason)
+            for m in self.metrics.values()
+        ]
+        columns = ["metric", "value", "low", "high", "higher_is_better", "reason"]
+        return DataFrame(rows, columns=columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run in the format of ``show --json``; docs/json.md describes the fields."""
+        record = self.record
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "status": self.status,
+            "dataset": {"name": record.dataset.name, "digest": record.dataset.digest},
+            "protocol": record.protocol,
+            "split": record.split,
+            "seed": record.seed,
+            "is_complete": record.is_complete,
+            "matrix": self.matrix.to_dict(),
+            "cost": [None if cost is None else cost.as_json() for cost in self.matrix.costs],
+            "metrics": {name: result.to_dict() for name, result in self.metrics.items()},
+            "config": dict(self.config),
+            "tags": dict(self.tags),
+            "links": list(self.links),
+        }
+
+    def _repr_html_(self) -> str:
+        if (problem := self._describe_problem()) is not None:
+            return f"<p>{escape(problem)}</p>"
+        metrics = self.scores.results.values()
+        return run_html(self.name, self.record.masked_matrix, metrics, self.links)
+
+    def __str__(self) -> str:
+        if (problem := self._describe_problem()) is not None:
+            return problem
+        return as_text(*run_text(self.record, self.scores.results.values()), "", *self.links)
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.run_id}, {self.status})"
+
+    def _describe_problem(self) -> str | None:
+        """Return what to show of a run without readable rows, or None if it has some."""
+        try:
+            self.record  # noqa: B018
+        except RecordError as error:
+            return one_line(f"{self.name} {self.status}: {error}")
+        return None
+
+    @cached_property
+    def scores(self) -> Scores:
+        """The stored results, from which :attr:`metrics` are built."""
+        return load_scores(self._client, self._run)
+
+
 def load(run: str | Path) -> Run:
-    """A stored run, by its id, or a bundle, by its path: ``paper.tar.xz/NAME`` in an archive.
+    """Return a stored run by its id, or a bundle by its path: ``paper.tar.xz/NAME`` in an archive.
 
     Raises:
         RecordError: the bundle was changed.
-        TrackingError: there is none of this id, or the store does not answer.
+        TrackingError: the run does not exist, or the store cannot be reached.
     """
     client = open_store()
-    runs, are_runs = chosen(client, [run])
+    runs, are_runs = choose_runs(client, [run])
     if not are_runs:
         raise ConfigError(f"{safe_repr(str(run))} is an experiment; pass the id of one of its runs")
-    first_run, *others = those_there(runs, "load")
+    first_run, *others = list_existing(runs, "load")
     if others:
         first = Path(first_run.info.artifact_uri).name
         raise ConfigError(
-            f"{run} holds {len(others) + 1} bundles; name one, as {run}/{first}, or take them all: "
-            f"clear_mlflow.runs({str(run)!r})"
+            f"{run} contains {len(others) + 1} bundles; name one, as {run}/{first}, or take "
+            f"them all: clear_mlflow.runs({str(run)!r})"
         )
     return Run(client, first_run)
 
@@ -49,41 +240,44 @@ def runs(
     experiment: str | Path | None = None,
     filter: str | None = None,  # noqa: A002
 ) -> list[Run]:
-    """All runs of an experiment that hold an accuracy matrix, newest first.
+    """Return all runs of an experiment that have an accuracy matrix, newest first.
 
     Args:
-        experiment: its name or id, or the path of bundles; None: all experiments.
-        filter: in MLflow's search syntax, as ``"tags.strategy = 'replay'"``.
+        experiment: name or id of an experiment, or path of bundles. None means all experiments.
+        filter: condition in MLflow's search syntax, for example ``"tags.strategy = 'replay'"``.
 
     Raises:
         ConfigError, RecordError: there is no bundle, or it was changed.
-        TrackingError: there is no such experiment, or the store does not answer.
+        TrackingError: the experiment does not exist, or the store cannot be reached.
     """
     client = open_store()
     if experiment is None:
-        found = select_runs(client, filter=filter)
+        selected = select_runs(client, filter=filter)
     else:
-        found, _ = chosen(client, experiment, filter=filter)
-    stored = read_matrices(client, those_there(found, "read"), metrics=())
-    return [Run(client, one.run, record=one.record) for one in stored if one.record is not None]
+        selected, _ = choose_runs(client, experiment, filter=filter)
+    matrices = read_matrices(client, list_existing(selected, "read"), metrics=())
+    return [Run(client, read.run, record=read.record) for read in matrices if read.record]
 
 
-def those_there(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[MlflowRun]:
-    """Runs that were found; a TrackingError where one of them was not."""
-    listed = list(runs)
-    if missing := [run for run in listed if isinstance(run, MissingRun)]:
-        more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
-        raise TrackingError(f"cannot {verb} run {missing[0].run_id}{more}: {missing[0].problem}")
-    return [run for run in listed if isinstance(run, MlflowRun)]
+def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[MlflowRun]:
+    """Return the runs as a list, or raise TrackingError if one of them does not exist.
+
+    verb: what was to be done with them, for the message.
+    """
+    all_runs = list(runs)
+    if missing := [run for run in all_runs if isinstance(run, MissingRun)]:
+        others = f" (and {len(missing) - 1} more)" if missing[1:] else ""
+        raise TrackingError(f"cannot {verb} run {missing[0].run_id}{others}: {missing[0].problem}")
+    return [run for run in all_runs if isinstance(run, MlflowRun)]
 
 
 def open_store() -> MlflowClient:
-    """The store of the environment, to read and to write into runs that are there."""
+    """Connect to the store of the environment, to use existing runs."""
     set_up_mlflow()
     return preflight(opens_run=False)
 
 
-def chosen(
+def choose_runs(
     client: MlflowClient,
     of: Runs,
     *,
@@ -101,15 +295,16 @@ def chosen(
     ids: list[str] = []
     bundled: list[MlflowRun] = []
     experiments: list[str] = []
-    names_of_runs = [of] if isinstance(of, (Run, Path, str)) else list(of)
-    for name in names_of_runs:
+    for name in [of] if isinstance(of, (Run, Path, str)) else of:
         if isinstance(name, Run):
             if name.is_bundle:
                 bundled.append(name.entity)
             else:
                 ids.append(name.run_id)
         elif not isinstance(name, (str, Path)):
-            raise ConfigError(f"runs holds {safe_repr(name)}; expected runs, their ids, or paths")
+            raise ConfigError(
+                f"runs contains {safe_repr(name)}; expected runs, their ids, or paths"
+            )
         elif isinstance(name, str) and _RUN_ID.fullmatch(name):
             ids.append(name)
         # A folder may have the name of an experiment; a Path always names the folder.
@@ -119,16 +314,18 @@ def chosen(
             bundled += chain.from_iterable(map(read_bundles, paths))
         elif isinstance(name, Path) or "/" in name or name.endswith(ARCHIVE):
             raise ConfigError(
-                f"{safe_repr(str(name), 200)} is no bundle, nor a folder that holds any"
+                f"{safe_repr(str(name), 200)} is neither a bundle nor a folder that contains any"
             )
-        elif (run_id := expand_run_id(client, name)) == name and len(names_of_runs) == 1:
+        elif (run_id := expand_run_id(client, name)) == name == of:
             experiments.append(name)  # reported with the names of all experiments
         else:
             ids.append(run_id)
     if not (ids or bundled or experiments):
         raise ConfigError("no run arrived; pass runs, their ids, or an experiment's name")
     if filter is not None and (ids or bundled):
-        raise ConfigError(f"filter is {safe_repr(filter)} beside runs by name; pass one of them")
+        raise ConfigError(
+            f"filter is {safe_repr(filter)} together with named runs; pass one of them"
+        )
     runs_by_name = select_runs(client, run_ids=ids, unscored_only=unscored_only) if ids else ()
     runs_of_experiments = [
         select_runs(client, experiment=name, filter=filter, unscored_only=unscored_only)

@@ -17,7 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.import_ import build_records
-from clear_mlflow.api.load import Runs, chosen, open_store
+from clear_mlflow.api.load import Runs, choose_runs, open_store
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, measured_split
@@ -44,7 +44,7 @@ from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.rows import parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
 from clear_mlflow.store.sqlite import lock_store_writes
-from clear_mlflow.tracking.lifecycle import close_abandoned
+from clear_mlflow.tracking.lifecycle import end_expired_run
 from clear_mlflow.tracking.logged_models import log_models
 
 # Runs scored at a time. A server delays each request by about 50 ms and answers many at a time; an
@@ -114,7 +114,7 @@ def rescore_chosen_runs(
         options = ReadOptions(scale=rows_scale, future=rows_future, score=score)
         prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
     client = open_store()
-    selected_runs, are_named = chosen(client, runs, filter=filter, unscored_only=unscored_only)
+    selected_runs, are_named = choose_runs(client, runs, filter=filter, unscored_only=unscored_only)
     project_run_id = tag_project_run(client, names.KIND_EVALUATE)
     outcomes: list[dict[str, object]] = []
     for result in rescore_runs(
@@ -205,12 +205,12 @@ def _score_run(
             log_models(client, run, scores)
             if abandoned:
                 with lock_store_writes(client.tracking_uri):
-                    close_abandoned(client, run)
+                    end_expired_run(client, run)
     except ClearError as error:
         detail = str(error)
         if abandoned and not dry_run:
             try:
-                close_abandoned(client, run)
+                end_expired_run(client, run)
                 detail += "; its process is dead: run closed as KILLED"
             except ClearError as closing_error:
                 detail += f"; {closing_error}"

@@ -22,7 +22,7 @@ from clear_mlflow.learning.parameters.values import argument_text
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from clear_mlflow.api.run import Run
+    from clear_mlflow.api.load import Run
     from clear_mlflow.learning.parameters.options import TrainOptions
     from clear_mlflow.learning.session import StreamTraining
     from clear_mlflow.scoring import Scores
@@ -70,7 +70,7 @@ def train(**options: Unpack[TrainOptions]) -> Run:
         )
     client, training = _prepared(config)
     # Imported here, as in _prepared: the pure core loads neither torch nor mlflow.
-    from clear_mlflow.tracking.in_process import train_in_process
+    from clear_mlflow.tracking.tracked_training import train_in_process
 
     return _run_of(client, train_in_process(client, training, asked))
 
@@ -98,14 +98,14 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
     client, training = _prepared(config)
-    from clear_mlflow.tracking.in_process import train_ensemble_in_process
+    from clear_mlflow.tracking.tracked_training import train_ensemble_in_process
 
     scores = train_ensemble_in_process(client, training, asked)
     return {seed: _run_of(client, of_member) for seed, of_member in scores.items()}
 
 
 def _run_of(client: MlflowClient, scores: Scores) -> Run:
-    from clear_mlflow.api.run import Run
+    from clear_mlflow.api.load import Run
     from clear_mlflow.store.client import mlflow_errors
 
     with mlflow_errors(f"look at run {scores.stored.run_id}"):
@@ -153,7 +153,7 @@ def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
             f"this is one of {size} processes, each of which would train alone and open a run; "
             "start 'torchrun ... -m clear_mlflow train', or call this in one process"
         )
-    from clear_mlflow.api.live import progress_here
+    from clear_mlflow.api.live import build_progress
     from clear_mlflow.learning.prepare import fetch, prepare
     from clear_mlflow.learning.session import check
     from clear_mlflow.store.client import limit_retries, preflight
@@ -161,7 +161,7 @@ def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
     config = check(config)
     limit_retries()
     client = preflight()  # before the data, which may take minutes to read
-    progress = progress_here(config.protocol)
+    progress = build_progress(config.protocol)
     with progress:
         fetch(config, progress)
     return client, prepare(config, progress)

@@ -188,12 +188,12 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
     values: dict[str, Any] = {NONE: None} if NoneType in members else {}
     values |= {v: v for t in members if get_origin(t) is Literal for v in get_args(t)}
     if bool in members:
-        values |= {"yes": True, "no": False} if parameter.default is True else {"no": False, "yes": True}
+        values |= (
+            {"yes": True, "no": False} if parameter.default is True else {"no": False, "yes": True}
+        )
     keywords: dict[str, Any] = {"required": True}
     if parameter.default is not parameter.empty:
-        is_switch = isinstance(parameter.default, bool)
-        words: dict[Any, str] = {None: NONE, (): NONE, **({True: "yes", False: "no"} if is_switch else {})}
-        keywords = {"default": words.get(parameter.default, str(parameter.default))}
+        keywords = {"default": _describe_default(parameter.default)}
     types = [t for t in members if t not in (NoneType, bool) and get_origin(t) is not Literal]
     if not types:
         keywords["type"] = click.Choice(list(values))
@@ -208,6 +208,12 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
     else:
         keywords |= {"type": _Value(split_names, {NONE: (), **values}), "metavar": "NAME[,NAME...]"}
     return keywords
+
+
+def _describe_default(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return NONE if default in (None, ()) else str(default)
 
 
 class _Value(click.ParamType[Any]):

@@ -24,7 +24,7 @@ from clear_mlflow.process.streams import guard_streams
 _LOADED = [
     "clear_mlflow.cli.output",
     "clear_mlflow.learning.prepare",
-    "clear_mlflow.tracking.supervised",
+    "clear_mlflow.tracking.tracked_training",
     "IPython",
     "alembic.command",
     "git",

@@ -27,10 +27,10 @@ def sync(folder: Path | None) -> None:
     from clear_mlflow.core.text import one_line
     from clear_mlflow.process.signals import interrupt_on_signal
     from clear_mlflow.store.client import set_up_mlflow
-    from clear_mlflow.tracking.sync import find_journals, sync_each
+    from clear_mlflow.tracking.sync import select_folders, sync_folders
 
     set_up_mlflow()
-    folders = find_journals(folder)
+    folders = select_folders(folder)
     if not folders:
         click.echo("nothing waits for a store")
         return
@@ -38,13 +38,13 @@ def sync(folder: Path | None) -> None:
     links: tuple[str, ...] = ()
     with interrupt_on_signal() as received:
         try:
-            for synced in sync_each(folders, to_named_store=folder is None):
-                failed += not (synced.done or synced.is_live)
+            for synced in sync_folders(folders, uses_header_store=folder is None):
+                failed += not (synced.is_stored or synced.is_live)
                 links = synced.links or links
                 which = f"run {synced.run_id}" if synced.run_id else str(synced.folder)
-                line = one_line(f"{which}: {synced.sent} sent; {synced.detail}")
+                line = one_line(f"{which}: {synced.num_sent} sent; {synced.message}")
                 with suppress(OSError):
-                    click.echo(line, err=not synced.done)
+                    click.echo(line, err=not synced.is_stored)
         except KeyboardInterrupt:
             with suppress(OSError):
                 click.echo("error: stopped; what is left waits for the next sync", err=True)

@@ -111,8 +111,8 @@ def train(
         )
     apply_run_options(experiment, run_name, tag, resume=resume)
     place = read_dist_env()
-    # Of several processes the others would give the first one up before the silence is over.
-    stay = if_held == "wait" and place.size == 1
+    # With several processes, the others would give up before the lease has expired.
+    can_wait = if_held == "wait" and place.size == 1
     with StoppingSignals(tell=place.keeps_record) as signals:
         given = _given_to_resume(context, resume, config_file, asked, place)
         requested = {} if resume else _given(context, asked)
@@ -126,15 +126,27 @@ def train(
 
         from clear_mlflow.cli.output import print_outcome
         from clear_mlflow.store.client import set_up_mlflow
-        from clear_mlflow.tracking.supervised import resume_supervised, train_supervised
+        from clear_mlflow.tracking.tracked_training import resume_supervised, train_supervised
 
         set_up_mlflow()
         if resume:
             outcome = resume_supervised(
-                resume, given, signals, place, assume_dead=assume_dead, stay=stay
+                resume,
+                given,
+                signals,
+                num_processes=place.size,
+                assume_dead=assume_dead,
+                can_wait=can_wait,
             )
         elif process:
-            outcome = train_supervised(process, asked, signals, place, name=run_name, stay=stay)
+            outcome = train_supervised(
+                process,
+                asked,
+                signals,
+                num_processes=place.size,
+                run_name=run_name,
+                can_wait=can_wait,
+            )
         print_outcome(outcome)
     sys.exit(outcome.exit_code)
 

@@ -1,4 +1,4 @@
-"""The runs of an ensemble: one for each member, below one for the ensemble as a whole."""
+"""Record an ensemble: one run per member, and a parent run for the ensemble."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from clear_mlflow.tracking.training_run import TrainingRun, run_name
 
 
 class EnsembleRun:
-    """Each member's run is what it would be alone; the parent holds means and the common curve."""
+    """Records each member as if it were trained by itself, and the common curve in the parent.
+
+    A context manager. The interface is that of TrainingRun.
+    """
 
     def __init__(
-        self, client: MlflowClient, run_id: str, config: TrainConfig, asked: Mapping[str, str]
+        self, client: MlflowClient, run_id: str, config: TrainConfig, requested: Mapping[str, str]
     ) -> None:
         self._client = client
         self._run_id = run_id
         self._config = config
-        self._asked = asked
-        self._parent = TrainingRun(client, run_id, config, asked, kind=names.KIND_ENSEMBLE)
+        self._requested = requested
+        self._parent = TrainingRun(client, run_id, config, requested, kind=names.KIND_ENSEMBLE)
         self.recorder = self._parent.recorder
-        self._members: dict[int, TrainingRun] = {}
-        self._open = ExitStack()
-        self.member_ids: dict[int, str] = {}  # seed to run, of the members that are there
+        self._members: dict[int, TrainingRun] = {}  # by seed
+        self._open_runs = ExitStack()
+        self.member_ids: dict[int, str] = {}  # seed to run id, of the members opened so far
 
     def __enter__(self) -> EnsembleRun:
         with ExitStack() as stack:
@@ -51,41 +54,41 @@ class EnsembleRun:
                         {MLFLOW_PARENT_RUN_ID: self._run_id, **lease_tags()},
                     )
                     self.member_ids[seed] = member_id
-                    asked = {**self._asked, "seed": str(seed), "seeds": NONE}
-                    self._members[seed] = stack.enter_context(
-                        TrainingRun(self._client, member_id, config, asked, above=self._parent)
+                    requested = {**self._requested, "seed": str(seed), "seeds": NONE}
+                    member = TrainingRun(
+                        self._client, member_id, config, requested, above=self._parent
                     )
-            self._open = stack.pop_all()
+                    self._members[seed] = stack.enter_context(member)
+            self._open_runs = stack.pop_all()
         return self
 
-    def __exit__(self, *raised: Any) -> None:
-        self._open.__exit__(*raised)
+    def __exit__(self, *error: Any) -> None:
+        self._open_runs.__exit__(*error)
 
     def track(self, training: Training) -> None:
         """Train, and store the rows of all members before the next bucket starts."""
-        facts = training.facts
-        self._parent.log_facts(dataclasses.replace(facts, evaluation_set=None))
-        # The warnings about the dataset are shown once.
-        quiet = dataclasses.replace(facts, warnings=())
+        metadata = training.facts
+        self._parent.log_facts(dataclasses.replace(metadata, evaluation_set=None))
+        # Only the parent prints the warnings about the dataset.
+        member_metadata = dataclasses.replace(metadata, warnings=())
         for member in self._members.values():
-            member.log_facts(quiet)
-        curve = self.recorder.write_curve
-        for measured in training.rows(curve):
+            member.log_facts(member_metadata)
+        for measured in training.rows(self.recorder.write_curve):
             if measured.seed is None:
                 raise RuntimeError("a row of an ensemble arrived without its member's seed")
             if measured.curve:
-                curve(measured.curve)
+                self.recorder.write_curve(measured.curve)
             self._members[measured.seed].log_row(dataclasses.replace(measured, curve=()))
 
 
-def run_of(
+def build_tracked_run(
     client: MlflowClient,
     run_id: str,
     config: TrainConfig,
-    asked: Mapping[str, str],
-    resumed: ResumePoint | None = None,
+    requested: Mapping[str, str],
+    resume_point: ResumePoint | None = None,
 ) -> TrainingRun | EnsembleRun:
-    """What keeps the record of a training in a run that is open, as its parameters ask."""
+    """Return what records a training in an open run: an ensemble if the parameters name seeds."""
     if config.seeds != NONE:
-        return EnsembleRun(client, run_id, config, asked)
-    return TrainingRun(client, run_id, config, asked, resumed=resumed)
+        return EnsembleRun(client, run_id, config, requested)
+    return TrainingRun(client, run_id, config, requested, resumed=resume_point)

@@ -1,6 +1,6 @@
-"""The life of an MLflow run of ours: how it is opened, how it came out, how it is ended.
+"""Open MLflow runs, decide how they ended, and end them.
 
-No other module asks MLflow to start or create a run.
+Together with the upload of an outcome, this is the only module that creates, starts or ends a run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ from clear_mlflow.journal.uploader import UnsentError, is_final, store_outcome
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import log_tags, mlflow_errors, retry_on_conflict
+from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
 from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated_name
 from clear_mlflow.store.lease import (
+    Lease,
     LeaseHeldError,
     LeaseLostError,
     check_holder,
@@ -56,59 +57,80 @@ from clear_mlflow.store.lease import (
 from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.logged_models import log_models
 
-# A child that ended by one of these was stopped from outside; by any other it broke.
-_KILLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-TRY_LATER = os.EX_TEMPFAIL  # 75, what programs leave with that may be started again as they were
+# A training process that one of these ended was stopped; any other signal is a crash.
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How what a run is of ended."""
+    """How a training ended, and what its run contains."""
 
-    exit_code: int  # 0 done, 1 a bug, 2 bad input, 75 try later, 128 + n stopped by signal n
+    exit_code: int  # 0: done, 1: a bug, 2: invalid input, 75: try later, 128 + n: signal n
     status: Status
-    run_id: str | None  # None: it ended before a run was opened
+    run_id: str | None  # None if training ended before a run was opened
     error: str | None = None  # one line
-    problem: ClearError | None = None  # why the record is not in order, however training ended
+    problem: ClearError | None = None  # why the record is incomplete or not stored, if it is
     diverged: DivergedError | None = None
-    scores: Scores | None = None  # of the rows that are stored
+    scores: Scores | None = None  # of the stored rows
     members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
-    links: tuple[str, ...] = ()  # lines that say where to look at the run
-    note: str | None = None  # what else there is to say, in one line
+    links: tuple[str, ...] = ()  # lines with addresses of the run
+    note: str | None = None  # one more line for the user
 
     @property
     def unsent(self) -> UnsentError | None:
-        """What was measured waits on local disk: the store was away."""
+        """The error of a store that was away, while rows are only on local disk, or None."""
         return self.problem if isinstance(self.problem, UnsentError) else None
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process has taken the run over; nothing is stored in it."""
+        """True if another process acquired the run's lease; nothing more was stored then."""
         return isinstance(self.problem, LeaseLostError)
 
+    def build_outcome(self, *, sets_status: bool = True) -> Outcome:
+        """Return what is stored of this result; without a status unless *sets_status*."""
+        status = self.status if sets_status else None
+        return Outcome(status, self.error, self.diverged is not None)
 
-def result_of(
-    error: BaseException | None,
-    run_id: str | None,
-    received: Sequence[int] = (),
+    def add_problem(self, problem: ClearError, *, keep_status: bool = False) -> RunResult:
+        """Return this result with a problem of its record, and an exit code other than 0.
+
+        FINISHED becomes FAILED, unless *keep_status*.
+        """
+        fails = self.status == "FINISHED" and not keep_status
+        return replace(
+            self,
+            exit_code=self.exit_code or 2,
+            status="FAILED" if fails else self.status,
+            error="; ".join(filter(None, (self.error, str(problem)))),
+            problem=self.problem or problem,
+        )
+
+    def select_member(self, seed: int) -> RunResult:
+        """Return this result as that of an ensemble's member, which need not have diverged."""
+        has_diverged = self.diverged is not None and self.diverged.seed == seed
+        return replace(self, diverged=self.diverged if has_diverged else None)
+
+
+def build_result(
+    error: BaseException | None, run_id: str | None, received_signals: Sequence[int] = ()
 ) -> RunResult:
-    """How a training ended, by what it raised and the signals received."""
+    """Return how a training ended, from the exception that it raised and the signals received."""
     if isinstance(error, LeaseLostError):
         return RunResult(2, "FAILED", run_id, str(error), error)
     if isinstance(error, UnsentError):
-        result = result_of(error.__cause__, run_id, received)
+        result = build_result(error.__cause__, run_id, received_signals)
         return replace(result, exit_code=result.exit_code or 2, problem=error)
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return RunResult(0, "FINISHED", run_id)
-    if received:
-        message = f"stopped by {signal.Signals(received[0]).name}"
-        return RunResult(128 + received[0], "KILLED", run_id, message)
+    if received_signals:
+        message = f"stopped by {signal.Signals(received_signals[0]).name}"
+        return RunResult(128 + received_signals[0], "KILLED", run_id, message)
     if isinstance(error, ClearError):
+        exit_code = os.EX_TEMPFAIL if isinstance(error, LeaseHeldError) else 2
         diverged = error if isinstance(error, DivergedError) else None
-        code = TRY_LATER if isinstance(error, LeaseHeldError) else 2
-        return RunResult(code, "FAILED", run_id, str(error), diverged=diverged)
+        return RunResult(exit_code, "FAILED", run_id, str(error), diverged=diverged)
     if isinstance(error, TrainingDied):
-        if -error.returncode in _KILLING:
+        if -error.returncode in _STOP_SIGNALS:
             return RunResult(128 - error.returncode, "KILLED", run_id, str(error))
         return RunResult(1, "FAILED", run_id, str(error))
     status: Status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
@@ -123,152 +145,186 @@ def open_run(
     rename: bool = False,
     system_metrics: bool | None = None,
 ) -> str:
-    """Start an MLflow run, or take up the environment's (its name stays, unless *rename*)."""
-    named = MLFLOW_RUN_ID.get()
-    monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+    """Start the run that MLFLOW_RUN_ID names, or a new one, with its lease; return its id.
+
+    Args:
+        client: client of the run's store.
+        name: name of a new run. An existing one keeps a name that a person gave it.
+        check: is called with an existing run before anything is changed, and may raise.
+        rename: give an existing run *name* in any case.
+        system_metrics: log them, unless MLflow's environment variable says otherwise.
+
+    Raises:
+        TrackingError: another process trains into the run.
+    """
+    run_id = MLFLOW_RUN_ID.get()
+    new_name: str | None = name
     with mlflow_errors("open a run"):
-        new_name: str | None = name
-        if named:
-            wait_for_expiry(client, named)
-        run = client.get_run(named) if named else None
-        if run is not None:
+        if run_id:
+            wait_for_expiry(client, run_id)
+            run = client.get_run(run_id)
             check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
             check(run)
-            # MLflow's "upbeat-foal-91" says nothing about the run; a person's own name stays.
             new_name = name if rename or is_generated_name(run.info.run_name) else None
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
                 tags=lease_tags(),
-                log_system_metrics=monitor.get() if monitor.is_set() else system_metrics,
+                log_system_metrics=_logs_system_metrics(system_metrics),
             )
         )
     return str(opened.info.run_id)
 
 
-def open_again(run: Run, tags: Mapping[str, str]) -> None:
-    """Make a run that has ended, or whose process is gone, MLflow's active one."""
-    monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    with mlflow_errors(f"open run {run.info.run_id} again"):
+def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
+    """Start a run that has ended or whose process is gone; its lease has to be acquired before.
+
+    Makes it MLflow's active run, sets it to RUNNING, renews the lease and sets *tags*.
+    """
+    with mlflow_errors(f"open run {run_id} again"):
         mlflow.start_run(
-            run_id=run.info.run_id,
-            # Who holds it was said when it was taken: one that wakes here does not say it anew.
-            tags={names.PROCESS_TAG: format_lease(), **tags},
-            log_system_metrics=monitor.get() if monitor.is_set() else True,
+            run_id=run_id,
+            # Not the holder's tag: a process that lost the lease must not take it back here.
+            tags={names.PROCESS_TAG: format_lease(), **(tags or {})},
+            log_system_metrics=_logs_system_metrics(True),
         )
 
 
 def create_run(
     client: MlflowClient, experiment_id: str, name: str | None, tags: Mapping[str, str]
 ) -> str:
-    """Open a run that does not become MLflow's active one."""
-    opened = client.create_run(experiment_id, run_name=name, tags=resolve_tags(dict(tags)))
-    return str(opened.info.run_id)
+    """Create a run without making it MLflow's active one, and return its id."""
+    created = client.create_run(experiment_id, run_name=name, tags=resolve_tags(dict(tags)))
+    return str(created.info.run_id)
 
 
-def join(client: MlflowClient, run_id: str) -> None:
-    """Take a run of the user's own, which is MLflow's active one."""
+def join_run(client: MlflowClient, run_id: str) -> None:
+    """Acquire the lease of a run that the user opened, and report that this process trains.
+
+    Raises TrackingError if another process trains into the run.
+    """
     with mlflow_errors(f"join run {run_id}"):
         wait_for_expiry(client, run_id)
-        run = client.get_run(run_id)
-        if is_held(client, run):
+        if is_held(client, client.get_run(run_id)):
             raise TrackingError(f"run {run_id} is being trained into already; end that first")
-        take(client, run)
+    lease = Lease(client, run_id)
+    lease.acquire()
+    lease.renew()
 
 
-def take(client: MlflowClient, run: Run) -> None:
-    """Hold a run from now on; whoever held it stores nothing more in it."""
-    log_tags(client, run.info.run_id, lease_tags())
+def get_active_run_id(store_uri: str | None = None) -> str | None:
+    """Return the id of MLflow's active run, or None if there is none, or none in *store_uri*."""
+    active = mlflow.active_run()
+    if active is None or store_uri not in (None, mlflow.get_tracking_uri()):
+        return None
+    return str(active.info.run_id)
 
 
-def close_abandoned(client: MlflowClient, run: Run) -> None:
-    """Close a run as KILLED whose process was seen to be gone, unless it gives a sign of life."""
-    run_id = run.info.run_id
-    with mlflow_errors(f"read run {run_id}"):
-        now = client.get_run(run_id)
-    if str(now.info.status) != "RUNNING":
-        return  # it was closed meanwhile
-    for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
-        if now.data.tags.get(tag) != run.data.tags.get(tag):
-            raise TrackingError(f"run {run_id} is trained into again; it is left as it is")
-    end(client, run_id, "KILLED", "the process that trained it is gone")
-
-
-def end(
-    client: MlflowClient,
-    run_id: str,
-    status: Status | None,
-    error: str | None = None,
-    *,
-    diverged: bool = False,
-    check: Callable[[Run], object] | None = None,
-) -> Run:
-    """Say why a run ended, set its status (None: it stays), forget its process."""
-    return store_outcome(client, run_id, Outcome(status, error, diverged), check=check)
-
-
-def close(
+def end_run(
     client: MlflowClient,
     run_id: str,
     result: RunResult,
-    members: Mapping[int, str] | None = None,
+    member_ids: Mapping[int, str] | None = None,
     *,
-    ours: bool = True,
-    rows: Mapping[str, Collection[int]] | None = None,
+    sets_status: bool = True,
+    stored_rows: Mapping[str, Collection[int]] | None = None,
 ) -> RunResult:
-    """Score what a run holds and end it, members first (seed to run); *ours* False: left open.
+    """Score the stored rows of a run, log its models and its outcome, and set its status.
 
-    rows: rows that this process stored, by run; a missing one is an error.
+    If the store is away, the outcome is kept on local disk for ``sync``. A run whose lease another
+    process acquired is left as it is.
+
+    Args:
+        client: client of the run's store.
+        run_id: id of the run.
+        result: how the training ended.
+        member_ids: seed to run id of an ensemble's members, which are ended first.
+        sets_status: False for a run that the user opened: its status stays as it is.
+        stored_rows: rows that this process stored, by run id. It is an error if the store lacks
+            any of them.
+
+    Returns:
+        The result with scores and links, and with any problem of the record.
     """
     if result.is_lost:
-        _forget(run_id)
+        _detach_run(run_id)
         return result
-    if result.unsent is not None:
-        return _leave_unsent(client, run_id, result, result.unsent, members or {}, ours)
-    if members is None:
-        return _close_one(client, run_id, result, ours, rows)
-    scores: dict[int, Scores] = {}
-    for seed, member_id in members.items():
-        closed = _close_one(client, member_id, _of_member(result, seed), True, rows)
-        if closed.scores is not None:
-            scores[seed] = closed.scores
-        if closed.exit_code and not result.exit_code:
-            problem = TrackingError(f"seed {seed}: {closed.error}")
-            result = replace(
-                result,
-                exit_code=closed.exit_code,
-                status="FAILED",
-                error=str(problem),
-                problem=problem,
-            )
-    try:
-        if len(scores) == len(members):
-            summarize_members(client, run_id, scores)
-    except ClearError as refusal:
-        result = _with_problem(replace(result, status="FAILED"), refusal)
-    return replace(_close_one(client, run_id, result, ours, rows), members=scores)
+    if unsent := result.unsent:
+        for seed, member_id in (member_ids or {}).items():
+            outcome = result.select_member(seed).build_outcome()
+            _keep_outcome(client, member_id, outcome, unsent.folders.get(member_id))
+        outcome = result.build_outcome(sets_status=sets_status)
+        _keep_outcome(client, run_id, outcome, unsent.folders.get(run_id))
+        if sets_status:
+            _detach_run(run_id)
+        return result.add_problem(unsent, keep_status=True)
+    scores_by_seed: dict[int, Scores] = {}
+    for seed, member_id in (member_ids or {}).items():
+        member = _end_one_run(client, member_id, result.select_member(seed), True, stored_rows)
+        if member.scores is not None:
+            scores_by_seed[seed] = member.scores
+        if member.exit_code and not result.exit_code:
+            result = result.add_problem(TrackingError(f"seed {seed}: {member.error}"))
+    if member_ids is not None and len(scores_by_seed) == len(member_ids):
+        try:
+            log_member_summary(client, run_id, scores_by_seed)
+        except ClearError as error:
+            result = result.add_problem(error)
+    result = _end_one_run(client, run_id, result, sets_status, stored_rows)
+    return replace(result, members=scores_by_seed)
 
 
-def close_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
-    """Close the run that ``mlflow run`` opened for what was done elsewhere, or did not begin."""
-    named = run_id or (MLFLOW_RUN_ID.get() if result.status == "KILLED" else None)
-    if named:
-        with suppress(ClearError), mlflow_errors(f"close run {named}"):
+def end_expired_run(client: MlflowClient, run: Run) -> None:
+    """End a run as KILLED whose lease has expired, unless it was ended or renewed since.
+
+    run: the run as it was when its lease was found to have expired. Raises TrackingError if it was
+    acquired or renewed since.
+    """
+    run_id = run.info.run_id
+    with mlflow_errors(f"read run {run_id}"):
+        current = client.get_run(run_id)
+    if str(current.info.status) != "RUNNING":
+        return
+    for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
+        if current.data.tags.get(tag) != run.data.tags.get(tag):
+            raise TrackingError(f"run {run_id} is trained into again; it is left as it is")
+    store_outcome(client, run_id, Outcome("KILLED", "the process that trained it is gone"))
+
+
+def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
+    """End a run that another logger opened, with the status that fits *error*."""
+    store_outcome(MlflowClient(), run_id, build_result(error, run_id).build_outcome())
+
+
+def end_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
+    """End the run that ``mlflow run`` opened, if it does not contain the training; return *result*.
+
+    run_id: id of that run. None: the run of MLFLOW_RUN_ID, if it is open and *result* is KILLED;
+    in other cases MLflow ends it by the exit code. Failures are ignored.
+    """
+    opened_id = run_id or (MLFLOW_RUN_ID.get() if result.status == "KILLED" else None)
+    if opened_id:
+        with suppress(ClearError), mlflow_errors(f"close run {opened_id}"):
             client = MlflowClient()
-            run = client.get_run(named)
+            run = client.get_run(opened_id)
             is_open = MLFLOW_PROJECT_ENTRY_POINT in run.data.tags and run.info.status == "RUNNING"
             if run_id is not None or is_open:
-                end(client, named, result.status, result.error)
+                store_outcome(client, opened_id, Outcome(result.status, result.error))
     return result
 
 
-def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Scores]) -> None:
-    """Log mean and sample deviation of each metric that is defined for all members."""
-    if not scores or any(of_member.record is None for of_member in scores.values()):
+def log_member_summary(
+    client: MlflowClient, run_id: str, scores_by_seed: Mapping[int, Scores]
+) -> None:
+    """Log mean and sample standard deviation of each metric that all members define.
+
+    run_id: the parent run. Logs nothing if a member has no rows.
+    """
+    if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
         return
     now = get_current_time_millis()
     metrics = []
-    summaries = [of_member.results.values_by_name for of_member in scores.values()]
+    summaries = [scores.results.values_by_name for scores in scores_by_seed.values()]
     for name in summaries[0]:
         values = [summary.get(name, math.nan) for summary in summaries]
         if any(math.isnan(value) for value in values):
@@ -276,133 +332,103 @@ def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Sc
         metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
         if len(values) > 1:
             metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
-    tags = [RunTag(names.MEMBERS_TAG, str(len(scores)))]
+    tags = [RunTag(names.MEMBERS_TAG, str(len(scores_by_seed)))]
     with mlflow_errors(f"log the summary of run {run_id}"):
         client.log_batch(run_id, metrics=metrics, tags=tags)
 
 
-def _of_member(result: RunResult, seed: int) -> RunResult:
-    diverged = result.diverged
-    return replace(result, diverged=diverged if diverged and diverged.seed == seed else None)
-
-
-def _with_problem(result: RunResult, problem: ClearError) -> RunResult:
-    """Training went well or not; that its record is not in order is what counts now."""
-    return replace(
-        result,
-        exit_code=result.exit_code or 2,
-        error="; ".join(filter(None, (result.error, str(problem)))),
-        problem=result.problem or problem,
-    )
-
-
-def _close_one(
+def _end_one_run(
     client: MlflowClient,
     run_id: str,
-    ended: RunResult,
-    ours: bool,
-    rows: Mapping[str, Collection[int]] | None,
+    training_result: RunResult,
+    sets_status: bool,
+    stored_rows: Mapping[str, Collection[int]] | None,
 ) -> RunResult:
-    """Score what is stored, say why the run ended, and set its status."""
-    result = ended
+    result = training_result
     try:
         with mlflow_errors(f"read run {run_id}"):
-            stored = client.get_run(run_id)
-        check_holder(stored)
+            run = client.get_run(run_id)
+        check_holder(run)
         scores = score(client, run_id)
         result = replace(result, scores=scores)
-        log_models(client, stored, scores)
-        expected = set((rows or {}).get(run_id, ()))
-        if missing := sorted(expected.difference(scores.record.rows if scores.record else ())):
-            raise RecordError(
-                f"run {run_id} stored rows that are missing now in "
-                f"{safe_repr(str(stored.info.artifact_uri), 200)}: {', '.join(map(str, missing))}; "
-                f"put their files back, then run 'clear-mlflow evaluate {run_id}'"
-            )
-    except LeaseLostError as lost:
-        return _lost(run_id, ended, lost)
-    except ClearError as refusal:
-        result = _with_problem(result, refusal)
-        if result.status == "FINISHED":
-            result = replace(result, status="FAILED")
-    except BaseException as error:  # a bug, or Ctrl-C: the run does not stay open
-        result = result_of(error, run_id)
+        log_models(client, run, scores)
+        _check_stored_rows(run, scores, (stored_rows or {}).get(run_id, ()))
+    except LeaseLostError as error:
+        return _leave_lost_run(run_id, training_result, error)
+    except ClearError as error:
+        result = result.add_problem(error)
+    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
+        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
         with suppress(ClearError):
-            end(client, run_id, result.status if ours else None, result.error, check=check_holder)
+            store_outcome(client, run_id, outcome, check=check_holder)
         raise
+    outcome = result.build_outcome(sets_status=sets_status)
     try:
+        run = store_outcome(client, run_id, outcome, check=check_holder)
         with mlflow_errors(f"look at run {run_id}"):
-            run = end(
-                client,
-                run_id,
-                result.status if ours else None,
-                result.error,
-                diverged=result.diverged is not None,
-                check=check_holder,
-            )
-            result = replace(result, links=tuple(format_run_links(client, run)))
-    except LeaseLostError as lost:
-        return _lost(run_id, ended, lost)
-    except ClearError as refusal:
-        result = _with_problem(result, refusal)
-        if not is_final(refusal):
-            if ours:
-                _forget(run_id)
-            where = _leave_end(client, run_id, ended, ours)
-            result = replace(result, error="; ".join(filter(None, (result.error, where))))
-    return result
+            return replace(result, links=tuple(format_run_links(client, run)))
+    except LeaseLostError as error:
+        return _leave_lost_run(run_id, training_result, error)
+    except ClearError as error:
+        result = result.add_problem(error, keep_status=True)
+        if is_final(error):
+            return result
+        if sets_status:
+            _detach_run(run_id)
+        kept = _keep_outcome(client, run_id, training_result.build_outcome(sets_status=sets_status))
+        return replace(result, error="; ".join(filter(None, (result.error, kept))))
 
 
-def _leave_unsent(
-    client: MlflowClient,
-    run_id: str,
-    result: RunResult,
-    unsent: UnsentError,
-    members: Mapping[int, str],
-    ours: bool,
-) -> RunResult:
-    """Write down how a training ended whose rows the store did not take; it is asked nothing."""
-    for seed, member_id in members.items():
-        folder = unsent.folders.get(member_id)
-        _leave_end(client, member_id, _of_member(result, seed), True, folder)
-    _leave_end(client, run_id, result, ours, unsent.folders.get(run_id))
-    if ours:
-        _forget(run_id)
-    return _with_problem(result, unsent)
+def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:
+    """Raise RecordError if rows are missing in the artifact store that took them before."""
+    found_rows = scores.record.rows if scores.record else ()
+    if missing_rows := sorted(set(expected_rows).difference(found_rows)):
+        raise RecordError(
+            f"run {run.info.run_id} stored rows that are missing now in "
+            f"{safe_repr(str(run.info.artifact_uri), 200)}: {', '.join(map(str, missing_rows))}; "
+            f"put their files back, then run 'clear-mlflow evaluate {run.info.run_id}'"
+        )
 
 
-def _leave_end(
-    client: MlflowClient, run_id: str, result: RunResult, ours: bool, folder: Path | None = None
+def _keep_outcome(
+    client: MlflowClient, run_id: str, outcome: Outcome, folder: Path | None = None
 ) -> str:
-    """Write how a run ended into its journal; says how to close it ("" if no disk takes it)."""
-    ended = Outcome(result.status if ours else None, result.error, result.diverged is not None)
-    known = [folder] if folder else find_run_folders(run_id)
-    for where in (*known, *candidate_folders(run_id)):
+    """Write an outcome into a run's folder on local disk, and return how to send it.
+
+    folder: the folder to try first. If no disk takes it, prints a warning and returns "".
+    """
+    for path in (*([folder] if folder else find_run_folders(run_id)), *candidate_folders(run_id)):
         try:
-            if (where / HEADER_JSON).is_file():
-                journal = RunFolder.reopen(where, run_id)
+            if (path / HEADER_JSON).is_file():
+                run_folder = RunFolder.reopen(path, run_id)
             else:
-                journal = RunFolder.create(where, run_id, client.tracking_uri)
+                run_folder = RunFolder.create(path, run_id, client.tracking_uri)
             try:
-                journal.append_outcome(ended)
+                run_folder.append_outcome(outcome)
             finally:
-                journal.close()
+                run_folder.close()
         except (OSError, ClearError) as error:
             warn(f"how run {run_id} ended could not be kept for sync: {error}")
             continue
-        return f"the run is open there until 'clear-mlflow sync {shlex.quote(str(where))}'"
+        return f"the run is open there until 'clear-mlflow sync {shlex.quote(str(path))}'"
     return ""
 
 
-def _lost(run_id: str, result: RunResult, lost: LeaseLostError) -> RunResult:
-    """Leave a run to the process that has taken it over."""
-    _forget(run_id)
-    return replace(_with_problem(result, lost), problem=lost)
+def _leave_lost_run(run_id: str, result: RunResult, error: LeaseLostError) -> RunResult:
+    """Leave a run to the process that acquired its lease, and return the result."""
+    _detach_run(run_id)
+    return replace(result.add_problem(error, keep_status=True), problem=error)
 
 
-def _forget(run_id: str) -> None:
-    """Let go of MLflow's active run as it is: its status is not ours to set, or not now."""
+def _detach_run(run_id: str) -> None:
+    """Make MLflow forget that a run is active here, so that it does not set a status at exit."""
     forget_active_run(run_id)
     if monitor := forget_system_metrics(run_id):
-        # It may hang in a call to the store.
+        # In a thread: it may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
+
+
+def _logs_system_metrics(default: bool | None) -> bool | None:
+    """Return the setting of MLflow's environment variable, or *default* if it is not set."""
+    variable = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+    return variable.get() if variable.is_set() else default

@@ -41,7 +41,7 @@ from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.run_folder import TAGS_JSON
-from clear_mlflow.journal.uploader import upload_left_folders
+from clear_mlflow.journal.uploader import store_outcome, upload_left_folders
 from clear_mlflow.metrics import (
     ALL_METRICS,
     DEFAULT_FAMILIES,
@@ -59,7 +59,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
-from clear_mlflow.tracking.lifecycle import close, end, join, open_run, result_of
+from clear_mlflow.tracking.lifecycle import build_result, end_run, join_run, open_run
 from clear_mlflow.tracking.run_recorder import RunRecorder, utc_now
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def track(
     score: str = "accuracy",
     lower_is_better: bool = False,
     run_name: str | None = None,
-    metrics: str | Sequence[str] = "clear,renate",
+    metrics: str | Sequence[str] = ",".join(DEFAULT_FAMILIES),
 ) -> LoopRun:
     """Track a custom training loop, which logs its rows: ``run.log_counts(i, correct)``.
 
@@ -213,13 +213,14 @@ class LoopRun:
         else:
             run_id = str(shared_run_id)
             mlflow.flush_async_logging()  # so that the other logger's parameters come first
-            join(client, run_id)
+            join_run(client, run_id)
         try:
             self._open_recorder(client, run_id)
         except BaseException as error:
-            result = result_of(error, run_id)
+            result = build_result(error, run_id)
             with suppress(ClearError):
-                end(client, run_id, None if self._is_joined else result.status, result.error)
+                outcome = result.build_outcome(sets_status=not self._is_joined)
+                store_outcome(client, run_id, outcome)
             raise
         self._process_id = os.getpid()
         return self
@@ -243,10 +244,12 @@ class LoopRun:
             except ClearError as unsent:
                 unsent.__cause__ = unsent.__cause__ or failure
                 failure = unsent
-            result = result_of(failure, self.run_id)
-            rows = recorder.rows_by_run
-            closed = close(
-                recorder.client, self.run_id, result, ours=not self._is_joined, rows=rows
+            closed = end_run(
+                recorder.client,
+                self.run_id,
+                build_result(failure, self.run_id),
+                sets_status=not self._is_joined,
+                stored_rows=recorder.rows_by_run,
             )
         self._scores, self._links = closed.scores, tuple(closed.links)
         with suppress(OSError):  # standard error may be closed

@@ -41,7 +41,7 @@ from clear_mlflow.store.lease import (
 from clear_mlflow.store.rows import is_torn_row, list_row_sizes, parse_rows, read_row_files
 from clear_mlflow.store.search import MissingRun, select_runs
 from clear_mlflow.store.states import StoredState, list_state_rows, read_newest_state
-from clear_mlflow.tracking.lifecycle import open_again
+from clear_mlflow.tracking.lifecycle import reopen_run
 from clear_mlflow.tracking.loop_run import LOOP_JSON
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
@@ -109,7 +109,7 @@ class ResumePoint:
         return there
 
 
-def holds_rows(client: MlflowClient, run_id: str) -> bool:
+def has_rows(client: MlflowClient, run_id: str) -> bool:
     """Whether a run holds rows of an earlier training; TrackingError: one trains into it now."""
     run = client.get_run(run_id)
     check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
@@ -185,7 +185,7 @@ def _whole_rows(
     return whole, frozenset(damaged)
 
 
-def parameters_to_resume(
+def resolve_resume_parameters(
     point: ResumePoint, given: Mapping[str, str]
 ) -> tuple[dict[str, str], TrainConfig]:
     """The parameters that a run is resumed with, as text and resolved; *given* may not differ."""
@@ -268,7 +268,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
         raise TrackingError(
             f"run {run_id} was resumed by another process just now; resume it again"
         )
-    open_again(now, {names.RESUMES_TAG: str(number)})
+    reopen_run(run_id, {names.RESUMES_TAG: str(number)})
 
 
 def claim(client: MlflowClient, run: Run) -> int:

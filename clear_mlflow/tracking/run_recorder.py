@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
@@ -21,7 +20,7 @@ from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, Outcome, RunFolder, candidate_folders
+from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, candidate_folders
 from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
@@ -97,10 +96,10 @@ class RunRecorder:
             self.uploader.start()
             self._heart.start()
 
-    def finish(self, error: BaseException | None) -> None:
-        """Upload what is left and stop. error: why training ended early, or None.
+    def close(self, error: BaseException | None) -> None:
+        """Upload what is left, stop, and unlock the folders; remove those without entries.
 
-        Does nothing for a child run: its entries are uploaded when the parent run finishes.
+        error: why training ended early, or None. A child run is closed with its parent.
 
         Raises:
             UnsentError: the store did not take everything; the rest stays on local disk.
@@ -118,6 +117,8 @@ class RunRecorder:
         finally:
             self._is_over.set()  # no renewal of the lease after the end of the run
             self._heart.join(_JOIN_SECONDS if uploader.is_away else None)
+            for folder in (f for recorder in self._recorders for f in recorder._folders):
+                folder.close(remove=not folder.entries())
         unsent = uploader.build_unsent_error()
         if uploader.lost is not None:
             suffix = f"; {unsent}" if unsent else ""
@@ -126,30 +127,6 @@ class RunRecorder:
             )
         if unsent:
             raise unsent from error
-
-    def write_outcome(self, outcome: Outcome) -> None:
-        """Write how the run ended to local disk, then store it.
-
-        Raises TrackingError if the store does not take it: it stays on disk for ``sync``.
-        """
-        entry = self._append(lambda folder: folder.append_outcome(outcome), "outcome.json")
-        self.uploader.upload(entry)
-        entry.remove()
-
-    def release(self) -> None:
-        """Unlock the folders of this run and of its child runs; remove those without entries."""
-        for recorder in self._recorders:
-            for folder in recorder._folders:
-                has_entries = folder.entries() or folder.read_outcome()
-                folder.close(remove=not has_entries)
-
-    def close(self, error: BaseException | None) -> None:
-        """Call :meth:`finish`, then :meth:`release`; child runs are closed by their parent."""
-        try:
-            self.finish(error)
-        finally:
-            if self._parent is None:
-                self.release()
 
     def log_dataset(self, *, source: str, profile: Mapping[str, object], **row_fields: Any) -> None:
         """Log the dataset as an MLflow input, and set the fields that all records of rows share.
@@ -192,7 +169,8 @@ class RunRecorder:
         points: list[Entry] = []
         try:
             self._add_to_curve(curve)
-            self._write_files(files)
+            for path, content in files.items():
+                self.write_file(path, content)
             if row.row == 0:
                 self.write_tags({names.ROWS_TAG: "partial"})
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
@@ -224,7 +202,8 @@ class RunRecorder:
         self._add_to_curve(curve)
         points = self._append_points()
         try:
-            self._write_files(files)
+            for path, content in files.items():
+                self.write_file(path, content)
         finally:
             self._wait_and_enqueue(points)
 
@@ -250,10 +229,6 @@ class RunRecorder:
         self.write_file(path, test.to_json(utc_now()).encode())
         # Otherwise the bucket's row would wait for all of them, and take the store for away.
         self.uploader.wait_until_stored()
-
-    def _write_files(self, files: Mapping[str, bytes]) -> None:
-        for path, content in files.items():
-            self.write_file(path, content)
 
     def _wait_and_enqueue(self, points: Sequence[Entry]) -> None:
         """Wait until the store has the row, then enqueue its points."""
@@ -368,21 +343,6 @@ class RunRecorder:
             )
         except Exception as error:  # the row itself is stored
             warn(f"a picture is left out, the last one is drawn at the end: {error}")
-
-
-def keep_outcome(client: MlflowClient, run_id: str, outcome: Outcome, folder: Path) -> None:
-    """Append an outcome to a run's folder on disk, which is created if it does not exist.
-
-    Raises OSError or TrackingError if it cannot be written.
-    """
-    if folder.is_dir():
-        run_folder = RunFolder.reopen(folder, run_id)
-    else:
-        run_folder = RunFolder.create(folder, run_id, client.tracking_uri)
-    try:
-        run_folder.append_outcome(outcome)
-    finally:
-        run_folder.close()
 
 
 def utc_now() -> str:

@@ -39,7 +39,7 @@ from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
 from clear_mlflow.store.client import preflight
-from clear_mlflow.tracking.in_process import train_ensemble_in_process, train_in_process
+from clear_mlflow.tracking.tracked_training import train_ensemble_in_process, train_in_process
 
 ASKED = {"seed": "7", "epochs": "auto"}
 LONG = 120  # seconds: a bound against hangs

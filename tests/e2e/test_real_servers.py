@@ -31,7 +31,7 @@ from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.search import select_runs
-from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 ADMIN = ("admin", "a-password-of-the-admin")
 TRAINER = ("trainer", "a-password-of-the-trainer")

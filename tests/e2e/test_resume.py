@@ -34,14 +34,14 @@ from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import format_lease
 from clear_mlflow.store.names import MATRIX_TAG
-from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import (
     check_data,
     check_parameters,
-    parameters_to_resume,
     read_resume_point,
+    resolve_resume_parameters,
     take_over,
 )
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 LONG = 240  # seconds: a bound, not a measurement
 # A network, replayed images, and an optimiser that goes on from bucket to bucket.
@@ -248,9 +248,11 @@ def test_other_parameters_and_other_data_are_refused(interrupted, tmp_path):
         ({"strategy": "replay"}, "strategy is replay and the run has linear"),
     ):
         with pytest.raises(ConfigError, match=re.escape(told)):
-            parameters_to_resume(point, given)
+            resolve_resume_parameters(point, given)
     # Another text for the same number; auto says nothing.
-    asked, _ = parameters_to_resume(point, {"device": "auto", "lr": "1.0", "batch_size": "auto"})
+    asked, _ = resolve_resume_parameters(
+        point, {"device": "auto", "lr": "1.0", "batch_size": "auto"}
+    )
     check_parameters(point, TrainConfig.resolve({**asked, "device": "cuda"}))
     with pytest.raises(ConfigError, match="batch_size is 3 and the run has 512"):
         check_parameters(point, TrainConfig.resolve({**asked, "batch_size": "3"}))

@@ -22,11 +22,11 @@ from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.live_run import live_run
 from clear_mlflow.server.run_state import state_of
 from clear_mlflow.store import names
+from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows
-from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.lifecycle import take
 from clear_mlflow.tracking.resume import ResumePoint
-from clear_mlflow.tracking.sync import find_journals, sync_each
+from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
 INSIDE = {
@@ -193,8 +193,8 @@ def test_tests_that_the_store_does_not_take_are_sent_by_sync(
     training.folder.unlink()
     training.folder.with_name("gone").rename(training.folder)
     assert [path.name for path in sorted(folder_of(run).iterdir())] == FILES[:5]
-    (synced,) = sync_each(find_journals(default_root() / run.info.run_id))
-    assert synced.done, synced.detail
+    (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
+    assert synced.is_stored, synced.message
     run = store.get_run(run.info.run_id)
     assert stored_tests(run) == [test for tests in TESTS.values() for test in tests]
     assert values_of(run) == pytest.approx(EXPECTED)
@@ -211,8 +211,8 @@ def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finishe
         name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         journal.append(name, test.to_json("2026-01-31T12:00:00Z").encode())
     journal.close()
-    (synced,) = sync_each(find_journals(journal.folder))
-    assert synced.done, synced.detail
+    (synced,) = sync_folders(select_folders(journal.folder))
+    assert synced.is_stored, synced.message
     assert stored_tests(finished)[2:4] == [TESTS[2][0], other[1]]
     assert not journal.folder.exists()
     assert score(store, finished.info.run_id).changes.is_empty
@@ -241,7 +241,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
         bucket: inside_bucket(bucket, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
         for bucket in (2, 3)
     }
-    take(store, store.get_run(run_id))
+    Lease(store, run_id).acquire()
     with TrainingRun(store, run_id, training.config, {}, resumed=point) as run:
         run.log_facts(training.facts)
         for test in (*again[2], *again[3]):

@@ -146,7 +146,7 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
     )
     ours, theirs = ([one.run_id for one in c.comparison.subjects] for c in (stored, read))
     assert sorted(ours) == sorted(theirs) == sorted(run.info.run_id for run in runs)
-    with pytest.raises(ConfigError, match="holds 8 bundles; name one, as paper") as several:
+    with pytest.raises(ConfigError, match="contains 8 bundles; name one, as paper") as several:
         clear_mlflow.load("paper.tar.xz")
     member = re.findall(r"as (paper\.tar\.xz/\S+), or", str(several.value))[0]
     one = clear_mlflow.load(member)
@@ -155,9 +155,9 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
     assert sorted(run.run_id for run in clear_mlflow.runs("paper.tar.xz")) == sorted(ours)
     for path, problem in (
         ("paper.tar.xz/none", "is not in its archive"),
-        ("other.tar.xz/none", "is no bundle, nor a folder that holds any"),
-        ("other.tar.xz", "is no bundle"),
-        (Path("other"), "is no bundle"),
+        ("other.tar.xz/none", "is neither a bundle nor a folder that contains any"),
+        ("other.tar.xz", "is neither a bundle"),
+        (Path("other"), "is neither a bundle"),
     ):
         with pytest.raises((ConfigError, RecordError), match=problem):
             clear_mlflow.load(path)

@@ -17,7 +17,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.metrics import FAMILIES, get_family_metrics, summarize
 from clear_mlflow.store import names
-from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 MATRIX = AccuracyMatrix(
     [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],

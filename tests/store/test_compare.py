@@ -301,7 +301,7 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
     run, _ = comparison_of(store, experiment_id)
     assert (run.data.params["baseline"], run.data.params["margin"]) == ("naive", "1")
     result = invoke("--runs", "test", "--margin", "none of it")
-    assert result.output == ("error: margin is 'none of it'; expected a finite number above 0\n")
+    assert result.output == ("error: margin is 'none of it'; expected a number, for example 0.5\n")
     assert "baseline is 'gdumb', which no group is" in (
         invoke("--runs", "test", "--baseline", "gdumb").output
     )

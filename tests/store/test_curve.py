@@ -12,10 +12,10 @@ from clear_mlflow.journal.run_folder import MAX_POINTS, RunFolder, default_root
 from clear_mlflow.learning.measured import CurvePoint, ignore
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
-from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.lifecycle import take
+from clear_mlflow.store.lease import Lease
 from clear_mlflow.tracking.run_recorder import RunRecorder
-from clear_mlflow.tracking.sync import find_journals, sync_each
+from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 FIRST = CurvePoint(1, 2.5, 0.1, 100.0, 1_000)
 SECOND = CurvePoint(3, 1.5, 0.05, 200.0, 2_000)
@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 def run_id(store, experiment_id):
     """A run that this process holds."""
     found = store.create_run(experiment_id).info.run_id
-    take(store, store.get_run(found))
+    Lease(store, found).acquire()
     return found
 
 
@@ -137,8 +137,8 @@ def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run
     ]
     row_point = Metric("renate/average_accuracy", 0.5, 1_000, 1)
     left_spool(store, run_id, [*waiting[0], row_point], waiting[1], waiting[2])
-    (synced,) = sync_each(find_journals(default_root() / run_id))
-    assert synced.done, synced.detail
+    (synced,) = sync_folders(select_folders(default_root() / run_id))
+    assert synced.is_stored, synced.message
     expected = series_of(FIRST, SECOND, THIRD)
     for name, points in expected.items():
         points[1] = before[name][0]
@@ -175,4 +175,4 @@ def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, mon
     monkeypatch.setattr(RunFolder, "append_metrics", whole)
     writer.close(None)
     assert curve_of(store, run_id) == series_of(*points)
-    assert find_journals(None) == []
+    assert select_folders(None) == []

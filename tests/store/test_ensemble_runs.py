@@ -21,7 +21,7 @@ from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.store import names
-from clear_mlflow.tracking.in_process import train_ensemble_in_process, train_in_process
+from clear_mlflow.tracking.tracked_training import train_ensemble_in_process, train_in_process
 
 ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
 

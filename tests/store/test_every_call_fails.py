@@ -23,10 +23,10 @@ from clear_mlflow.journal.run_folder import RunFolder, find_run_folders
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
-from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import read_resume_point
 from clear_mlflow.tracking.run_recorder import RunRecorder
-from clear_mlflow.tracking.sync import sync_each
+from clear_mlflow.tracking.sync import sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
 SETTINGS = config(strategy="naive", epochs=1, predictions="none", resumable="on")
@@ -112,8 +112,8 @@ def _recovered(store, run_id, kept, rows, points, told, tmp_path):
     run = store.get_run(run_id)
     if names.PROCESS_TAG in run.data.tags:  # the process of a user has ended by then
         store.delete_tag(run_id, names.PROCESS_TAG)
-    for synced in sync_each(find_run_folders(run_id)):
-        assert synced.done, (told, synced.detail)
+    for synced in sync_folders(find_run_folders(run_id)):
+        assert synced.is_stored, (told, synced.message)
     found = rows_in(store, run_id)
     assert kept <= found.keys(), (told, "lost", kept - found.keys())
     assert found == {n: rows[n] for n in found}, told

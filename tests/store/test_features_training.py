@@ -18,7 +18,7 @@ from clear_mlflow.learning.samples.decoded import FeatureStream
 from clear_mlflow.learning.samples.photos import SampleIndices
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 @pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])

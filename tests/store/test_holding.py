@@ -34,9 +34,9 @@ from clear_mlflow.store.lease import (
     wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
-from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import claim
-from clear_mlflow.tracking.sync import find_journals, sync_each
+from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 def format_foreign_lease(**changes):
@@ -101,8 +101,8 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     for _ in rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True):
         pass
     before = histories(store, run.info.run_id), lost.read_bytes()
-    (synced,) = sync_each(find_journals(default_root() / run.info.run_id))
-    assert synced.done, synced.detail
+    (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
+    assert synced.is_stored, synced.message
     assert (histories(store, run.info.run_id), lost.read_bytes()) == before
 
 
@@ -113,9 +113,9 @@ def test_a_journal_is_not_sent_while_another_process_trains(store):
         train_in_process(store, training, {})
     run_id = training.run.info.run_id
     store.set_tag(run_id, names.PROCESS_TAG, store.get_run(run_id).data.tags[names.HOLDER_TAG])
-    (synced,) = sync_each(find_journals(default_root() / run_id))
-    assert not synced.done
-    assert "another process trains into run" in synced.detail
+    (synced,) = sync_folders(select_folders(default_root() / run_id))
+    assert not synced.is_stored
+    assert "another process trains into run" in synced.message
 
 
 def test_a_stored_row_is_never_overwritten(store, experiment_id):

@@ -18,7 +18,7 @@ from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.store.rows import _content
-from clear_mlflow.tracking.resume import ResumePoint, parameters_to_resume
+from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
 
 
 def evaluate(run) -> str:
@@ -80,10 +80,10 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
     config = TrainConfig.resolve(config)
     point = ResumePoint(run, config, {}, frozenset(), (), None, frozenset())
     with pytest.raises(ConfigError, match="not imported unless you name it, too"):
-        parameters_to_resume(point, {})
+        resolve_resume_parameters(point, {})
     with pytest.raises(ConfigError, match="not imported unless you name it, too"):
-        parameters_to_resume(point, {"strategy": "auto"})
-    asked, _ = parameters_to_resume(point, {"strategy": "trap_module:Strategy"})
+        resolve_resume_parameters(point, {"strategy": "auto"})
+    asked, _ = resolve_resume_parameters(point, {"strategy": "trap_module:Strategy"})
     assert asked["strategy"] == "trap_module:Strategy"
     assert not trap.exists()
 

@@ -15,7 +15,7 @@ from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.rows import RowConflictError, read_rows
-from clear_mlflow.tracking.sync import sync_each
+from clear_mlflow.tracking.sync import sync_folders
 
 CORRECT = [[1, 2], [6, 3], [4, 7]]
 
@@ -123,9 +123,9 @@ def test_a_journal_that_cannot_be_read_stops_no_other(store, run, journal, tmp_p
         return read_outcome(self)
 
     monkeypatch.setattr(RunFolder, "read_outcome", failing)
-    first, second = sync_each([broken.folder, journal.folder])
-    assert (first.done, second.done) == (False, True)
-    assert "Input/output error" in first.detail
+    first, second = sync_folders([broken.folder, journal.folder])
+    assert (first.is_stored, second.is_stored) == (False, True)
+    assert "Input/output error" in first.message
 
 
 @pytest.mark.parametrize("name", ["row_001.json", "row_003.json"])
@@ -142,12 +142,12 @@ def test_sync_keeps_what_it_could_not_send(store, run, journal):
     """The rest waits for the next time; then the folder is gone."""
     put(journal, "row_002.json", "{")
     journal.close()
-    (synced,) = sync_each([journal.folder])
-    assert not synced.done
-    assert "row_002.json" in synced.detail
+    (synced,) = sync_folders([journal.folder])
+    assert not synced.is_stored
+    assert "row_002.json" in synced.message
     (waiting,) = journal.folder.glob("*row_002.json")
     waiting.write_text(row_texts(CORRECT)["row_002.json"])
-    (synced,) = sync_each([journal.folder])
-    assert (synced.done, synced.sent) == (True, 1)
+    (synced,) = sync_folders([journal.folder])
+    assert (synced.is_stored, synced.num_sent) == (True, 1)
     assert not journal.folder.exists()
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT

@@ -12,29 +12,28 @@ from stored_runs import rows_folder, stored_run
 
 from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.journal.run_folder import Outcome, RunFolder, find_run_folders
-from clear_mlflow.journal.uploader import UnsentError
+from clear_mlflow.journal.uploader import UnsentError, store_outcome
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.store import names
-from clear_mlflow.store.lease import LeaseLostError, check_not_held, format_lease, lease_tags
+from clear_mlflow.store.lease import Lease, LeaseLostError, check_not_held, format_lease, lease_tags
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
-    close,
-    close_abandoned,
-    close_project_run,
+    build_result,
     create_run,
-    end,
+    end_expired_run,
+    end_project_run,
+    end_run,
     open_run,
-    result_of,
-    take,
 )
-from clear_mlflow.tracking.sync import sync_each
+from clear_mlflow.tracking.sync import sync_folders
 
 
 def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
     """A run that holds rows, and that this process trains into."""
     run_id = stored_run(store, experiment_id, correct).info.run_id
     store.update_run(run_id, status="RUNNING")
-    take(store, store.get_run(run_id))
+    Lease(store, run_id).acquire()
+    Lease(store, run_id).renew()
     return run_id
 
 
@@ -60,16 +59,17 @@ def test_an_end_says_why_and_forgets_the_process(store, experiment_id):
             happened.append(names.PROCESS_TAG in store.get_run(run_id).data.tags)
 
     run_id = running(store, experiment_id)
-    run = end(Watched(store.tracking_uri), run_id, "FAILED", "no more " * 2000, diverged=True)
+    outcome = Outcome("FAILED", "no more " * 2000, diverged=True)
+    run = store_outcome(Watched(store.tracking_uri), run_id, outcome)
     assert happened == [True]
     assert run.info.status == "FAILED"
     status, error, diverged = ended(store, run_id)
     assert (status, diverged) == ("FAILED", "true")
     assert error == ("no more " * 2000)[:8000]
     assert names.PROCESS_TAG not in store.get_run(run_id).data.tags
-    end(store, run_id, "FAILED")  # another evaluate closes it, too
+    store_outcome(store, run_id, Outcome("FAILED"))  # another evaluate closes it, too
     left = running(store, experiment_id)
-    end(store, left, None, "stopped")
+    store_outcome(store, left, Outcome(None, "stopped"))
     assert ended(store, left) == ("RUNNING", "stopped", None)
     assert names.PROCESS_TAG not in store.get_run(left).data.tags
 
@@ -95,9 +95,9 @@ def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch
 
 def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
     """One of the user's own stays open."""
-    for ours, status in ((True, "FINISHED"), (False, "RUNNING")):
+    for sets_status, status in ((True, "FINISHED"), (False, "RUNNING")):
         run_id = running(store, experiment_id)
-        result = close(store, run_id, result_of(None, run_id), ours=ours)
+        result = end_run(store, run_id, build_result(None, run_id), sets_status=sets_status)
         assert (result.exit_code, result.status, result.problem) == (0, "FINISHED", None)
         assert ended(store, run_id) == (status, None, None)
         assert store.get_run(run_id).data.metrics["renate/average_accuracy"] == (
@@ -113,7 +113,7 @@ def test_a_record_that_is_not_in_order_fails_a_run(store, experiment_id):
     ):
         run_id = running(store, experiment_id)
         (rows_folder(store.get_run(run_id)) / "row_001.json").write_text("{")
-        result = close(store, run_id, before)
+        result = end_run(store, run_id, before)
         assert (result.exit_code, result.status) == (code, status)
         assert "row_001.json" in str(result.problem)
         told = ended(store, run_id)
@@ -130,7 +130,7 @@ def test_the_run_above_members_sums_them_up(store, experiment_id):
             [((1, 1), (6, 3), (4, 7)), ((1, 1), (8, 3), (2, 9)), ((1, 1), (7, 7), (7, 7))]
         )
     }
-    result = close(store, above, result_of(None, above), members)
+    result = end_run(store, above, build_result(None, above), members)
     assert result.exit_code == 0
     metrics = store.get_run(above).data.metrics
     for name in ("renate/forgetting", "clear/accuracy"):
@@ -146,8 +146,8 @@ def test_the_run_above_members_sums_them_up(store, experiment_id):
         0: running(store, experiment_id),
         1: running(store, experiment_id, ((1, 1), (6, 3))),
     }
-    diverged = result_of(DivergedError("no number", seed=1), above)
-    close(store, above, diverged, members)
+    diverged = build_result(DivergedError("no number", seed=1), above)
+    end_run(store, above, diverged, members)
     assert [ended(store, run_id)[2] for run_id in (members[0], members[1])] == [None, "true"]
     metrics = store.get_run(above).data.metrics
     assert "mean/renate/average_accuracy" in metrics
@@ -159,7 +159,7 @@ def test_an_ensemble_with_a_member_that_is_not_in_order_has_failed(store, experi
     above = opened_above(store, experiment_id)
     members = {5: running(store, experiment_id), 7: running(store, experiment_id)}
     (rows_folder(store.get_run(members[7])) / "row_001.json").write_text("{")
-    result = close(store, above, result_of(None, above), members)
+    result = end_run(store, above, build_result(None, above), members)
     assert (result.exit_code, result.status) == (2, "FAILED")
     assert str(result.problem).startswith("seed 7: ")
     assert [store.get_run(members[seed]).info.status for seed in (5, 7)] == ["FINISHED", "FAILED"]
@@ -173,7 +173,7 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id
     store.set_tag(run_id, names.HOLDER_TAG, taken)
     before = store.get_run(run_id)
     for error, code in ((None, 2), (LeaseLostError("lost"), 2), (KeyboardInterrupt(), 1)):
-        result = close(store, run_id, result_of(error, run_id))
+        result = end_run(store, run_id, build_result(error, run_id))
         assert (result.exit_code, result.is_lost) == (code, True)
         assert isinstance(result.problem, LeaseLostError)
         assert mlflow.active_run() is None
@@ -194,12 +194,12 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id
 )
 def test_how_a_training_in_a_child_ended(error, received, expected):
     """Stopped from outside, broken, or refused: the exit code of each."""
-    found = result_of(error, "r", received)
+    found = build_result(error, "r", received)
     assert (found.exit_code, found.status) == expected
     assert found.run_id == "r"
     unsent = UnsentError("waits", {})
     unsent.__cause__ = error
-    found = result_of(unsent, "r", received)
+    found = build_result(unsent, "r", received)
     assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
 
 
@@ -213,10 +213,10 @@ def test_how_a_training_in_this_process_ended():
         (ValueError("x"), "FAILED"),
         (UnsentError("waits", {}), "FINISHED"),
     ):
-        assert result_of(error, "r").status == status
-    found = result_of(DivergedError("no number", seed=3), "r")
+        assert build_result(error, "r").status == status
+    found = build_result(DivergedError("no number", seed=3), "r")
     assert (found.status, found.diverged.seed, found.error) == ("FAILED", 3, "no number")
-    assert result_of(ValueError("x"), "r").error == "ValueError: x"
+    assert build_result(ValueError("x"), "r").error == "ValueError: x"
 
 
 def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
@@ -224,13 +224,13 @@ def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     run_id = running(store, experiment_id)
     unsent = UnsentError("waits", {})
     unsent.__cause__ = DivergedError("no number")
-    result = close(store, run_id, result_of(unsent, run_id))
+    result = end_run(store, run_id, build_result(unsent, run_id))
     assert result.exit_code == 2
     assert store.get_run(run_id).info.status == "RUNNING"
     (folder,) = find_run_folders(run_id)
     store.set_terminated(run_id, "KILLED")
-    (synced,) = sync_each([folder])
-    assert synced.done
+    (synced,) = sync_folders([folder])
+    assert synced.is_stored
     assert not folder.exists()
     assert ended(store, run_id) == ("FAILED", "no number", "true")
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
@@ -259,8 +259,8 @@ def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, told
     """What a person or a training said stays; a run whose process lives is left open."""
     run_id = running(store, experiment_id)
     store.update_run(run_id, status=status)
-    (synced,) = sync_each([left(store, run_id, tmp_path, told)])
-    assert synced.done, synced.detail
+    (synced,) = sync_folders([left(store, run_id, tmp_path, told)])
+    assert synced.is_stored, synced.message
     assert store.get_run(run_id).info.status == expected
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
 
@@ -271,17 +271,17 @@ def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, t
     tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
 
     store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**json.loads(tag), "started": 0}))
-    (synced,) = sync_each([left(store, run_id, tmp_path)])
-    assert synced.done
+    (synced,) = sync_folders([left(store, run_id, tmp_path)])
+    assert synced.is_stored
     status, error, _ = ended(store, run_id)
     assert status == "KILLED"
     assert "killed while the tracking store was away" in error
     deleted = running(store, experiment_id)
     store.delete_run(deleted)
     folder = left(store, deleted, tmp_path, Outcome("FINISHED"))
-    (synced,) = sync_each([folder])
-    assert not synced.done
-    assert "is deleted: restore it" in synced.detail
+    (synced,) = sync_folders([folder])
+    assert not synced.is_stored
+    assert "is deleted: restore it" in synced.message
     assert folder.exists()
 
 
@@ -290,7 +290,7 @@ def test_a_run_that_gives_a_sign_of_life_is_not_closed(store, experiment_id):
     seen = store.get_run(running(store, experiment_id))
     store.set_tag(seen.info.run_id, names.HOLDER_TAG, "another")
     with pytest.raises(TrackingError, match="trained into again; it is left as it is"):
-        close_abandoned(store, seen)
+        end_expired_run(store, seen)
     assert store.get_run(seen.info.run_id).info.status == "RUNNING"
 
 
@@ -299,7 +299,7 @@ def test_what_mlflow_run_opened_for_nothing_is_closed(store, experiment_id, monk
     for tags, status in (({"mlflow.project.entryPoint": "main"}, "KILLED"), ({}, "RUNNING")):
         run_id = store.create_run(experiment_id, tags=tags).info.run_id
         monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-        close_project_run(RunResult(2, "FAILED", None, error="no"))
+        end_project_run(RunResult(2, "FAILED", None, error="no"))
         assert store.get_run(run_id).info.status == "RUNNING"
-        close_project_run(RunResult(130, "KILLED", None, error="stopped"))
+        end_project_run(RunResult(130, "KILLED", None, error="stopped"))
         assert store.get_run(run_id).info.status == status

@@ -31,7 +31,7 @@ from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import Strategy
-from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "24", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off", "log_models": "all"}

@@ -16,11 +16,11 @@ from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.store import names
+from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import list_row_sizes
 from clear_mlflow.store.search import select_runs
-from clear_mlflow.tracking.in_process import train_in_process
-from clear_mlflow.tracking.lifecycle import take
-from clear_mlflow.tracking.resume import holds_rows, read_resume_point
+from clear_mlflow.tracking.resume import has_rows, read_resume_point
+from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
 LOST = "was stored with rows that its artifacts lack now"
@@ -89,7 +89,7 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
     before = known(store, run_id)
     unmount()
     with pytest.raises(RecordError, match=LOST):
-        holds_rows(store, run_id)
+        has_rows(store, run_id)
     (verdict,) = rescore_runs(store, select_runs(store), explicit=False, dry_run=False)
     assert LOST in verdict.detail
     assert known(store, run_id) == before
@@ -98,7 +98,7 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
 def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experiment_id, unmount):
     """The points of its row before training are not stored yet."""
     run = store.create_run(experiment_id)
-    take(store, run)
+    Lease(store, run.info.run_id).acquire()
     training = KnownTraining(FOUR_BUCKETS)
     with TrainingRun(store, run.info.run_id, training.config, {}) as tracked:
         tracked.log_facts(training.facts)

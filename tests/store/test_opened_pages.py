@@ -22,7 +22,7 @@ from clear_mlflow.store.ui_urls import (
     find_page_url,
     format_run_links,
 )
-from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 THEIRS = "mlflow.sharedViewState.0123abcd"
 

@@ -14,7 +14,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.store import names
-from clear_mlflow.tracking.resume import ResumePoint, parameters_to_resume
+from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
 
 MODULE = """
 from clear_mlflow.data import Entry, listing_of
@@ -137,8 +137,8 @@ def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypa
         frozenset(),
     )
     with pytest.raises(ConfigError, match="dataset=of_mine:photos if you know it"):
-        parameters_to_resume(point, {})
-    _, again = parameters_to_resume(point, {"dataset": "of_mine:photos"})
+        resolve_resume_parameters(point, {})
+    _, again = resolve_resume_parameters(point, {"dataset": "of_mine:photos"})
     assert again.dataset == "of_mine:photos"
 
 

@@ -18,9 +18,9 @@ from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.store.states import store_state
 from clear_mlflow.tracking import training_run
-from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.resume import read_resume_point
-from clear_mlflow.tracking.sync import sync_each
+from clear_mlflow.tracking.sync import sync_folders
+from clear_mlflow.tracking.tracked_training import train_in_process
 from clear_mlflow.tracking.training_run import TrainingRun
 
 SETTINGS = config(strategy="naive", epochs=2, predictions="none", resumable="on")
@@ -135,8 +135,8 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
         # The process is gone with its machine.
         if names.PROCESS_TAG in store.get_run(run_id).data.tags:
             store.delete_tag(run_id, names.PROCESS_TAG)
-        for synced in sync_each(find_run_folders(run_id)):
-            assert synced.done, (disk.when, synced.detail)
+        for synced in sync_folders(find_run_folders(run_id)):
+            assert synced.is_stored, (disk.when, synced.message)
         found = rows_in(store, run_id)
         assert len(found) >= disk.note, disk.when
         assert found == {name: rows[name] for name in found}, disk.when
@@ -174,13 +174,13 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
     for waits in (True, False):
         restore(disk, folders, tmp_path / "mlflow.db")
         store.delete_tag(run_id, names.PROCESS_TAG)
-        list(sync_each(find_run_folders(run_id)))
+        list(sync_folders(find_run_folders(run_id)))
         (tmp_path / row).write_bytes(b"")
         if waits:
             journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
             journal.append("accuracy_matrix/rows/row_001.json", whole)
             journal.close()
-            assert [synced.done for synced in sync_each([journal.folder])] == [True]
+            assert [synced.is_stored for synced in sync_folders([journal.folder])] == [True]
             assert "the row that waited takes its place" in capfd.readouterr().err
             assert (tmp_path / row).read_bytes() == whole
             continue

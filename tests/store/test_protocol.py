@@ -10,7 +10,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
-from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 class StreamingTraining(KnownTraining):

@@ -16,7 +16,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.api.live import NotebookProgress, in_notebook
+from clear_mlflow.api.live import NotebookProgress, is_notebook
 from clear_mlflow.cli import main
 from clear_mlflow.comparison.tables import _powers
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
@@ -30,7 +30,7 @@ def loaded(run):
     return clear_mlflow.load(run.info.run_id)
 
 
-def run_of(store, experiment_id, *rows, **facts):
+def build_tracked_run(store, experiment_id, *rows, **facts):
     """A run with tags by which it is found and grouped."""
     run = stored_run(store, experiment_id, *rows, seed=facts["seed"])
     for name, value in facts.items():
@@ -70,7 +70,7 @@ def test_a_run_is_all_that_it_holds(store, experiment_id):
 def test_runs_are_found_as_mlflow_finds_them(store, experiment_id):
     """An experiment's runs with rows, by a filter; and what is not there is one line."""
     for seed in (1, 3):
-        run_of(store, experiment_id, seed=seed)
+        build_tracked_run(store, experiment_id, seed=seed)
     store.create_run(experiment_id)
     assert len(clear_mlflow.runs(experiment_id)) == 2
     (run,) = clear_mlflow.runs(experiment_id, filter="tags.seed = '3'")
@@ -170,7 +170,7 @@ def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
                 [max(0, n - less - (1 + bool(less)) * seed * i) for n in row]
                 for i, row in enumerate(FOUR_BUCKETS)
             ]
-            run_of(store, experiment_id, rows, strategy=strategy, seed=seed)
+            build_tracked_run(store, experiment_id, rows, strategy=strategy, seed=seed)
     compared = clear_mlflow.compare(experiment_id, group_by=["strategy"], log=False)
     best, other = compared.comparison.groups
     name = "renate/average_accuracy"
@@ -211,7 +211,7 @@ def test_latex_writes_powers_of_ten():
 def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
     """As a loop of one's own stores them: nobody asked to group by it. A text is one name."""
     for seed in (0, 1):
-        run_of(store, experiment_id, seed=seed)
+        build_tracked_run(store, experiment_id, seed=seed)
     for given in ({}, {"group_by": None}, {"group_by": "dataset"}):
         compared = clear_mlflow.compare(experiment_id, log=False, **given)
         assert compared.comparison.group_by == ("dataset",)
@@ -232,7 +232,7 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
             clear_mlflow.compare(experiment_id, margin=margin, log=False)
     with pytest.raises(TrackingError, match="cannot read run 0000"):
         clear_mlflow.runs("0" * 32)
-    with pytest.raises(ConfigError, match="runs holds 5; expected runs, their ids, or paths"):
+    with pytest.raises(ConfigError, match="runs contains 5; expected runs, their ids, or paths"):
         clear_mlflow.load(5)
     with pytest.raises(ConfigError, match=r"rank_by.*'nope', which no run defines"):
         clear_mlflow.compare(experiment_id, rank_by="nope", log=False)
@@ -256,10 +256,10 @@ class Shown:
 
 def test_the_matrix_grows_row_by_row():
     """Each row is shown when it is measured, under streaming without what is no evidence."""
-    assert not in_notebook()
+    assert not is_notebook()
     for protocol, cells in (("iid", 4), ("streaming", 3)):
         progress, shown = NotebookProgress(protocol), Shown()
-        progress._handle = shown
+        progress._display = shown
         progress.bucket_started("<i>", position=0, num_buckets=4)
         assert "bucket &lt;i&gt;: 1 of 4" in shown.texts[-1]
         keys = ("1", "2", "3", "4")

@@ -15,7 +15,7 @@ from clear_mlflow.learning.progress import progress_for
 from clear_mlflow.learning.session import check
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.store import names
-from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "16", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off"}

@@ -12,7 +12,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
 from clear_mlflow.store import names
-from clear_mlflow.tracking.in_process import train_in_process
+from clear_mlflow.tracking.tracked_training import train_in_process
 
 
 def page_file(run) -> Path:

@@ -16,7 +16,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from stored_runs import stored_run
 
 import clear_mlflow
-from clear_mlflow.api.sweep import Sweep, SweepResult
+from clear_mlflow.api.sweep_runs import SweepResult, train_and_compare
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.engines.local import LocalEngine
@@ -41,28 +41,28 @@ def sweep(store, experiment_id, tmp_path):
         store.set_tag(run_id, "strategy", "naive")
         store.set_tag(run_id, "dataset", "digits")
         score(store, run_id)
-    return lambda client=store: Sweep(grid=grid).over(client, experiment_id, ENGINE)
+    return lambda client=store: train_and_compare(grid, client, experiment_id, ENGINE)
 
 
 def test_a_comparison_that_is_gone_is_made_again(store, sweep):
     """In the trash, or beyond it."""
     first = sweep()
-    assert first.is_well
+    assert first.is_complete
     assert repr(first) == f"SweepResult(sweep {first.run_id}: 2 done before)"
     assert str(first).startswith(f"sweep {first.run_id}: 2 done before\n\n")
     assert str(first.compared) in str(first)
     assert first.compared._repr_html_() in first._repr_html_()
     metrics = store.get_run(first.run_id).data.metrics
     assert metrics["clear/challenge_score"] == metrics["leader/clear/challenge_score"]
-    assert sweep().comparison_run.info.run_id == first.comparison_run.info.run_id
+    assert sweep().compared.run_id == first.compared.run_id
     for gone_for_good in (False, True):
-        before = sweep().comparison_run.info.run_id
+        before = sweep().compared.run_id
         store.delete_run(before)
         if gone_for_good:
             _get_store()._hard_delete_run(before)
         again = sweep()
-        assert again.is_well, again.problems
-        assert again.comparison_run.info.run_id != before
+        assert again.is_complete, again.problems
+        assert again.compared.run_id != before
         assert again.run_id == first.run_id
 
 
@@ -163,7 +163,7 @@ def test_a_thread_sweeps(experiment_id):
     with ThreadPoolExecutor(1) as threads:
         how = {"experiment": "test", "group_by": "strategy,seed"}
         swept = threads.submit(clear_mlflow.sweep, QUICK, **how).result()
-    assert swept.is_well
+    assert swept.is_complete
     assert swept.compared.comparison.group_by == ("strategy", "seed")
 
 
@@ -189,7 +189,7 @@ def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
 
     engine = SimpleNamespace(check_store=lambda uri: None, room=lambda: 1)  # starts nothing
     engine.ended = lambda timeout: []
-    result = Sweep(grid=grid).over(Late(store.tracking_uri), experiment_id, engine)
+    result = train_and_compare(grid, Late(store.tracking_uri), experiment_id, engine)
     assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *theirs)]
     found = store.search_runs(
         [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.fingerprint}'"

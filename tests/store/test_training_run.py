@@ -19,9 +19,8 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import lease_tags
-from clear_mlflow.tracking.in_process import train_in_process
 from clear_mlflow.tracking.run_recorder import RunRecorder
-from clear_mlflow.tracking.supervised import train_supervised
+from clear_mlflow.tracking.tracked_training import train_in_process, train_supervised
 
 ASKED = {"seed": "7", "epochs": "auto"}
 

@@ -47,10 +47,10 @@ from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import lease
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.tracking import run_recorder
-from clear_mlflow.tracking.lifecycle import close, result_of
+from clear_mlflow.tracking.lifecycle import build_result, end_run
 from clear_mlflow.tracking.resume import ResumePoint, read_resume_point, take_over
-from clear_mlflow.tracking.supervised import _close_complete
-from clear_mlflow.tracking.sync import find_journals, sync_each
+from clear_mlflow.tracking.sync import select_folders, sync_folders
+from clear_mlflow.tracking.tracked_training import end_complete_run
 from clear_mlflow.tracking.training_run import TrainingRun, open_training_run
 
 BUCKETS = tuple(map(str, range(1, 9)))
@@ -192,7 +192,7 @@ def go_on(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
                     client = MlflowClient(uri)
                 point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
                 if point.is_complete:
-                    _close_complete(client, point)
+                    end_complete_run(client, point)
                     os._exit(0)
                 take_over(client, point, assume_dead=assume_dead)
                 (machine / "took over").touch()
@@ -206,9 +206,9 @@ def go_on(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
 def send(uri: str, machine: Path, run_id: str) -> None:
     """Send what a machine kept of a run."""
     become(machine, uri)
-    for synced in sync_each(find_journals(machine / "unsent" / run_id)):
-        sys.stderr.write(f"{synced.detail}\n")
-        os._exit(0 if synced.done else 1)
+    for synced in sync_folders(select_folders(machine / "unsent" / run_id)):
+        sys.stderr.write(f"{synced.message}\n")
+        os._exit(0 if synced.is_stored else 1)
 
 
 def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoReturn:
@@ -219,7 +219,7 @@ def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoRe
             run.track(training)
     except Exception as ended:
         error = ended
-    closed = close(client, run_id, result_of(error, run_id))
+    closed = end_run(client, run_id, build_result(error, run_id))
     sys.stderr.write(f"ended with {closed.exit_code}: {closed.error}\n")
     sys.stderr.flush()
     os._exit(closed.exit_code)

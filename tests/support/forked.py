@@ -45,8 +45,8 @@ _LOADED = [
     "clear_mlflow.api.rescore",
     "clear_mlflow.learning.prepare",
     "clear_mlflow.process.parent",
-    "clear_mlflow.tracking.supervised",
-    "clear_mlflow.api.sweep",
+    "clear_mlflow.tracking.tracked_training",
+    "clear_mlflow.api.sweep_runs",
 ]
 
 

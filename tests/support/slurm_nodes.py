@@ -129,7 +129,7 @@ def main() -> None:
                 whole = submit(folder)
                 wait_until(lambda: ended(client, folder, whole))
                 job = submit(folder)
-                run_id = run_of(folder, job)
+                run_id = build_tracked_run(folder, job)
                 row = rows_folder(client.get_run(run_id)) / "row_002.json"
                 wait_until(row.exists)
                 node = said("squeue", "-h", "-o", "%N", "-j", job)
@@ -139,7 +139,7 @@ def main() -> None:
             for file in (*folder.glob("clear-*.out"), folder / "said"):
                 print(file.read_text(errors="replace")[-4000:])
             raise
-        run, other = client.get_run(run_id), client.get_run(run_of(folder, whole))
+        run, other = client.get_run(run_id), client.get_run(build_tracked_run(folder, whole))
         assert run.data.tags[names.RESUMES_TAG] == "1"
         assert of_any_machine(rows_of(run)) == of_any_machine(rows_of(other))
         assert history(client, run_id) == history(client, other.info.run_id)
@@ -148,14 +148,14 @@ def main() -> None:
         )
 
 
-def run_of(folder: Path, job: str) -> str:
+def build_tracked_run(folder: Path, job: str) -> str:
     """The run that a job has."""
     return (folder / f"clear-{job}.run").read_text().strip()
 
 
 def ended(client: MlflowClient, folder: Path, job: str) -> bool:
     """Whether a job's run is done; AssertionError where the job ended and it is not."""
-    is_done = client.get_run(run_of(folder, job)).info.status == "FINISHED"
+    is_done = client.get_run(build_tracked_run(folder, job)).info.status == "FINISHED"
     assert is_done or said("squeue", "-h", "-j", job), f"job {job} is over, and its run is not"
     return is_done
 

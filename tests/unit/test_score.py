@@ -58,7 +58,7 @@ def record(row, values, score=RMSE, *, seed=0, num_instances=None, **changes):
     return row_record(row, seed=seed, **changes)
 
 
-def run_of(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
+def build_tracked_run(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
     rows = [*([] if initial is None else [(0, initial)]), *enumerate(values, start=1)]
     return assemble({row_file_name(i): record(i, cells, score, seed=seed) for i, cells in rows})
 
@@ -273,7 +273,7 @@ def shown_text(page):
 
 def test_pages_and_descriptions_show_the_score_and_no_percent():
     """Cells in three digits, metrics in four, the direction said, and nothing is an accuracy."""
-    run = run_of()
+    run = build_tracked_run()
     results = metrics.evaluate_metrics(metrics.METRICS, run.matrix)
     page = run_page(report_of(run))
     note = description(run, results)
@@ -302,14 +302,14 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
 
 def test_an_untrained_model_far_off_does_not_flatten_the_charts():
     """Its values are in the matrix; in a chart they would be all that is seen."""
-    page = run_page(report_of(run_of(initial=[5e4, 6e4, 7e4])))
+    page = run_page(report_of(build_tracked_run(initial=[5e4, 6e4, 7e4])))
     charts = shown_text(page).split("rmse over time")[1]
     assert "an untrained model&#39;s values are left out" in charts
     assert "before it was trained on" in charts
     titles = [part.split("<")[0] for part in charts.split("<title>")[1:]]
     assert "the buckets still to come, after 1: 5.00" in titles
     assert not any("after 0" in title for title in titles)
-    near = shown_text(run_page(report_of(run_of(initial=[4.0, 5.0, 6.0]))))
+    near = shown_text(run_page(report_of(build_tracked_run(initial=[4.0, 5.0, 6.0]))))
     assert "the buckets still to come, after 0: 5.00" in near
 
 
@@ -332,7 +332,7 @@ def subjects(levels, score=RMSE, seeds=3):
         for seed in range(seeds):
             values = (np.array(ERRORS) * factor + 0.01 * seed * (seed + factor)).tolist()
             untrained = [1e5 * factor] * 3  # far from all that is measured later
-            run = run_of(values, untrained, score=score, seed=seed)
+            run = build_tracked_run(values, untrained, score=score, seed=seed)
             found.append(
                 Subject(
                     run_id=f"{name}{seed}{score.name}",

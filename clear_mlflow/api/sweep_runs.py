@@ -1,0 +1,856 @@
+"""The work of a sweep: a loop over a table of planned runs, whose states are read from the store.
+
+Two sweeps may share runs. A run belongs to whoever trains it, and its state is read immediately
+before it is trained, so each run is trained once.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Run, RunTag
+from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_RUN_NAME,
+    MLFLOW_RUN_NOTE,
+)
+from mlflow.utils.time import get_current_time_millis
+
+from clear_mlflow.api.compared import ComparedRuns, read_comparison, write_comparison
+from clear_mlflow.api.rescore import rescore_runs
+from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
+from clear_mlflow.core.text import one_line, safe_repr
+from clear_mlflow.core.version import __version__
+from clear_mlflow.engines import Ended, Task
+from clear_mlflow.engines.local import LocalEngine, start_program
+from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
+from clear_mlflow.grids.grid import (
+    Grid,
+    PlannedRun,
+    complete_runs,
+    digest_of,
+    fingerprint,
+    read_grid,
+)
+from clear_mlflow.journal.run_folder import Outcome, Status
+from clear_mlflow.journal.uploader import is_final, store_outcome
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.logged import logged_parameters
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.session import check_files, check_parameters, complete_arguments
+from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
+from clear_mlflow.store import names
+from clear_mlflow.store.client import (
+    log_tags,
+    mlflow_errors,
+    preflight,
+    resolve_store_uri,
+    set_up_mlflow,
+)
+from clear_mlflow.store.lease import RENEW_SECONDS, Lease, is_expired, is_held, lease_tags
+from clear_mlflow.store.search import (
+    get_or_create_experiment,
+    get_project_run,
+    search_runs,
+    select_runs,
+)
+from clear_mlflow.store.sqlite import get_sqlite_path
+from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
+from clear_mlflow.tracking.lifecycle import create_run
+from clear_mlflow.tracking.resume import claim, has_rows, is_claimed, read_resume_point
+from clear_mlflow.tracking.tracked_training import train_sweep_run
+
+Engine: TypeAlias = LocalEngine | RayEngine
+GridSource: TypeAlias = Mapping[str, Any] | str | Path
+
+# States of a run.
+DONE_BEFORE, DONE, FAILED = "done before", "done", "failed"
+ELSEWHERE, NOT_DONE, TRAINING = "trains elsewhere", "not done", "training"
+
+_POLL_SECONDS = 0.5
+# A sweep takes days, and continues after a restart of the server as its trainings do.
+_RETRY_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
+
+
+@dataclass
+class SweepRun:
+    """One planned run of a sweep: a row of its table."""
+
+    planned: PlannedRun = field(repr=False)
+    state: str = NOT_DONE
+    run_id: str | None = None
+    error: str | None = None
+    seconds: float | None = None  # from the start of the last training to its end
+    num_tries: int = 0  # trainings that this sweep started
+    note: str | None = None  # whether the last training resumes, or why it does not
+    started_at: float = field(default=0.0, repr=False)  # monotonic time
+    # Number of resumes in the store before this sweep resumed the run; None if it did not.
+    resumes_before: str | None = field(default=None, repr=False)
+    # Attempts that cannot be resumed: run id to reason.
+    refusals: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the MLflow run: strategy, dataset, seed and the other varied parameters."""
+        return self.planned.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return id, name, state, error, parameters and config hash, for JSON."""
+        return {
+            "run_id": self.run_id,
+            "name": self.planned.name,
+            "state": self.state,
+            "error": self.error,
+            "parameters": dict(self.planned.asked),
+            "fingerprint": self.planned.fingerprint,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult:
+    """Outcome of a sweep; a notebook shows the comparison, and ``print`` its tables.
+
+    ``clear_mlflow.runs(EXPERIMENT)`` returns the runs as objects.
+    """
+
+    run_id: str  # of the parent run
+    runs: tuple[SweepRun, ...]
+    comparison: ComparedRuns | None = None
+    problems: tuple[str, ...] = ()  # one line each, about anything except single runs
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of runs by state."""
+        return Counter(run.state for run in self.runs)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every run is done, and all are compared."""
+        return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
+
+    @property
+    def compared(self) -> ComparedRuns:
+        """Comparison of all runs that are done. Raises ConfigError if there is none."""
+        if self.comparison is None:
+            problem = f"nothing was compared in {self.summary}"
+            raise ConfigError("; ".join([problem, *self.problems]))
+        return self.comparison
+
+    @property
+    def summary(self) -> str:
+        """Number of runs by state, in one line."""
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items()))
+        return f"sweep {self.run_id}: {counts or 'no runs'}"
+
+    def __repr__(self) -> str:
+        return f"SweepResult({self.summary})"
+
+    def __str__(self) -> str:
+        parts = [self.summary, *self.problems]
+        return "\n\n".join(parts if self.comparison is None else [*parts, str(self.comparison)])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in (self.summary, *self.problems))
+        return lines if self.comparison is None else lines + self.comparison._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome of each run, the comparison and the problems, for JSON."""
+        return {
+            "run_id": self.run_id,
+            "runs": [run.to_dict() for run in self.runs],
+            "compared": None if self.comparison is None else self.comparison.to_dict(),
+            "problems": list(self.problems),
+        }
+
+
+def run_sweep(
+    grid: GridSource,
+    *,
+    experiment: str | None,
+    run_name: str | None,
+    retries: int,
+    group_by: str | Sequence[str],
+    rank_by: str,
+    choose_program: Callable[[int], Any] = lambda _: start_program,
+    **engine_options: Any,
+) -> tuple[SweepResult, StoppingSignals]:
+    """Train and compare the runs of a grid, like :func:`clear_mlflow.sweep`.
+
+    Prints the outcome of each run to standard error. If signals stopped the sweep, they are
+    returned with the result.
+
+    choose_program: returns how to start a training process, given the number of runs to train.
+    """
+    if retries < 0:
+        raise ConfigError(f"retries is {retries}; expected a whole number of at least 0")
+    planned = read_checked_grid(grid, engine_options["engine"])
+    engine = build_engine(planned, **engine_options)
+    set_up_mlflow()
+    client = preflight(experiment=experiment)
+    # MLflow may have opened a run for this process, in another experiment.
+    project_run = None if experiment else get_project_run(client, names.KIND_SWEEP)
+    experiment_id = (
+        get_or_create_experiment(client, experiment)
+        if project_run is None
+        else str(project_run.info.experiment_id)
+    )
+    states = [run.state for run in SweepStore(client, experiment_id).plan(planned)]
+    num_waiting = states.count(NOT_DONE)
+    if not num_waiting or isinstance(engine, LocalEngine):  # no cluster is started in vain
+        jobs = 1 if engine_options["jobs"] == AUTO else engine_options["jobs"]
+        engine = LocalEngine(jobs, choose_program(num_waiting))
+    # The engine is entered first: Ray takes the signals for itself when it starts.
+    with engine, StoppingSignals() as signals:
+        if num_waiting:
+            _print_line(f"{num_waiting} of {len(states)} runs to train, {engine.plan()}")
+        result = train_and_compare(
+            planned,
+            client,
+            experiment_id,
+            engine,
+            retries=retries,
+            group_by=group_by,
+            rank_by=rank_by,
+            run_name=run_name,
+            should_stop=lambda: bool(signals.received),
+            report=make_reporter(len(states)),
+        )
+    return result, signals
+
+
+def plan_sweep(grid: GridSource, **engine_options: Any) -> tuple[list[SweepRun], str]:
+    """Return the states of a grid's runs, and how many would be trained at a time.
+
+    Creates neither a store nor an experiment. The text is empty if no run would be trained.
+    """
+    planned = read_checked_grid(grid, engine_options["engine"])
+    engine = build_engine(planned, **engine_options)
+    set_up_mlflow()
+    runs = [SweepRun(run) for run in planned.runs]
+    database, name = get_sqlite_path(mlflow.get_tracking_uri()), MLFLOW_EXPERIMENT_NAME.get()
+    if database is None or database.exists():
+        client = preflight(opens_run=False)
+        project_run = get_project_run(client, names.KIND_SWEEP)
+        if project_run is not None:
+            runs = SweepStore(client, str(project_run.info.experiment_id)).plan(planned)
+        elif not name or client.get_experiment_by_name(name) is not None:
+            runs = SweepStore(client, get_or_create_experiment(client)).plan(planned)
+    if all(run.state != NOT_DONE for run in runs):
+        return runs, ""
+    with engine:
+        return runs, engine.plan()
+
+
+def read_checked_grid(grid: GridSource, engine: str) -> Grid:
+    """Read a grid and check the parameters, folders and weights of every run.
+
+    Raises ConfigError if a run cannot be trained, or if two runs are equal in effect.
+    """
+    planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
+    for run in planned.runs:
+        try:
+            check_parameters(run.config)
+            if engine == "local":  # the machines of a cluster have their own files
+                check_files(run.config)
+        except ClearError as error:
+            raise ConfigError(f"a run of the sweep, {safe_repr(run.name)}: {error}") from None
+    return complete_runs(planned, complete_arguments)
+
+
+def build_engine(
+    grid: Grid, *, engine: str, jobs: int | str, address: str, cpus: float, gpus: float | str
+) -> Engine:
+    """Return where the runs of a grid are trained. Raises ConfigError if an option is invalid."""
+    if isinstance(jobs, int) and jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; expected a whole number of at least 1, or auto")
+    for name, amount in (("cpus", cpus), ("gpus", gpus)):
+        # Ray shares a core or GPU among runs, but more than one only as a whole number.
+        if not isinstance(amount, str) and (amount < 0 or (amount > 1 and amount % 1)):
+            raise ConfigError(f"{name} is {amount}; expected a number, for example 1, 2 or 0.5")
+    if engine == "ray":
+        needs_no_gpu = all(run.config.device == "cpu" for run in grid.runs)
+        return RayEngine(
+            train_sweep_run,
+            address,
+            cpus=cpus,
+            gpus=float(gpus) if gpus != AUTO else 0.0 if needs_no_gpu else None,
+            jobs=None if jobs == AUTO else int(jobs),
+        )
+    ray_options = {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, AUTO)}
+    if unused := [
+        f"{name} {value!r}" for name, (value, default) in ray_options.items() if value != default
+    ]:
+        raise ConfigError(
+            f"engine is {engine}, but {' and '.join(unused)} applies only to Ray; pass engine=ray, "
+            "or leave it out"
+        )
+    return LocalEngine(1 if jobs == AUTO else int(jobs))
+
+
+def train_and_compare(
+    grid: Grid,
+    client: MlflowClient,
+    experiment_id: str,
+    engine: Engine,
+    *,
+    retries: int = 2,
+    group_by: str | Sequence[str] = AUTO,
+    rank_by: str = AUTO,
+    run_name: str | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    report: Callable[[SweepRun], None] = lambda _: None,
+) -> SweepResult:
+    """Train the runs of a grid that are not done, compare all, and store the outcome.
+
+    Args:
+        grid: planned runs.
+        client: client of the store.
+        experiment_id: experiment of the runs.
+        engine: trains the runs; the caller has entered it.
+        retries: number of times to resume a run whose process was killed.
+        group_by: labels of the comparison, or "auto".
+        rank_by: metric of the comparison, or "auto".
+        run_name: name of the parent run, or None to build it from the grid.
+        should_stop: called repeatedly; if it returns True, active runs are stopped and scored.
+        report: called when a run starts and when it ends.
+    """
+    engine.check_store(resolve_store_uri(client.tracking_uri))
+    store = SweepStore(client, experiment_id)
+    runs = store.plan(grid)
+    parent_id = store.open_parent_run(grid, run_name)
+    try:
+        _train_runs(store, runs, engine, retries, should_stop, report)
+        result, comparison_run = SweepResult(parent_id, tuple(runs)), None
+        if not should_stop():
+            labels = grid.group_by if group_by == AUTO else _split_labels(group_by)
+            result, comparison_run = store.compare(result, labels, rank_by)
+        store.close_parent_run(result, comparison_run, is_stopped=should_stop())
+        return result
+    except BaseException:
+        with suppress(ClearError):
+            store_outcome(client, parent_id, Outcome("FAILED"))
+        raise
+
+
+def make_reporter(total: int) -> Callable[[SweepRun], None]:
+    """Return a function that prints the state of a run to standard error, and counts ended runs."""
+    num_ended = 0
+
+    def report(run: SweepRun) -> None:
+        nonlocal num_ended
+        event = run.state
+        if run.state in (DONE, FAILED):
+            num_ended += 1
+            event += f" in {run.seconds:.0f} s" if run.seconds is not None else ""
+        elif run.state == TRAINING:
+            event = "started" if run.num_tries == 1 else f"started again, try {run.num_tries}"
+            event += f" ({run.note})" if run.note else ""
+        elif run.state == NOT_DONE:
+            event = "ended early"
+        error = f": {run.error}" if run.error else ""
+        line = one_line(f"{event}: {run.planned.name}{error} (run {run.run_id})")
+        _print_line(f"[{num_ended}/{total}] {line}")
+
+    return report
+
+
+def _train_runs(
+    store: SweepStore,
+    runs: Sequence[SweepRun],
+    engine: Engine,
+    retries: int,
+    should_stop: Callable[[], bool],
+    report: Callable[[SweepRun], None],
+) -> None:
+    """Train the runs that are not done, until all have ended or the sweep is stopped."""
+    queue = deque(run for run in runs if run.state != DONE_BEFORE)
+    active: dict[str, SweepRun] = {}
+    is_stopped = False
+    renewed_at = time.monotonic()
+    while active or (queue and not should_stop()):
+        while queue and not should_stop() and engine.room() > 0:
+            run = queue[0]
+            _retry_while_away(partial(store.claim, run), should_stop)
+            queue.popleft()
+            if run.state == TRAINING and run.run_id is not None:
+                active[run.run_id] = run
+                engine.start(store.build_task(run))
+            report(run)
+        if should_stop() and not is_stopped:
+            is_stopped = True
+            engine.stop()
+        for task_end in engine.ended(_POLL_SECONDS):
+            run = active[task_end.run_id]
+            may_retry = run.num_tries <= retries
+            _retry_while_away(
+                partial(store.record_end, run, task_end, may_retry, should_stop), should_stop
+            )
+            del active[task_end.run_id]
+            if run.state == NOT_DONE:
+                queue.append(run)
+            report(run)
+        if time.monotonic() - renewed_at > RENEW_SECONDS:
+            renewed_at = time.monotonic()
+            with suppress(ClearError):
+                store.renew_lease()
+    for run in runs:
+        if run.state == ELSEWHERE and store.is_done_now(run):
+            run.state = DONE_BEFORE
+
+
+def _retry_while_away(step: Callable[[], object], should_stop: Callable[[], bool]) -> None:
+    """Call *step*, again for up to 10 minutes while it raises TrackingError, unless stopped."""
+    deadline = time.monotonic() + _RETRY_SECONDS
+    while True:
+        try:
+            step()
+            return
+        except TrackingError:
+            if should_stop() or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_SECONDS)
+
+
+class SweepStore:
+    """The runs of a sweep in MLflow.
+
+    Args:
+        client: client of the store.
+        experiment_id: experiment of the runs.
+    """
+
+    def __init__(self, client: MlflowClient, experiment_id: str) -> None:
+        self._client = client
+        self._experiment_id = experiment_id
+        self._parent_id: str | None = None  # id of the parent run, after it was opened
+
+    def plan(self, grid: Grid) -> list[SweepRun]:
+        """Return a row for each run of a grid: done, training elsewhere, or not done."""
+        attempts: dict[str, list[Run]] = {}
+        for stored_run in self._search("!= ''"):
+            attempts.setdefault(_compute_fingerprint(stored_run, grid), []).append(stored_run)
+        runs = [SweepRun(planned) for planned in grid.runs]
+        for run in runs:
+            self._settle(run, attempts.get(run.planned.fingerprint, []))
+        return runs
+
+    def build_task(self, run: SweepRun) -> Task:
+        """Return the task that trains into the run's MLflow run."""
+        uri = resolve_store_uri(self._client.tracking_uri)
+        return Task(run.planned.asked, str(run.run_id), self._experiment_id, uri)
+
+    def claim(self, run: SweepRun) -> None:
+        """Read a run's state, and open an MLflow run to train into if it is neither done nor held.
+
+        Sets the state to "done before", "trains elsewhere" or "training". An interrupted attempt
+        is resumed if possible; other attempts are deleted.
+        """
+        while not self._try_to_claim(run):
+            time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
+
+    def _try_to_claim(self, run: SweepRun) -> bool:
+        """Claim a run, or return False if another sweep opens the same run at this moment.
+
+        Both write first and read then, so at least one sees the other and withdraws.
+        """
+        attempts = self._list_attempts(run)
+        if self._settle(run, attempts):
+            return True
+        interrupted, note = self._find_interrupted(run, attempts)
+        resumes_before = None
+        with mlflow_errors("open a run of the sweep"):
+            if interrupted is None:
+                tags = {
+                    MLFLOW_PARENT_RUN_ID: str(self._parent_id),
+                    names.SWEEP_RUN_TAG: run.planned.fingerprint,
+                }
+                run_id = create_run(self._client, self._experiment_id, run.name, tags)
+                # The process that trains into the run sets it to RUNNING.
+                self._client.update_run(run_id, status="SCHEDULED")
+            else:
+                run_id = str(interrupted.info.run_id)
+                # A sweep of another grid may have started it.
+                self._client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self._parent_id)
+                self._client.update_run(run_id, name=run.name)
+                resumes_before = interrupted.data.tags.get(names.RESUMES_TAG, "0")
+            others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
+            if self._settle(run, others):
+                run.state, run.run_id = NOT_DONE, None
+                if interrupted is None:
+                    outcome = Outcome("KILLED", "another sweep started the same run")
+                    store_outcome(self._client, run_id, outcome)
+                    self._client.delete_run(run_id)
+                return False
+            for attempt in others:
+                self._delete_attempt(attempt, run_id)
+        run.state, run.run_id, run.error, run.note = TRAINING, run_id, None, note
+        run.num_tries += 1
+        run.started_at, run.resumes_before = time.monotonic(), resumes_before
+        return True
+
+    def record_end(
+        self, run: SweepRun, task_end: Ended, may_retry: bool, should_stop: Callable[[], bool]
+    ) -> None:
+        """Set the state of a run after its training; "not done" means: train it again.
+
+        Closes and scores the MLflow run if its own process could not.
+        """
+        with mlflow_errors(f"read run {task_end.run_id}"):
+            stored_run = self._client.get_run(task_end.run_id)
+        error = (
+            stored_run.data.tags.get(names.ERROR_TAG)
+            or task_end.error
+            or f"its training ended with exit code {task_end.exit_code}"
+        )
+        # The worker refused to resume the run and left it as it was.
+        resumes = stored_run.data.tags.get(names.RESUMES_TAG, "0")
+        is_refused = run.resumes_before == resumes and not task_end.lost
+        if _is_done(stored_run):
+            state, reason = DONE, None
+        elif task_end.exit_code == 2 and self._is_held_elsewhere(stored_run):
+            state, reason = ELSEWHERE, None
+        elif task_end.lost and may_retry and not should_stop():
+            # Only the engine knows so far that the process is dead.
+            self._close_run(stored_run, "KILLED", error)
+            state, reason = NOT_DONE, task_end.error
+        elif should_stop():
+            self._close_run(stored_run, "KILLED", "the sweep was stopped")
+            state, reason = NOT_DONE, "stopped"
+        elif is_refused:
+            run.refusals[task_end.run_id] = task_end.error or error
+            run.num_tries -= 1
+            state, reason = NOT_DONE, task_end.error
+        else:
+            if task_end.lost:
+                error += f" ({run.num_tries} tries)"
+            self._close_run(stored_run, "KILLED" if task_end.lost else "FAILED", error)
+            state, reason = FAILED, " ".join(error.split())
+        run.state, run.error = state, reason
+        run.seconds = time.monotonic() - run.started_at
+
+    def is_done_now(self, run: SweepRun) -> bool:
+        """Return True if the MLflow run of a run is done meanwhile."""
+        with mlflow_errors(f"read run {run.run_id}"):
+            return _is_done(self._client.get_run(str(run.run_id)))
+
+    def renew_lease(self) -> None:
+        """Report that this sweep is alive, in its parent run."""
+        Lease(self._client, str(self._parent_id)).renew()
+
+    def open_parent_run(self, grid: Grid, name: str | None) -> str:
+        """Open the parent run, which all sweeps of the same grid share, and return its id.
+
+        Raises TrackingError if another process works on the same sweep.
+        """
+        client = self._client
+        project_run, opened_id = get_project_run(client, names.KIND_SWEEP), None
+        tags = {
+            names.KIND_TAG: names.KIND_SWEEP,
+            names.SWEEP_TAG: grid.digest,
+            **lease_tags(),
+            names.VERSION_TAG: __version__,
+        }
+        with mlflow_errors("open the run of the sweep"):
+            parent = self._find_parent_run(grid)
+            if parent is None:
+                name_tags = {**tags, MLFLOW_RUN_NAME: name or _build_name(grid)}
+                if project_run is None:
+                    opened_id = create_run(client, self._experiment_id, None, name_tags)
+                else:
+                    opened_id = str(project_run.info.run_id)
+                    log_tags(client, opened_id, name_tags)
+                # Of several sweeps that start at the same moment, all find the same first run.
+                parent = self._find_parent_run(grid) or client.get_run(opened_id)
+            run_id = str(parent.info.run_id)
+            if run_id != opened_id:
+                if opened_id is not None and project_run is None:
+                    outcome = Outcome("KILLED", f"run {run_id} is the same sweep")
+                    store_outcome(client, opened_id, outcome)
+                    client.delete_run(opened_id)
+                if is_held(client, parent):
+                    raise TrackingError(
+                        f"another process works on this sweep now (run {run_id}); wait for its "
+                        "end, or stop it"
+                    )
+                if project_run is not None:
+                    project_tags = {
+                        names.KIND_TAG: names.KIND_SWEEP,
+                        names.SWEEP_GOES_ON_TAG: run_id,
+                        MLFLOW_RUN_NOTE: f"Continued the sweep of run {run_id}.",
+                    }
+                    log_tags(client, project_run.info.run_id, project_tags)
+                tags[names.RESUMES_TAG] = str(claim(client, parent))
+            log_tags(client, run_id, tags)
+            client.update_run(run_id, status="RUNNING")
+            client.log_text(run_id, grid.text, names.SWEEP_GRID)
+        self._parent_id = run_id
+        return run_id
+
+    def compare(
+        self, result: SweepResult, labels: Sequence[str], rank_by: str
+    ) -> tuple[SweepResult, Run | None]:
+        """Compare all runs with rows. Return the extended result and the run with the comparison.
+
+        A stored comparison of the same runs is reused. If the runs cannot be compared, that is a
+        problem of the result.
+        """
+        run_ids = tuple(run_id for run in result.runs for run_id in self._list_compared(run))
+        if not run_ids:
+            return result, None
+        params = {"group_by": ",".join(labels) or NONE, "rank_by": rank_by}
+        digest = digest_of(json.dumps([sorted(run_ids), params], sort_keys=True))
+        try:
+            compared = read_comparison(
+                self._client,
+                select_runs(self._client, run_ids=run_ids),
+                group_by=labels,
+                rank_by=None if rank_by == AUTO else rank_by,
+                explicit=True,
+            )
+            run = self._find_comparison(result.run_id, digest)
+            if run is None:
+                run = write_comparison(
+                    self._client, compared, experiment_id=self._experiment_id, params=params
+                )
+                with mlflow_errors(f"tag run {run.info.run_id}"):
+                    self._client.set_tag(run.info.run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
+                    reference = json.dumps({"run_id": run.info.run_id, "of": digest})
+                    self._client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, reference)
+            links = tuple(format_comparison_links(self._client, run))
+            compared = replace(compared, run_id=str(run.info.run_id), links=links)
+            return replace(result, comparison=compared), run
+        except ClearError as error:
+            return replace(result, problems=(f"the runs were not compared: {error}",)), None
+
+    def close_parent_run(
+        self, result: SweepResult, comparison_run: Run | None, *, is_stopped: bool
+    ) -> None:
+        """Store the outcomes, a description and the leader's metrics, and set the status."""
+        status: Status = "FINISHED" if result.is_complete else "FAILED"
+        with mlflow_errors(f"close run {result.run_id}"):
+            text = json.dumps([run.to_dict() for run in result.runs], indent=2) + "\n"
+            self._client.log_text(result.run_id, text, names.SWEEP_RUNS_JSON)
+            tags, metrics = {MLFLOW_RUN_NOTE: _build_note(result, comparison_run)}, []
+            if comparison_run is not None:
+                now = get_current_time_millis()
+                # Also under the runs' own names: MLflow's list shows the parent run first.
+                metrics = [
+                    Metric(metric_name, value, now, 0)
+                    for name, value in comparison_run.data.metrics.items()
+                    if name.startswith(names.LEADER_METRICS)
+                    for metric_name in (name, name.removeprefix(names.LEADER_METRICS))
+                ]
+                if names.LEADER_TAG in comparison_run.data.tags:
+                    tags[names.LEADER_TAG] = comparison_run.data.tags[names.LEADER_TAG]
+            run_tags = [RunTag(name, value) for name, value in tags.items()]
+            self._client.log_batch(result.run_id, metrics=metrics, tags=run_tags)
+            store_outcome(self._client, result.run_id, Outcome("KILLED" if is_stopped else status))
+
+    def _search(self, condition: str) -> list[Run]:
+        """Return the runs of all sweeps in the experiment, newest first.
+
+        condition: comparison in MLflow's search syntax with a run's fingerprint.
+        """
+        condition = f"tags.`{names.SWEEP_RUN_TAG}` {condition}"
+        return list(search_runs(self._client, [self._experiment_id], condition))
+
+    def _list_attempts(self, run: SweepRun) -> list[Run]:
+        """Return the MLflow runs of a run, except those that failed in another live sweep."""
+        return [
+            attempt
+            for attempt in self._search(f"= '{run.planned.fingerprint}'")
+            if attempt.info.status != "FAILED" or not self._is_in_other_live_sweep(attempt)
+        ]
+
+    def _settle(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
+        """Set state and id of a run that is done or held elsewhere, or return False.
+
+        attempts: MLflow runs of the run, newest first; the oldest that is done counts.
+        """
+        for state, is_settled in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_held_elsewhere)):
+            for attempt in reversed(attempts):
+                if is_settled(attempt):
+                    run.state, run.run_id, run.note = state, str(attempt.info.run_id), None
+                    return True
+        return False
+
+    def _is_held_elsewhere(self, stored_run: Run) -> bool:
+        """Return True if another process trains into a run, or another live sweep will."""
+        if is_held(self._client, stored_run) or is_claimed(stored_run):
+            return True
+        # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
+        is_open = stored_run.info.status not in ("FINISHED", "FAILED")
+        return is_open and self._is_in_other_live_sweep(stored_run)
+
+    def _is_in_other_live_sweep(self, stored_run: Run) -> bool:
+        parent_id = stored_run.data.tags.get(MLFLOW_PARENT_RUN_ID)
+        if parent_id in (None, self._parent_id):
+            return False
+        (parent,) = select_runs(self._client, run_ids=[parent_id])
+        return isinstance(parent, Run) and is_held(self._client, parent)
+
+    def _find_interrupted(
+        self, run: SweepRun, attempts: Sequence[Run]
+    ) -> tuple[Run | None, str | None]:
+        """Return the newest attempt that can be resumed, and a note about it for the user.
+
+        Returns None, and the reason why an attempt that measured rows is not resumed, otherwise.
+        """
+        note = None
+        for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
+            run_id = str(attempt.info.run_id)
+            if attempt.info.status != "KILLED" and not is_expired(self._client, attempt):
+                continue
+            if not has_rows(self._client, run_id):
+                note = note or "from its beginning: it had ended before its first row"
+                continue
+            reason = run.refusals.get(run_id)
+            if reason is None:
+                try:
+                    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+                        point = read_resume_point(self._client, run_id, Path(folder))
+                except ClearError as error:
+                    if isinstance(error, TrackingError) and error.__cause__ and not is_final(error):
+                        raise  # the store is away, which proves nothing about the run
+                    reason = str(error)
+                else:
+                    if point.records:
+                        return attempt, f"resumed after row {max(point.records)}"
+                    continue
+            note = note or f"from its beginning: {reason}"
+        return None, note
+
+    def _delete_attempt(self, attempt: Run, successor_id: str) -> None:
+        """Move an attempt and its members to MLflow's trash."""
+        status: Status | None = None
+        reason = str(attempt.data.tags.get(names.ERROR_TAG, "it ended early"))
+        if attempt.info.status in ("RUNNING", "SCHEDULED"):
+            status, reason = "KILLED", "the process that trained it is gone"
+        run_id = attempt.info.run_id
+        outcome = Outcome(status, f"{reason}; done again as run {successor_id}")
+        store_outcome(self._client, run_id, outcome)
+        for member in self._list_members(run_id):
+            self._client.delete_run(member)
+        self._client.delete_run(run_id)
+
+    def _list_members(self, run_id: str) -> list[str]:
+        condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
+        members = self._client.search_runs([self._experiment_id], condition, max_results=1000)
+        return [str(member.info.run_id) for member in members]
+
+    def _close_run(self, stored_run: Run, status: Status, error: str) -> None:
+        """Close and score a run that is still open: its process was killed, or never began."""
+        if stored_run.info.status not in ("RUNNING", "SCHEDULED"):
+            return
+        closed = store_outcome(self._client, stored_run.info.run_id, Outcome(status, error))
+        for _ in rescore_runs(self._client, [closed]):
+            pass
+
+    def _list_compared(self, run: SweepRun) -> list[str]:
+        """Return the ids of the runs with rows: the run, or the members of an ensemble.
+
+        A failed run counts only if it diverged.
+        """
+        if run.run_id is None or run.state not in (DONE, DONE_BEFORE, FAILED):
+            return []
+        with mlflow_errors(f"read run {run.run_id}"):
+            if run.state == FAILED:
+                tags = self._client.get_run(run.run_id).data.tags
+                if tags.get(names.DIVERGED_TAG) != "true":
+                    return []
+            is_single = run.planned.config.seeds == NONE
+            return [run.run_id] if is_single else self._list_members(run.run_id)
+
+    def _find_parent_run(self, grid: Grid) -> Run | None:
+        parents = self._client.search_runs(
+            [self._experiment_id],
+            f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
+            order_by=["attributes.start_time ASC"],  # then by id
+            max_results=1,
+        )
+        return parents[0] if parents else None
+
+    def _find_comparison(self, parent_id: str, digest: str) -> Run | None:
+        """Return the stored comparison of the same runs, or None if it does not exist."""
+        with mlflow_errors(f"read run {parent_id}"):
+            reference = read_sweep_comparison(self._client.get_run(parent_id).data.tags)
+        if reference.get("of") != digest:
+            return None
+        (run,) = select_runs(self._client, run_ids=[str(reference.get("run_id"))])
+        return run if isinstance(run, Run) else None
+
+
+def _is_done(stored_run: Run) -> bool:
+    """Return True if a run is FINISHED with all its rows, or an ensemble with all its members."""
+    if stored_run.info.status != "FINISHED":
+        return False
+    if stored_run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
+        return names.MEMBERS_TAG in stored_run.data.tags
+    return stored_run.data.tags.get(names.ROWS_TAG) == "complete"
+
+
+def _compute_fingerprint(stored_run: Run, grid: Grid) -> str:
+    """Return the fingerprint of a run's logged parameters, or its tag if it has none yet."""
+    parameters = logged_parameters(stored_run.data.params)
+    # The user's code that a store names is imported only if the grid names it, too.
+    trusted = {(planned.config.strategy, planned.config.dataset) for planned in grid.runs}
+    with suppress(ConfigError):
+        config = TrainConfig.resolve(parameters)
+        if parameters and (config.strategy, config.dataset) in trusted:
+            return fingerprint(complete_arguments(config))
+    return str(stored_run.data.tags[names.SWEEP_RUN_TAG])
+
+
+def _build_name(grid: Grid) -> str:
+    strategies = list(dict.fromkeys(run.config.strategy for run in grid.runs))
+    methods = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
+    return f"sweep {methods}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"
+
+
+def _build_note(result: SweepResult, comparison_run: Run | None) -> str:
+    """Return the parent run's description: states, failed runs, the comparison's description."""
+    counts = Counter("done" if run.state == DONE_BEFORE else run.state for run in result.runs)
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    lines = [f"{len(result.runs)} runs: {states}. All of them: `{names.SWEEP_RUNS_JSON}`.", ""]
+    failed = [run for run in result.runs if run.state == FAILED]
+    if failed:
+        lines += ["| failed | reason |", "|---|---|"]
+        rows = (
+            f"| {escaped(run.planned.name, 200)} | {escaped(str(run.error), 300)} |"
+            for run in failed
+        )
+        lines = [*filled(lines, rows, MAX_NOTE_BYTES // 2, "more"), ""]
+    if comparison_run is not None:
+        note = comparison_run.data.tags.get(MLFLOW_RUN_NOTE, "")
+        # Without its heading: MLflow's page folds a description after some four lines.
+        note = re.sub(r"\A### .*\n\n", "", note)
+        lines = filled(lines, note.splitlines(), MAX_NOTE_BYTES, "more lines")
+    return "\n".join(lines)
+
+
+def _split_labels(group_by: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(group_by, str):
+        return () if group_by == NONE else tuple(label.strip() for label in group_by.split(","))
+    return tuple(group_by)
+
+
+def _print_line(line: str) -> None:
+    with suppress(OSError):  # nobody may be reading any more
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,332 @@
+"""Train with a tracked run: here or in a child process, from the first check to the ended run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.environment_variables import MLFLOW_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
+
+from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
+from clear_mlflow.core.text import warn
+from clear_mlflow.learning.measured import Training
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.recipes import NONE
+from clear_mlflow.process.parent import TrainingDied, TrainingProcess
+from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.scoring import Scores, score
+from clear_mlflow.store import names
+from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
+from clear_mlflow.store.lease import Lease, wait_for_expiry
+from clear_mlflow.store.search import expand_run_id
+from clear_mlflow.tracking.ensemble_run import build_tracked_run
+from clear_mlflow.tracking.lifecycle import (
+    RunResult,
+    build_result,
+    end_project_run,
+    end_run,
+    join_run,
+)
+from clear_mlflow.tracking.resume import (
+    ResumePoint,
+    check_data,
+    check_parameters,
+    has_rows,
+    read_resume_point,
+    resolve_resume_parameters,
+    take_over,
+)
+from clear_mlflow.tracking.training_run import open_training_run
+
+
+def train_in_process(
+    client: MlflowClient, training: Training, requested: Mapping[str, str]
+) -> Scores:
+    """Train in this process and return the scores of the stored rows.
+
+    Trains into MLflow's active run, which is left open, or into a new one, which is ended. Raises
+    what training raises, and TrackingError or RecordError if the rows are not stored and scored.
+
+    requested: the parameters that the caller passed, as text.
+    """
+    result = _train_in_active_run(client, training, requested)
+    if result.scores is None or isinstance(result.problem, RecordError):  # rows are missing
+        problem = result.problem or TrackingError(str(result.error))
+        if result.error != str(problem):  # it names the folder in which the outcome is kept, too
+            warn(str(result.error))
+        raise problem
+    if result.problem is not None:
+        warn(str(result.error))
+    return result.scores
+
+
+def train_ensemble_in_process(
+    client: MlflowClient, training: Training, requested: Mapping[str, str]
+) -> dict[int, Scores]:
+    """Train an ensemble in this process and return the scores of its members by seed.
+
+    Like :func:`train_in_process`; the members' runs are children of the active or new run.
+    """
+    result = _train_in_active_run(client, training, requested)
+    if result.error is not None:
+        raise TrackingError(result.error)
+    return dict(result.members)
+
+
+def train_supervised(
+    process: TrainingProcess,
+    requested: Mapping[str, str],
+    signals: StoppingSignals,
+    *,
+    num_processes: int = 1,
+    run_name: str | None = None,
+    can_wait: bool = True,
+) -> RunResult:
+    """Train in a child process and end the run, however training ends.
+
+    Resumes the run that MLFLOW_RUN_ID names if it has rows of an earlier training.
+
+    Args:
+        process: the child process, with the parameters of the training.
+        requested: the parameters that the user passed, as text.
+        signals: signals that stop the training.
+        num_processes: processes that train together, this one's included.
+        run_name: name of a new run; None for a generated name.
+        can_wait: wait for the expiry of a lease from another machine, in place of exit code 75.
+    """
+    with process:
+        signals.hand_to(process.stop)
+        try:
+            client = preflight()
+            interrupted_id = _find_interrupted_run(client, signals, can_wait)
+            if interrupted_id is None:
+                config = process.config
+                run_id = open_training_run(client, config, run_name)
+        except (ClearError, TrainingDied) as error:
+            process.stop()
+            return end_project_run(build_result(error, None, signals.received))
+        if interrupted_id is None:
+            return _train_supervised(
+                client, process, run_id, config, requested, signals, num_processes
+            )
+        # The child was started with the user's parameters; those of the run count.
+        process.stop()
+    return resume_supervised(interrupted_id, requested, signals, num_processes=num_processes)
+
+
+def resume_supervised(
+    run_id: str,
+    requested: Mapping[str, str],
+    signals: StoppingSignals,
+    *,
+    num_processes: int = 1,
+    assume_dead: bool = False,
+    can_wait: bool = True,
+) -> RunResult:
+    """Resume an interrupted run in a child process and end it, however training ends.
+
+    Args:
+        run_id: id of the run, or its beginning.
+        requested: as of :func:`train_supervised`. They may not differ from the run's.
+        signals: as of :func:`train_supervised`.
+        num_processes: as of :func:`train_supervised`.
+        assume_dead: do not wait for the expiry of a lease from another machine.
+        can_wait: as of :func:`train_supervised`.
+    """
+    try:
+        client = preflight(opens_run=False)
+        run_id = expand_run_id(client, run_id)
+        project_run_id = _describe_project_run(client, run_id)
+    except ClearError as error:
+        return end_project_run(build_result(error, None, signals.received))
+    result = _resume(client, run_id, requested, signals, num_processes, assume_dead, can_wait)
+    return result if project_run_id is None else end_project_run(result, project_run_id)
+
+
+def train_sweep_run(
+    requested: Mapping[str, str], run_id: str, experiment_id: str, tracking_uri: str
+) -> tuple[int, str | None, bool]:
+    """Train into a run of a sweep, in a worker of a cluster.
+
+    Returns the exit code, the error in one line or None, and True if the child process was killed.
+    """
+    use_store(tracking_uri)
+    os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
+    os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}
+    with StoppingSignals(tell=False) as signals:
+        parameters = {**parameter_defaults(), **requested}
+        process = TrainingProcess(TrainConfig.resolve(parameters))
+        result = train_supervised(process, parameters, signals)
+    return result.exit_code, result.error, result.exit_code == 128 + signal.SIGKILL
+
+
+def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
+    """Score a run that has all of its rows, and end it if it was left open."""
+    run_id = resume_point.run.info.run_id
+    note = f"run {run_id} holds all of its rows; there is nothing to resume"
+    if str(resume_point.run.info.status) == "FINISHED":
+        with suppress(ClearError):
+            return RunResult(0, "FINISHED", run_id, scores=score(client, run_id), note=note)
+    Lease(client, run_id).acquire()
+    result = end_run(client, run_id, build_result(None, run_id))
+    return dataclasses.replace(result, note=note)
+
+
+def _train_in_active_run(
+    client: MlflowClient, training: Training, requested: Mapping[str, str]
+) -> RunResult:
+    active = mlflow.active_run()
+    if active is None:
+        run_id = open_training_run(client, training.config)
+    else:
+        run_id = str(active.info.run_id)
+        join_run(client, run_id)
+    result, error = _track(
+        client, training, run_id, training.config, requested, sets_status=active is None
+    )
+    if error is None:
+        return result
+    if result.problem is not None and result.problem is not error:
+        warn(str(result.error))
+    raise error
+
+
+def _resume(
+    client: MlflowClient,
+    run_id: str,
+    requested: Mapping[str, str],
+    signals: StoppingSignals,
+    num_processes: int,
+    assume_dead: bool,
+    can_wait: bool,
+) -> RunResult:
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+        try:
+            if not assume_dead:
+                wait_for_expiry(
+                    client,
+                    run_id,
+                    can_wait=can_wait,
+                    should_stop=lambda: bool(signals.received),
+                )
+            resume_point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
+            parameters, config = resolve_resume_parameters(resume_point, requested)
+        except ClearError as error:
+            return build_result(error, None, signals.received)
+        if resume_point.is_complete:
+            return end_complete_run(client, resume_point)
+        with TrainingProcess(config) as process:
+            signals.hand_to(process.stop)
+            try:
+                config = process.config
+                check_parameters(resume_point, config)
+                check_data(resume_point, process.facts)
+                take_over(client, resume_point, assume_dead=assume_dead)
+            except (ClearError, TrainingDied) as error:
+                process.stop()
+                return build_result(error, None, signals.received)
+            if resume_point.state is not None:
+                process.resume_from(resume_point.state.file)
+            return _train_supervised(
+                client, process, run_id, config, parameters, signals, num_processes, resume_point
+            )
+
+
+def _train_supervised(
+    client: MlflowClient,
+    process: TrainingProcess,
+    run_id: str,
+    config: TrainConfig,
+    requested: Mapping[str, str],
+    signals: StoppingSignals,
+    num_processes: int,
+    resume_point: ResumePoint | None = None,
+) -> RunResult:
+    """Train in a child process into an open run, and end the run."""
+    if num_processes > 1:
+        with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
+            client.set_tag(run_id, names.PROCESSES_TAG, str(num_processes))
+    result, error = _track(
+        client, process, run_id, config, requested, resume_point, signals.received
+    )
+    if error is not None and not isinstance(error, (ClearError, TrainingDied)):
+        raise error
+    is_stopped = result.exit_code >= 128 and not result.is_lost
+    if not is_stopped or config.resumable == "off" or config.seeds != NONE:
+        return result
+    command = (
+        f"clear-mlflow train --resume {run_id}"
+        if num_processes == 1
+        else f"the same command with MLFLOW_RUN_ID={run_id} in its environment"
+    )
+    return dataclasses.replace(result, links=(f"resume   {command}", *result.links))
+
+
+def _track(
+    client: MlflowClient,
+    training: Training,
+    run_id: str,
+    config: TrainConfig,
+    requested: Mapping[str, str],
+    resume_point: ResumePoint | None = None,
+    received_signals: Sequence[int] = (),
+    *,
+    sets_status: bool = True,
+) -> tuple[RunResult, BaseException | None]:
+    """Train into an open run and end it; return the result and what training raised, or None."""
+    run = build_tracked_run(client, run_id, config, requested, resume_point)
+    error: BaseException | None = None
+    try:
+        with run:
+            run.track(training)
+    except BaseException as raised:
+        if isinstance(training, TrainingProcess):
+            training.stop()
+        error = raised
+    result = end_run(
+        client,
+        run_id,
+        build_result(error, run_id, received_signals),
+        run.member_ids,
+        sets_status=sets_status,
+        stored_rows=run.recorder.rows_by_run,
+    )
+    return result, error
+
+
+def _find_interrupted_run(
+    client: MlflowClient, signals: StoppingSignals, can_wait: bool
+) -> str | None:
+    """Return the id of the run that MLFLOW_RUN_ID names if it has rows, else None."""
+    run_id = MLFLOW_RUN_ID.get()
+    if not run_id or mlflow.active_run() is not None:
+        return None
+    wait_for_expiry(client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received))
+    with mlflow_errors(f"read run {run_id}"):
+        return run_id if has_rows(client, run_id) else None
+
+
+def _describe_project_run(client: MlflowClient, run_id: str) -> str | None:
+    """Tag the run that ``mlflow run -P resume=RUN`` opened, which is not the resumed run.
+
+    Returns its id, or None if there is no such run.
+    """
+    project_run_id = MLFLOW_RUN_ID.get()
+    if not project_run_id or project_run_id == run_id:
+        return None
+    with mlflow_errors(f"read run {project_run_id}"):
+        run = client.get_run(project_run_id)
+        if MLFLOW_PROJECT_ENTRY_POINT not in run.data.tags:
+            return None
+        note = f"Resumes run {run_id}, which holds all that was measured."
+        tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
+        log_tags(client, project_run_id, {**tags, MLFLOW_RUN_NOTE: note})
+    return str(project_run_id)
