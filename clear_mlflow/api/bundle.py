@@ -93,6 +93,12 @@ def is_bundle(run: Run) -> bool:
     return bool(run.info.experiment_id == _NO_EXPERIMENT)
 
 
+def get_bundle_path(run: Run) -> Path | None:
+    """Return the path that a run was read from, or None if it is stored in MLflow."""
+    path: Path | None = getattr(run, "bundle_path", None)
+    return path
+
+
 def list_bundles(path: Path) -> list[Path]:
     """Return the bundles that a path names: itself, or those directly in a folder."""
     with suppress(OSError):  # a string that cannot be the name of a file
@@ -196,12 +202,12 @@ def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
 
 
 def _describe_source(run: Run) -> str:
-    path = getattr(run, "bundle_path", None)
+    path = get_bundle_path(run)
     return "the tracking store" if path is None else safe_repr(str(path), 200)
 
 
 def _build_name(run: Run) -> str:
-    """Return the name of a run's folder among others; tar stores paths of up to 100 characters."""
+    """Return the name of a run's folder, short enough for tar's paths of 100 characters."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.info.run_name or "run").strip("-._")
     return f"{name[:40]}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
 
@@ -344,7 +350,7 @@ def _is_bundle_file(name: str) -> bool:
 
 
 def _pack(root: Path, to: Path) -> Path:
-    """Write an archive without times and owners, so that the same files give the same bytes."""
+    """Write an archive without times and owners: the same files make the same bytes."""
     with tarfile.open(to, "w:xz", format=_TAR_FORMAT) as archive:
         for name in sorted(_list_files(root)):
             with (root / name).open("rb") as file:
@@ -367,7 +373,10 @@ class _XzReader:
         self.size = 0  # bytes read so far
 
     def read(self, size: int) -> bytes:
-        """Read so many bytes, fewer only at the end; EOFError if the file ends before that."""
+        """Read so many bytes, fewer only at the end of the stream.
+
+        Raises EOFError if the file ends before the stream.
+        """
         parts = []
         while size > 0 and not self._decoder.eof:
             packed = self._file.read(2**16) if self._decoder.needs_input else b""
@@ -410,8 +419,8 @@ def _unpack(path: Path, root: Path) -> None:
             previous = member.name
             (root / member.name).parent.mkdir(parents=True, exist_ok=True)
             with (root / member.name).open("wb") as file:
-                for left in range(member.size, 0, -_BLOCK_BYTES):
-                    file.write(tar.read(min(left, _BLOCK_BYTES)))
+                for remaining in range(member.size, 0, -_BLOCK_BYTES):
+                    file.write(tar.read(min(remaining, _BLOCK_BYTES)))
             padding = -member.size % tarfile.BLOCKSIZE
             if tar.read(padding) != bytes(padding):
                 raise RecordError(f"was changed after {member.name}, or is cut off")

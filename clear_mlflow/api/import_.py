@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from mlflow import MlflowClient
-from mlflow.entities import Param, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 from numpy.typing import NDArray
 
@@ -18,7 +18,7 @@ from clear_mlflow.api.load import load
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, row_file_name
+from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, Record, RowRecord, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES
@@ -31,15 +31,15 @@ from clear_mlflow.importers import (
     load_file,
     read_runs,
 )
-from clear_mlflow.journal.run_folder import Outcome, Status
-from clear_mlflow.journal.uploader import store_outcome
+from clear_mlflow.journal.run_folder import Outcome, RunFolder
+from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics
 from clear_mlflow.scoring import score as score_run
 from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
-from clear_mlflow.store.rows import store_row
+from clear_mlflow.store.lease import lease_tags
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
@@ -146,7 +146,7 @@ def import_runs(
                 rows = f"{run.matrix.num_rows} of {run.matrix.num_buckets} rows"
                 detail = f"{rows}, {num_metrics} metrics"
                 yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
-        except ClearError as error:
+        except (ClearError, OSError) as error:
             yield ImportedFile(label, detail=str(error))
 
 
@@ -160,41 +160,46 @@ def _store_run(
     dataset: DatasetIdentity | None,
     families: tuple[str, ...],
 ) -> tuple[str, int]:
-    """Store a run, score it and close it; return its id and the number of logged metrics.
+    """Store, score and close a run. Return its id and its number of metrics.
 
     If that fails, the run is FAILED and does not count as imported.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
     metadata = _merge_metadata(run, overrides)
-    origin: JSON = {"format": run.format_name, "digest": run.digest}
-    records = build_records(run.matrix, metadata, origin, dataset)
     tags = {
         MLFLOW_RUN_NAME: run_name,
         names.KIND_TAG: names.KIND_TRAIN,
         names.IMPORTED_FROM_TAG: file,
         names.IMPORT_FORMAT_TAG: run.format_name,
+        names.IMPORTED_DIGEST_TAG: run.digest,
         names.VERSION_TAG: __version__,
         **build_families_tag(families, {}),
         **metadata,
+        **lease_tags(),
     }
+    origin: JSON = {"format": run.format_name, "digest": run.digest}
+    records = build_records(run.matrix, metadata, origin, dataset)
     with mlflow_errors(f"open a run for {file}"):
         run_id = create_run(client, experiment_id, run_name, tags)
-    status: Status = "FAILED"
-    try:
-        with mlflow_errors(f"log the parameters of {file} into run {run_id}"):
-            client.log_batch(run_id, params=[Param(key, value) for key, value in metadata.items()])
-            stored = client.get_run(run_id)
-        for record in records:
-            store_row(client, stored, row_file_name(record.row.row), record.to_json().encode())
-        scores = score_run(client, run_id)
-        # This tag is last: it marks a complete run.
-        with mlflow_errors(f"close run {run_id}"):
-            client.log_batch(run_id, tags=[RunTag(names.IMPORTED_DIGEST_TAG, run.digest)])
-        status = "FINISHED"
-    finally:
-        with suppress(ClearError):  # an error that is raised already matters more
-            store_outcome(client, run_id, Outcome(status))
-    return run_id, len(scores.results.values_by_name)
+    uploader = Uploader(client)
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as parent:
+        folder = RunFolder.create(Path(parent, run_id), run_id, client.tracking_uri)
+        try:
+            folder.append_params(metadata)
+            for record in records:
+                name = f"{ROWS_FOLDER}/{row_file_name(record.row.row)}"
+                folder.append(name, record.to_json().encode())
+            for entry in folder.entries():
+                uploader.upload(entry)
+            num_metrics = len(score_run(client, run_id).results.values_by_name)
+            uploader.upload(folder.append_outcome(Outcome("FINISHED")))
+        except BaseException:
+            with suppress(ClearError, OSError):
+                uploader.upload(folder.append_outcome(Outcome("FAILED")))
+            raise
+        finally:
+            folder.close()
+    return run_id, num_metrics
 
 
 def build_records(
@@ -235,7 +240,7 @@ def parse_seed(text: str | None) -> int | None:
 
 
 def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str | None]) -> dict[str, str]:
-    """Return tags and parameters to group a run by; unknown values are left out."""
+    """Return tags and parameters to group a run by, without unknown values."""
     metadata = {**run.metadata, **{key: text for key, text in overrides.items() if text}}
     if parse_seed(metadata.get("seed")) is None:
         metadata.pop("seed", None)
@@ -247,7 +252,7 @@ def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str | None]) -> di
 def _read_reference(run: str, dataset: str | None) -> Record:
     """Return the record of the run with the same data. Raises ConfigError if its data are unknown.
 
-    dataset: name that the user stated as well, or None; it must be that of the run.
+    dataset: name that the user also stated, which must be equal, or None.
     """
     record = load(run).record
     name, digest = record.dataset.name, record.dataset.digest
@@ -261,12 +266,13 @@ def _read_reference(run: str, dataset: str | None) -> Record:
 
 def _find_imported(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
     """Return the digest of each imported run of an experiment, with its run id and name."""
+    condition = f"tags.`{names.IMPORTED_DIGEST_TAG}` != '' and attributes.status = 'FINISHED'"
     return {
         run.data.tags[names.IMPORTED_DIGEST_TAG]: (
             str(run.info.run_id),
             run.info.run_name or str(run.info.run_id),
         )
-        for run in search_runs(client, [experiment_id], f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''")
+        for run in search_runs(client, [experiment_id], condition)
     }
 
 
@@ -275,7 +281,7 @@ def _find_copy(
 ) -> str:
     """Return the name of a file of another type with the same matrix to 4 digits, or "".
 
-    matrices: those of the other files of the folder; the matrix is added if it is new.
+    matrices: values by file of the same folder; the matrix is added if it is new.
     """
     values = matrix.values
     for other, others in matrices.items():
@@ -317,6 +323,6 @@ def _find_reason_to_skip(path: Path) -> str | None:
     if path.suffix.lower() in _ENDINGS:
         return None  # an error of such a file is reported
     try:
-        return None if detect_format(load_file(path)) else "has no known format"
+        return None if detect_format(load_file(path)) else "its format is not known"
     except DataError as error:
         return str(error)

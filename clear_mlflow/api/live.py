@@ -68,7 +68,7 @@ class NotebookProgress(TrainingProgress):
         self._update(now=True)
 
     def _update(self, *, now: bool = False) -> None:
-        """Replace the output; without *now*, only if the last update is half a second ago."""
+        """Replace the output, unless *now* is False and the last update is too recent."""
         clock = time.monotonic()
         if self._display is not None and (now or clock - self._updated_at > _UPDATE_SECONDS):
             from IPython.display import HTML

@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlflow.entities import Run as MlflowRun
 
-from clear_mlflow.api.bundle import ARCHIVE, drop_copies, is_bundle, list_bundles, read_bundles
+from clear_mlflow.api.bundle import (
+    ARCHIVE,
+    drop_copies,
+    get_bundle_path,
+    is_bundle,
+    list_bundles,
+    read_bundles,
+)
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import ExperimentName, one_line, safe_repr
+from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.learning.parameters.logged import unlogged_parameters
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
 from clear_mlflow.report.page.fragment import run_html
@@ -84,7 +91,7 @@ class Run:
 
     @property
     def config(self) -> Mapping[str, str]:
-        """All parameters of the training; ``auto`` is replaced by the value that was chosen."""
+        """All parameters of the training, with ``auto`` replaced by the value that was chosen."""
         params = self._run.data.params
         return read_configuration({**unlogged_parameters(params), **params})
 
@@ -102,7 +109,7 @@ class Run:
     def links(self) -> tuple[str, ...]:
         """Lines with the addresses of the run."""
         if self.is_bundle:
-            return (f"bundle   {self._run.bundle_path}",)
+            return (f"bundle   {get_bundle_path(self._run)}",)
         return tuple(format_run_links(self._client, self._run))
 
     @cached_property
@@ -119,12 +126,12 @@ class Run:
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """The accuracy matrix; raises the errors of :attr:`record`."""
+        """The accuracy matrix. Raises the errors of :attr:`record`."""
         return self.record.matrix
 
     @property
     def curves(self) -> Mapping[str, Mapping[int, float]]:
-        """For each bucket, its score by number of trained buckets; 0 is the untrained model."""
+        """The score of each bucket by number of trained buckets, from 0 on."""
         cells, score = self.matrix.to_frame().dropna(), self.matrix.score.name
         return {
             str(key): dict(zip(group["row"], group[score], strict=True))
@@ -157,7 +164,7 @@ class Run:
         return self.record.masked_matrix.plot(title, width=width)
 
     def to_frame(self) -> DataFrame:
-        """Return the metrics as a data frame; ``run.matrix.to_frame()`` has the cells."""
+        """Return the metrics as a data frame. ``run.matrix.to_frame()`` returns the cells."""
         from pandas import DataFrame
 
         rows = [
@@ -168,7 +175,7 @@ class Run:
         return DataFrame(rows, columns=columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the run in the format of ``show --json``; docs/json.md describes the fields."""
+        """Return the run in the format of ``show --json``, which docs/json.md describes."""
         record = self.record
         return {
             "run_id": self.run_id,
@@ -288,7 +295,7 @@ def choose_runs(
     if of is None and filter is None and not unscored_only:
         raise ConfigError(
             "no runs are chosen; name runs or an experiment, or pass filter=TEXT, or, to evaluate, "
-            "only=unscored (in Python unscored_only=True) for all runs that lack a score"
+            "unscored_only=True for all runs that lack a score"
         )
     if of is None:
         return select_runs(client, filter=filter, unscored_only=unscored_only), False
@@ -336,6 +343,4 @@ def choose_runs(
 
 
 def _is_experiment(client: MlflowClient, text: str) -> bool:
-    if isinstance(text, ExperimentName):
-        return True
     return not is_missing_store(client.tracking_uri) and has_experiment(client, text)

@@ -191,7 +191,7 @@ def run_sweep(
     choose_program: Callable[[int], Any] = lambda _: start_program,
     **engine_options: Any,
 ) -> tuple[SweepResult, StoppingSignals]:
-    """Train and compare the runs of a grid; see :func:`clear_mlflow.sweep`.
+    """Train and compare the runs of a grid, like :func:`clear_mlflow.sweep`.
 
     Prints the outcome of each run to standard error. If signals stopped the sweep, they are
     returned with the result.
@@ -204,7 +204,7 @@ def run_sweep(
     engine = build_engine(planned, **engine_options)
     set_up_mlflow()
     client = preflight(experiment=experiment)
-    # MLflow may have opened a run for this process, in an experiment of its own.
+    # MLflow may have opened a run for this process, in another experiment.
     project_run = None if experiment else get_project_run(client, names.KIND_SWEEP)
     experiment_id = (
         get_or_create_experiment(client, experiment)
@@ -295,7 +295,7 @@ def build_engine(
         )
     ray_options = {"address": (address, LOCAL), "cpus": (cpus, 1), "gpus": (gpus, AUTO)}
     if unused := [
-        f"{name} {value!r}" for name, (value, usual) in ray_options.items() if value != usual
+        f"{name} {value!r}" for name, (value, default) in ray_options.items() if value != default
     ]:
         raise ConfigError(
             f"engine is {engine}, but {' and '.join(unused)} applies only to Ray; pass engine=ray, "
@@ -323,7 +323,7 @@ def train_and_compare(
         grid: planned runs.
         client: client of the store.
         experiment_id: experiment of the runs.
-        engine: where runs are trained; entered by the caller.
+        engine: trains the runs; the caller has entered it.
         retries: number of times to resume a run whose process was killed.
         group_by: labels of the comparison, or "auto".
         rank_by: metric of the comparison, or "auto".
@@ -396,13 +396,13 @@ def _train_runs(
         if should_stop() and not is_stopped:
             is_stopped = True
             engine.stop()
-        for ended in engine.ended(_POLL_SECONDS):
-            run = active[ended.run_id]
+        for task_end in engine.ended(_POLL_SECONDS):
+            run = active[task_end.run_id]
             may_retry = run.num_tries <= retries
             _retry_while_away(
-                partial(store.record_end, run, ended, may_retry, should_stop), should_stop
+                partial(store.record_end, run, task_end, may_retry, should_stop), should_stop
             )
-            del active[ended.run_id]
+            del active[task_end.run_id]
             if run.state == NOT_DONE:
                 queue.append(run)
             report(run)
@@ -506,41 +506,41 @@ class SweepStore:
         return True
 
     def record_end(
-        self, run: SweepRun, ended: Ended, may_retry: bool, should_stop: Callable[[], bool]
+        self, run: SweepRun, task_end: Ended, may_retry: bool, should_stop: Callable[[], bool]
     ) -> None:
-        """Set the state of a run whose training ended; "not done" if it is to be trained again.
+        """Set the state of a run after its training; "not done" means: train it again.
 
         Closes and scores the MLflow run if its own process could not.
         """
-        with mlflow_errors(f"read run {ended.run_id}"):
-            stored_run = self._client.get_run(ended.run_id)
+        with mlflow_errors(f"read run {task_end.run_id}"):
+            stored_run = self._client.get_run(task_end.run_id)
         error = (
             stored_run.data.tags.get(names.ERROR_TAG)
-            or ended.error
-            or f"its training ended with exit code {ended.exit_code}"
+            or task_end.error
+            or f"its training ended with exit code {task_end.exit_code}"
         )
         # The worker refused to resume the run and left it as it was.
         resumes = stored_run.data.tags.get(names.RESUMES_TAG, "0")
-        is_refused = run.resumes_before == resumes and not ended.lost
+        is_refused = run.resumes_before == resumes and not task_end.lost
         if _is_done(stored_run):
             state, reason = DONE, None
-        elif ended.exit_code == 2 and self._is_held_elsewhere(stored_run):
+        elif task_end.exit_code == 2 and self._is_held_elsewhere(stored_run):
             state, reason = ELSEWHERE, None
-        elif ended.lost and may_retry and not should_stop():
+        elif task_end.lost and may_retry and not should_stop():
             # Only the engine knows so far that the process is dead.
             self._close_run(stored_run, "KILLED", error)
-            state, reason = NOT_DONE, ended.error
+            state, reason = NOT_DONE, task_end.error
         elif should_stop():
             self._close_run(stored_run, "KILLED", "the sweep was stopped")
             state, reason = NOT_DONE, "stopped"
         elif is_refused:
-            run.refusals[ended.run_id] = ended.error or error
+            run.refusals[task_end.run_id] = task_end.error or error
             run.num_tries -= 1
-            state, reason = NOT_DONE, ended.error
+            state, reason = NOT_DONE, task_end.error
         else:
-            if ended.lost:
+            if task_end.lost:
                 error += f" ({run.num_tries} tries)"
-            self._close_run(stored_run, "KILLED" if ended.lost else "FAILED", error)
+            self._close_run(stored_run, "KILLED" if task_end.lost else "FAILED", error)
             state, reason = FAILED, " ".join(error.split())
         run.state, run.error = state, reason
         run.seconds = time.monotonic() - run.started_at
@@ -606,7 +606,7 @@ class SweepStore:
     def compare(
         self, result: SweepResult, labels: Sequence[str], rank_by: str
     ) -> tuple[SweepResult, Run | None]:
-        """Compare all runs that have rows; return the result with it, and the run that stores it.
+        """Compare all runs with rows. Return the extended result and the run with the comparison.
 
         A stored comparison of the same runs is reused. If the runs cannot be compared, that is a
         problem of the result.
@@ -642,7 +642,7 @@ class SweepStore:
     def close_parent_run(
         self, result: SweepResult, comparison_run: Run | None, *, is_stopped: bool
     ) -> None:
-        """Store the outcome of each run, a description and the leader's metrics; set the status."""
+        """Store the outcomes, a description and the leader's metrics, and set the status."""
         status: Status = "FINISHED" if result.is_complete else "FAILED"
         with mlflow_errors(f"close run {result.run_id}"):
             text = json.dumps([run.to_dict() for run in result.runs], indent=2) + "\n"
@@ -680,7 +680,7 @@ class SweepStore:
         ]
 
     def _settle(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
-        """Set state and id of a run that is done or held elsewhere; return False if it is neither.
+        """Set state and id of a run that is done or held elsewhere, or return False.
 
         attempts: MLflow runs of the run, newest first; the oldest that is done counts.
         """

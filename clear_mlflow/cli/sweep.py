@@ -18,6 +18,7 @@ from clear_mlflow.cli.options import (
     engine_options,
     json_option,
     option,
+    wants_json,
 )
 from clear_mlflow.cli.output import (
     console,
@@ -44,7 +45,7 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
 
 
 def _amount(text: str) -> float:
-    """Cores or GPUs: Ray shares one among runs, and counts in whole ones beyond."""
+    """Parse a number of cores or GPUs. Raises ValueError for 1.5: Ray shares at most one."""
     value = number(least=0)(text)
     if value > 1 and value != int(value):
         raise ValueError("expected a number, for example 1, 2 or 0.5")
@@ -99,7 +100,6 @@ def sweep(
     experiment: str | None,
     tag: tuple[str, ...],
     dry_run: bool,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Train each combination of a grid as a child run of one parent run, and compare the runs.
@@ -123,7 +123,7 @@ def sweep(
     if dry_run:
         del options["retries"]
         runs, plan = plan_sweep(grid, **options)
-        _print_plan(runs, plan, as_json=as_json)
+        _print_plan(runs, plan)
         return
     result, signals = run_sweep(
         grid,
@@ -134,7 +134,7 @@ def sweep(
         choose_program=_choose_program,
         **options,
     )
-    if as_json:
+    if wants_json():
         print_json(result.to_dict())
     else:
         _print_result(result, is_stopped=bool(signals.received))
@@ -151,7 +151,7 @@ def sweep(
 
 
 def _choose_program(num_runs: int) -> Any:
-    """Return how to start trainings; from three on, a process that has loaded torch is forked."""
+    """Return how to start trainings: three or more are forked from one process with torch."""
     if sys.platform != "linux" or num_runs < _MIN_FORKED_RUNS:
         return start_program
     from clear_mlflow.cli.preloaded import PreloadedProgram
@@ -159,8 +159,8 @@ def _choose_program(num_runs: int) -> Any:
     return PreloadedProgram()
 
 
-def _print_plan(runs: Sequence[SweepRun], plan: str, *, as_json: bool) -> None:
-    if as_json:
+def _print_plan(runs: Sequence[SweepRun], plan: str) -> None:
+    if wants_json():
         print_json({"runs": [run.to_dict() for run in runs]})
         return
     from clear_mlflow.api.sweep_runs import NOT_DONE

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def _load_formats() -> dict[str, Format]:
-    """Import the modules of this package; return their formats, those of one program first."""
+    """Import the modules of this package, and return their formats, general ones last."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     formats = [subclass() for subclass in Format.__subclasses__()]
@@ -64,11 +64,11 @@ def load_file(path: Path, options: ReadOptions | None = None) -> ResultFile:
 
 def detect_format(file: ResultFile) -> Format | None:
     """Return the first format that matches a file, or None if no format does."""
-    return next((known for known in FORMATS.values() if known.matches(file)), None)
+    return next((candidate for candidate in FORMATS.values() if candidate.matches(file)), None)
 
 
 def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun, ...]:
-    """Return the runs in a file; *format_name* is a key of :data:`FORMATS`, or "auto".
+    """Return the runs in a file. *format_name*: a key of :data:`FORMATS`, or "auto".
 
     Raises RecordError if the file is invalid or has no known format, and ConfigError if the
     options of the file contradict its format.
@@ -96,7 +96,7 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
 
 
 def find_skipped_files(names: Sequence[str]) -> dict[str, str]:
-    """Return the files of one folder that contain no run of their own, each with the reason."""
+    """Return the files of one folder to skip, each with the reason."""
     reasons: dict[str, str] = {}
     for file_format in FORMATS.values():
         reasons |= file_format.find_skipped(names)

@@ -132,12 +132,12 @@ class Format(ABC):
         """Yield the runs of a file. Raises RecordError if the file is not valid."""
 
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the files of a folder that contain no run of their own, each with the reason."""
+        """Return the files of a folder to skip, since they contain no run, each with the reason."""
         return {}
 
 
 def to_floats(values: object, name: str) -> list[float]:
-    """Convert a JSON list to floats, null to NaN; *name* is used in the error message.
+    """Convert a JSON list, called *name* in errors, to floats. Null becomes NaN.
 
     Raises RecordError if a value is not a number, or if there are more than ``MAX_BUCKETS``.
     """

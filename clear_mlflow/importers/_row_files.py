@@ -61,7 +61,7 @@ class RowPattern:
         return bool(_compile_pattern(self.parts[depth]).fullmatch(name))
 
     def find_rows(self, paths: Iterable[str]) -> dict[int | None, str]:
-        """Return row number to path, in order; the key of a complete matrix is None.
+        """Return row number to path, in order. A complete matrix has the key None.
 
         Raises RecordError if two paths are the same row, or several match without a number.
         """
@@ -112,7 +112,7 @@ def read_row(file: ResultFile) -> list[float]:
 
 
 def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> AccuracyMatrix:
-    """Return the matrix of rows, keyed by the number of buckets trained; 0 is the untrained model.
+    """Return the matrix of rows by number of buckets trained, 0 for the untrained model.
 
     A missing row is not measured. Raises RecordError and ConfigError as :func:`read_runs` does.
     """

@@ -111,7 +111,7 @@ class AvalancheResults(Format):
         return file.looks_like_json and "_phase/" in file.head
 
     def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return the run; the stream named test goes before others.
+        """Return the run. The stream called test takes precedence.
 
         The number of rows is the number of tests: the file does not mark an untrained model.
         """

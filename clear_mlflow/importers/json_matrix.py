@@ -10,7 +10,9 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import convert
 from clear_mlflow.importers._base import Format, ParsedRun, ResultFile, to_floats, to_rows
 
-MATRIX_SCHEMA = "clear_mlflow/accuracy_matrix"  # that of report.exports, which must not be imported
+MATRIX_SCHEMA = (
+    "clear_mlflow/accuracy_matrix"  # equal to report.exports, which must not be imported
+)
 _MATRIX_NAMES = ("matrix", "values", "accuracy", "accuracies")
 _METADATA_NAMES = ("strategy", "dataset", "model", "seed")
 

@@ -36,9 +36,9 @@ class NumpyFile(Format):
         if is_npy(file.content):
             return [ParsedRun(rows=read_npy_rows(file.content))]
         arrays = _read_npz(file.content)
-        named = [name for name in _MATRIX_NAMES if name in arrays]
+        preferred = [name for name in _MATRIX_NAMES if name in arrays]
         matrices = [name for name, array in arrays.items() if array.ndim == 2]
-        if not named and len(matrices) != 1:
+        if not preferred and len(matrices) != 1:
             raise RecordError(
                 f"contains the arrays {safe_repr(sorted(arrays))}; expected one matrix, or one "
                 f"called {', '.join(_MATRIX_NAMES)}"
@@ -46,7 +46,7 @@ class NumpyFile(Format):
         initial, counts, buckets = map(arrays.get, ("initial", "num_instances", "buckets"))
         return [
             ParsedRun(
-                rows=_to_rows(arrays[named[0] if named else matrices[0]]),
+                rows=_to_rows(arrays[preferred[0] if preferred else matrices[0]]),
                 initial=None if initial is None else _to_rows(initial[np.newaxis])[0],
                 num_instances=None if counts is None else counts.tolist(),
                 buckets=None if buckets is None else buckets.tolist(),

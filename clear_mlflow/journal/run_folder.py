@@ -181,11 +181,11 @@ class RunFolder:
         return Entry(self.run_id, file)
 
     def append_params(self, params: Mapping[str, str]) -> Entry:
-        """Write parameters of the run; like :meth:`append`."""
+        """Write parameters of the run like :meth:`append`."""
         return self.append(PARAMS_JSON, json.dumps(params).encode())
 
     def append_tags(self, tags: Mapping[str, str]) -> Entry:
-        """Write tags of the run; like :meth:`append`."""
+        """Write tags of the run like :meth:`append`."""
         return self.append(TAGS_JSON, json.dumps(tags).encode())
 
     def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
@@ -206,7 +206,7 @@ class RunFolder:
         return entries
 
     def append_outcome(self, outcome: Outcome) -> Entry:
-        """Write how the run ended; like :meth:`append`. The last outcome counts."""
+        """Write how the run ended like :meth:`append`. The last outcome counts."""
         return self.append(OUTCOME_JSON, json.dumps(asdict(outcome)).encode())
 
     def entries(self) -> list[Entry]:
@@ -222,9 +222,9 @@ class RunFolder:
         return outcomes[-1].read_outcome() if outcomes else None
 
     def close(self, *, remove: bool = False) -> None:
-        """Unlock the folder; with *remove*, delete it first, with its header and outcomes.
+        """Unlock the folder.
 
-        Files of other names are kept, and so is the folder then.
+        remove: delete header, outcomes and folder first. If it contains other files, it is kept.
         """
         if remove:
             with suppress(OSError):
@@ -294,7 +294,7 @@ def read_header(folder: Path) -> RunHeader:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Lock a folder and return the lock's file descriptor; the lock ends with this process."""
+    """Lock a folder until this process ends, and return the lock's file descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(folder / _LOCK, flags, 0o600)
     try:

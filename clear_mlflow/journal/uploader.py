@@ -91,8 +91,8 @@ class Uploader:
         return self.problem is not None
 
     @property
-    def lost(self) -> LeaseLostError | None:
-        """The error after which nothing is uploaded, or None: another process has the lease."""
+    def lease_error(self) -> LeaseLostError | None:
+        """The error that another process has the lease, or None. Nothing is uploaded after it."""
         return next((lease.lost for lease in list(self._leases.values()) if lease.lost), None)
 
     def get_lease(self, run_id: str) -> Lease:
@@ -113,7 +113,7 @@ class Uploader:
             self._changed.notify_all()
 
     def wait_until_stored(self, seconds: float = _WAIT_SECONDS) -> None:
-        """Wait until the store has all items; returns at once while the store is away.
+        """Wait until the store has all items, unless the store is known to be away.
 
         Raises LeaseLostError if another process has acquired the run's lease.
         """
@@ -125,8 +125,8 @@ class Uploader:
                 name = "the training state" if entry is None else entry.name
                 error = TrackingError(f"the tracking store has not taken {name} so far")
                 self._report_failure(error, entry)
-        if self.lost is not None:
-            raise self.lost
+        if self.lease_error is not None:
+            raise self.lease_error
 
     def finish(self, seconds: float) -> None:
         """Upload what is left and stop the thread.
@@ -139,11 +139,11 @@ class Uploader:
             self._refused.clear()
             self._last_progress = time.monotonic()
             self._changed.notify_all()
-            while self._queue and self.lost is None and self._thread.is_alive():
+            while self._queue and self.lease_error is None and self._thread.is_alive():
                 deadline = self._last_progress + min(seconds, self._max_wait)
-                if (left := deadline - time.monotonic()) <= 0:
+                if (remaining := deadline - time.monotonic()) <= 0:
                     break
-                self._changed.wait(min(left, _HURRIED_WAIT_SECONDS))  # hurry() notifies nobody
+                self._changed.wait(min(remaining, _HURRIED_WAIT_SECONDS))  # hurry() notifies nobody
             self._is_stopped = True
             self._changed.notify_all()
         if self._thread.ident is not None:
@@ -208,7 +208,7 @@ class Uploader:
                 log_durably(self._client, run_id, entry.file.read_bytes(), name)
 
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
-        """Upload what an earlier process left, in order; remove and yield each stored entry.
+        """Upload what an earlier process left in order, and remove and yield each stored entry.
 
         Acquires the run's lease, and keeps it unless this fails. Outcomes are not uploaded. An
         entry that the store refuses for good is kept, and the error is raised at the end.
@@ -377,10 +377,12 @@ def store_outcome(
     *,
     check: Callable[[Run], object] | None = None,
 ) -> Run:
-    """Set a run's tags of an error and of divergence, then its status; return the ended run.
+    """Set the tags and the status of an ended run, and return it.
 
     Deletes the tag of the process that trained it, and an outdated error of a run that is FINISHED
-    now. check: is called first, with the stored run, and may raise.
+    now.
+
+    check: function that is called first, with the stored run, and may raise.
     """
     with mlflow_errors(f"close run {run_id}"):
         if check is not None:

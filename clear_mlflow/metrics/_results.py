@@ -157,44 +157,42 @@ def evaluate_metrics(
 
     Metrics of predictions, or of tests within buckets, are left out if these are None.
     """
-    masked_matrix = matrix.masked(protocol)
-    inputs: dict[str, Any] = {MATRIX: masked_matrix, COSTS: masked_matrix}
-    inputs |= {PREDICTIONS: predictions, WITHIN_BUCKET: tests}
-    applicable = [
-        metric
-        for metric in adapt_metrics(metrics, matrix.score)
-        if (data := inputs[metric.needs]) is not None
-        and not (metric.skip_if is not None and metric.skip_if(data))
-    ]
-    series: dict[str, dict[int, float]] = {metric.name: {} for metric in applicable}
-    reasons: dict[str, str] = {}
-    failed: set[str] = set()
-    for data in {id(data): data for data in inputs.values() if data is not None}.values():
-        group = [metric for metric in applicable if inputs[metric.needs] is data]
-        for step in range(1, matrix.num_rows) if group else ():
+    masked_matrix, k = matrix.masked(protocol), matrix.num_rows
+    results: dict[str, MetricResult] = {}
+    for data, needs in (
+        (masked_matrix, (MATRIX, COSTS)),
+        (predictions, (PREDICTIONS,)),
+        (tests, (WITHIN_BUCKET,)),
+    ):
+        group = [
+            metric
+            for metric in adapt_metrics(metrics, matrix.score)
+            if data is not None
+            and metric.needs in needs
+            and not (metric.skip_if is not None and metric.skip_if(data))
+        ]
+        if data is None or not group:
+            continue
+        series: dict[str, dict[int, float]] = {metric.name: {} for metric in group}
+        for step in range(1, k):
             for name, value in compute_values(data.after(step), group)[0].items():
                 series[name][step] = value
         values, errors = compute_values(data, group)
-        for name, value in values.items():
-            series[name][matrix.num_rows] = value
-        for name, error in errors.items():
-            is_matrix = data is masked_matrix
-            reasons[name] = str(_name_protocol(error, protocol) if is_matrix else error)
-            if isinstance(error, FailedMetricError):
-                failed.add(name)
-    return sort_results(
-        {
-            metric.name: MetricResult(
+        for name, value in values.items() if k else ():
+            series[name][k] = value
+        for metric in group:
+            error = errors.get(metric.name)
+            if error is not None and data is masked_matrix:
+                error = _name_protocol(error, protocol)
+            results[metric.name] = MetricResult(
                 **_describe_metric(metric, matrix.score),
-                value=None if metric.name in reasons else series[metric.name][matrix.num_rows],
-                reason=one_line(reasons.get(metric.name, ""), 200),
+                value=values.get(metric.name),
+                reason="" if error is None else one_line(str(error), 200),
                 series=series[metric.name],
                 version=metric.version,
-                is_failed=metric.name in failed,
+                is_failed=isinstance(error, FailedMetricError),
             )
-            for metric in applicable
-        }
-    )
+    return sort_results(results)
 
 
 def build_logged_result(name: str, value: float, score: Score) -> MetricResult:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.record import Record
+from clear_mlflow.core.record import Record, row_file_name
 from clear_mlflow.metrics import (
     PREDICTION_METRICS,
     Metric,
@@ -19,7 +19,9 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.scoring.run_log import Changes, find_changes, log_results
 from clear_mlflow.scoring.run_record import StoredRun, read_record, read_versions
+from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.rows import build_missing_rows_error
 
 __all__ = [
     "Scores",
@@ -63,15 +65,25 @@ def score(client: MlflowClient, run_id: str) -> Scores:
 def read_scores(
     client: MlflowClient, run: Run, metrics: Sequence[Metric] = (), *, reread: bool = True
 ) -> Scores:
-    """Evaluate a run, and find what its store lacks; write nothing.
+    """Evaluate a run, and find what its store lacks, without writing it.
 
     Args:
         client: client of the store.
         run: run, as MLflow returned it.
         metrics: metrics to compute in addition to those of the run's families.
         reread: read all files of the run, and look for points and files that are gone.
+
+    Raises RecordError if rows are gone that the run had when it was scored.
     """
     stored = read_record(client, run, metrics, reread=reread)
+    if (
+        stored.record is not None
+        and run.data.tags.get(names.ROWS_TAG) == "complete"
+        and not stored.record.is_complete
+    ):
+        # The tag with a copy of the rows is wrong as well, except for a matrix too large for it.
+        missing = set(range(1, stored.record.matrix.num_buckets + 1)) - set(stored.record.rows)
+        raise build_missing_rows_error(run, row_file_name(min(missing)))
     results = evaluate(stored)
     return Scores(stored, results, find_changes(client, stored, results, reread=reread))
 

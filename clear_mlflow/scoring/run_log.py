@@ -127,7 +127,7 @@ def find_changes(
 def log_results(
     client: MlflowClient, stored: StoredRun, results: MetricResults, changes: Changes
 ) -> None:
-    """Write the changes; the tags last, so that an interrupted scoring is repeated."""
+    """Write the changes. The tags are last, so that an interrupted scoring is repeated."""
     record, run_id = stored.record, stored.run_id
     if changes.is_empty:
         return
@@ -151,7 +151,10 @@ def log_results(
 
 
 def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
-    """Return what the page of a run shows; raises RecordError if the run contains no rows."""
+    """Return what the page of a run shows.
+
+    Raises RecordError if the run contains no rows.
+    """
     record, metadata = stored.record, stored.metadata
     if record is None or metadata is None:
         raise RecordError(f"run {stored.run_id} contains no rows of an accuracy matrix")
@@ -223,7 +226,7 @@ def build_points(stored: StoredRun, results: MetricResults) -> list[Point]:
     if stored.record is None:
         return []
     matrix = stored.record.masked_matrix
-    metric_series = {name: result.series for name, result in results.items() if result.version}
+    metric_series = {name: r.series for name, r in results.items() if r.version is not None}
     series = collect_series(matrix, metric_series, names.format_bucket_prefix(matrix.score.name))
     return [
         Point(name, value, stored.times[step], step)
@@ -298,7 +301,7 @@ def _find_missing_files(client: MlflowClient, run: Run) -> frozenset[str]:
 
 
 def _build_note_tags(stored: StoredRun, record: Record, results: MetricResults) -> dict[str, str]:
-    """Return tags with the run's description; empty if a person has written another one."""
+    """Return tags with the run's description, or nothing if a person has written another one."""
     tags = stored.run.data.tags
     current = tags.get(names.MLFLOW_NOTE)
     if current and _hash_note(current) != tags.get(names.NOTE_TAG):

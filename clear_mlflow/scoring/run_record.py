@@ -25,7 +25,7 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.core.record import Record, RowRecord, assemble, row_file_name
+from clear_mlflow.core.record import Record, RowRecord, assemble
 from clear_mlflow.core.untrusted import (
     MAX_ANYTIME_FILES,
     MAX_PREDICTIONS_BYTES,
@@ -51,7 +51,7 @@ from clear_mlflow.report.page.run_page import PAGE_VERSION
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import map_in_threads, mlflow_errors
-from clear_mlflow.store.rows import build_missing_rows_error, load_stored_rows
+from clear_mlflow.store.rows import load_stored_rows
 
 _JOBS = 8  # parallel requests
 _REMOVED = "they were there when it was scored, and are gone; what was computed of them stays"
@@ -124,7 +124,7 @@ class StoredRun:
 
     @property
     def problem(self) -> str | None:
-        """Stored inputs that could not be used, with the reasons; None if there are none."""
+        """Stored inputs that could not be used, with the reasons, or None if there are none."""
         reasons = [f"its {name} were left out: {why}" for name, why in self.problems.items()]
         return "; ".join(reasons) or None
 
@@ -150,7 +150,7 @@ def read_record(
     max_prediction_bytes: int | None = None,
     tolerate: type[ClearError] = RecordError,
 ) -> StoredRun:
-    """Read the rows of a run, and predictions and tests within buckets whose scores are not logged.
+    """Read the rows of a run, and those predictions and tests whose scores are not logged.
 
     Args:
         client: client of the store.
@@ -164,7 +164,7 @@ def read_record(
         tolerate: errors in predictions and tests that are reported as a problem.
 
     Raises:
-        RecordError: a row is damaged, or rows are gone that the run had when it was scored.
+        RecordError: a row is damaged.
         TrackingError: the store does not answer.
     """
     tags = run.data.tags
@@ -174,10 +174,6 @@ def read_record(
     if not rows.records:
         return StoredRun(run=run)
     record = assemble(rows.records)
-    if tags.get(names.ROWS_TAG) == "complete" and not record.is_complete:
-        # The rows tag is wrong as well, except for a matrix too large for it.
-        missing = set(range(1, record.matrix.num_buckets + 1)) - set(record.rows)
-        raise build_missing_rows_error(run, row_file_name(min(missing)))
     chosen = (metric.family for metric in metrics if metric.family in FAMILIES)
     families = tuple(dict.fromkeys([*read_families(tags), *chosen]))
     times = _read_times(rows.records, record.matrix.num_rows)
@@ -209,7 +205,8 @@ def read_record(
         try:
             predictions = read_predictions(client, run, record, max_bytes=max_prediction_bytes)
             num_rows = 0 if predictions is None else len(predictions.rows)
-            num_scored = int(predictions_hash.rpartition("-")[2] or 0)
+            count = predictions_hash.rpartition("-")[2]
+            num_scored = int(count) if count.isdecimal() else 0
             if num_rows < num_scored:
                 part = f"of {num_scored - num_rows} of {num_scored} rows, " if num_rows else ""
                 raise RecordError(f"{part}{_REMOVED}")
@@ -234,13 +231,13 @@ def read_record(
 
 
 def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the families that a run logs; some may belong to a later version of this package."""
+    """Return the families that a run logs, including those of later versions of this package."""
     value = tags.get(names.METRICS_TAG)
     return DEFAULT_FAMILIES if value is None else tuple(dict.fromkeys(value.split(",")))
 
 
 def build_families_tag(families: Sequence[str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tag that names the families of a run; empty if *tags* name the same ones."""
+    """Return the tag that names the families of a run, or nothing if *tags* name the same ones."""
     if tuple(families) == read_families(tags):
         return {}
     return {names.METRICS_TAG: ",".join(families)}
@@ -299,7 +296,10 @@ def read_predictions(
 
 
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
-    """Read all tests within buckets of a run; raise RecordError if one is damaged."""
+    """Read all tests within buckets of a run.
+
+    Raises RecordError if one is damaged.
+    """
     sizes = list_test_sizes(client, run)
     if len(sizes) > MAX_ANYTIME_FILES:
         raise RecordError(f"{ANYTIME_FOLDER} contains {len(sizes)} files, more than any run has")
@@ -337,7 +337,7 @@ def has_logged_tests(tags: Mapping[str, str], record: Record) -> bool:
 
 
 def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return file name to bytes of a run's tests within buckets; None if the store has no size."""
+    """Return file name to size in bytes, or None if unknown, of a run's tests within buckets."""
     with mlflow_errors(f"list the tests inside buckets of run {run.info.run_id}"):
         sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).list_sizes()
     return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}
@@ -368,7 +368,7 @@ def _select_metrics(
 
 
 def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
-    """Return the time of each step; a step without a row has the time of the one before."""
+    """Return the time of each step. A step without a row has the time of the step before."""
     times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in records.values()}
     times: dict[int, int] = {}
     time = min(times_by_row.values())

@@ -1,4 +1,4 @@
-"""The comparison of an experiment's runs as they are now, drawn anew when one of them changed."""
+"""The page that compares the runs of an experiment as they are now."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -17,92 +18,95 @@ from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.page.wording import many, short
 from clear_mlflow.core.text import printable
 from clear_mlflow.core.version import __version__
-from clear_mlflow.server.kept_pages import KeptPages
-from clear_mlflow.server.mlflow_hooks import without_addresses
-from clear_mlflow.server.run_state import minute, state_of
+from clear_mlflow.server.live_run import describe_state, format_start
+from clear_mlflow.server.mlflow_hooks import hide_addresses
 from clear_mlflow.store import names
 from clear_mlflow.store.client import map_in_threads
 from clear_mlflow.store.search import search_runs
 
-# Runs that one page lists and compares: what a request may cost.
-MOST_RUNS = 500
-_JOBS = 8
+# Runs that one page lists and compares, which bounds the cost of a request.
+MAX_RUNS = 500
+_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is to be compared."""
+class ComparisonQuery:
+    """What an address asks to compare."""
 
     experiment_id: str
-    experiment: str
-    workspace: str = ""  # that the address names
-    wanted: str = ""  # a filter in MLflow's search syntax
-    group_by: tuple[str, ...] | None = None  # None: the usual ones
-    runs: tuple[str, ...] = ()  # beginnings of ids that are ticked; none: all that are found
+    experiment_name: str
+    workspace: str = ""  # empty: the default one, or a server without workspaces
+    filter_string: str = ""  # in MLflow's search syntax
+    group_by: tuple[str, ...] | None = None  # None: the default columns
+    run_id_prefixes: tuple[str, ...] = ()  # of the ticked runs; empty: all runs
 
-    def includes(self, run_id: str) -> bool:
-        """Whether a run is ticked."""
-        return not self.runs or run_id.startswith(self.runs)
+    def is_ticked(self, run: Run) -> bool:
+        """Return True if a run is to be compared."""
+        return not self.run_id_prefixes or run.info.run_id.startswith(self.run_id_prefixes)
 
-
-def live_comparison(store: MlflowClient, question: Question, kept: KeptPages) -> str:
-    """The page as the runs are now; what it costs is bounded by how many it lists."""
-    found = search_runs(store, [question.experiment_id], question.wanted)
-    runs = list(islice(found, MOST_RUNS + 1))
-    states = list(map_in_threads(partial(state_of, store), runs, _JOBS))
-    return kept.get([asdict(question), *states], lambda: _drawn(store, question, runs))
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON types."""
+        return asdict(self)
 
 
-def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str:
+def list_runs(client: MlflowClient, query: ComparisonQuery) -> tuple[list[Run], list[list[object]]]:
+    """Return the newest runs of a query, at most MAX_RUNS + 1, and the state of each."""
+    runs = search_runs(client, [query.experiment_id], query.filter_string)
+    newest = list(islice(runs, MAX_RUNS + 1))
+    return newest, list(map_in_threads(partial(describe_state, client), newest, _THREADS))
+
+
+def draw_comparison(client: MlflowClient, query: ComparisonQuery, listed_runs: list[Run]) -> str:
+    """Return the page that compares the ticked runs among the first MAX_RUNS listed ones."""
     runs = [
         run
-        for run in found[:MOST_RUNS]
+        for run in listed_runs[:MAX_RUNS]
         if run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
     ]
-    ticked = [run for run in runs if question.includes(run.info.run_id)]
-    group_by = question.group_by
+    ticked = [run for run in runs if query.is_ticked(run)]
     comparison = read_comparison(
-        store,
+        client,
         ticked,
-        group_by=group_by,
-        explicit=bool(question.runs),
-        # A scored run's rows are in its tag, which the listing brought; else files are read.
+        group_by=query.group_by,
+        explicit=bool(query.run_id_prefixes),
+        # The rows of a scored run are in a tag, which the search returned.
         read_files=False,
         over_images=False,
     ).comparison
-    notes = _notes(question, runs, comparison, is_cut=len(found) > MOST_RUNS)
-    warnings = tuple(without_addresses(text) for text in (*notes, *comparison.warnings))
+    notes = _write_notes(query, runs, comparison, is_cut=len(listed_runs) > MAX_RUNS)
+    warnings = tuple(hide_addresses(text) for text in (*notes, *comparison.warnings))
+    group_by = query.group_by
     return comparison_page(
         replace(comparison, warnings=warnings),
         title=build_comparison_name(comparison),
         footer=f"clear_mlflow {__version__}, as of {datetime.now(timezone.utc):%F %T} UTC",
         over="clear_mlflow.server.page/compare",
         chooser={
-            "experiment_id": question.experiment_id,
-            "experiment": short(question.experiment),
-            "workspace": question.workspace,
-            "filter": question.wanted,
+            "experiment_id": query.experiment_id,
+            "experiment": short(query.experiment_name),
+            "workspace": query.workspace,
+            "filter": query.filter_string,
             "group_by": "" if group_by is None else ",".join(group_by) or "none",
             "default_group_by": ",".join(comparison.group_by),
             "summary": f"{len(ticked)} of {many(len(runs), 'run')} ticked",
-            "choices": [_choice(question, run) for run in runs],
+            "choices": [_describe_choice(query, run) for run in runs],
         },
     )
 
 
-def _notes(
-    question: Question, runs: Sequence[Run], comparison: Comparison, *, is_cut: bool
+def _write_notes(
+    query: ComparisonQuery, runs: Sequence[Run], comparison: Comparison, *, is_cut: bool
 ) -> Iterator[str]:
     if is_cut:
-        yield f"These are the newest {MOST_RUNS} runs; a filter shows others."
-    lost = [
-        start
-        for start in question.runs
-        if not any(run.info.run_id.startswith(start) for run in runs)
+        yield f"These are the newest {MAX_RUNS} runs; a filter shows others."
+    missing = [
+        prefix
+        for prefix in query.run_id_prefixes
+        if not any(run.info.run_id.startswith(prefix) for run in runs)
     ]
-    if lost:
-        listed = ", ".join(printable(start[:8]) for start in lost[:10])
-        yield f"{len(lost)} of the runs asked for are not among those found: {listed}."
+    if missing:
+        prefixes = ", ".join(printable(prefix[:8]) for prefix in missing[:10])
+        yield f"{len(missing)} of the ticked runs are not among those of this page: {prefixes}."
     if any(group.is_alone for group in comparison.groups):
         yield (
             "Single runs are neither tested here nor have intervals: clear-mlflow compare computes "
@@ -110,15 +114,15 @@ def _notes(
         )
 
 
-def _choice(question: Question, run: Run) -> dict[str, object]:
-    info = run.info
-    details = [] if info.status == "FINISHED" else [info.status.lower()]
+def _describe_choice(query: ComparisonQuery, run: Run) -> dict[str, object]:
+    """Return what the list of runs shows about a run."""
+    details = [] if run.info.status == "FINISHED" else [run.info.status.lower()]
     if run.data.tags.get(names.DIVERGED_TAG) == "true":
         details.append("diverged")
     return {
-        "id": info.run_id,
-        "name": short(info.run_name or info.run_id),
-        "started": minute(run),
+        "id": run.info.run_id,
+        "name": short(run.info.run_name or run.info.run_id),
+        "started": format_start(run),
         "details": ", ".join(details),
-        "ticked": question.includes(info.run_id),
+        "ticked": query.is_ticked(run),
     }

@@ -1,13 +1,14 @@
-"""A run's report as its rows are now, and what a page asks to follow a run in training."""
+"""The page of a run as its rows are now, and the state by which a page notices changes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from dataclasses import replace
+from datetime import datetime, timezone
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Run, RunStatus
 
 from clear_mlflow.comparison.page.wording import short
 from clear_mlflow.core.errors import ClearError
@@ -15,55 +16,81 @@ from clear_mlflow.report.page import rendered
 from clear_mlflow.report.page.run_page import run_page
 from clear_mlflow.scoring import evaluate
 from clear_mlflow.scoring.run_log import build_report
-from clear_mlflow.scoring.run_record import read_record
-from clear_mlflow.server.kept_pages import KeptPages
-from clear_mlflow.server.mlflow_hooks import without_addresses
-from clear_mlflow.server.run_state import has_ended, state_of
+from clear_mlflow.scoring.run_record import list_test_sizes, read_record
+from clear_mlflow.server.mlflow_hooks import hide_addresses
+from clear_mlflow.store import names
+from clear_mlflow.store.rows import list_row_sizes
 
-# Of the predictions of all rows. Labels of CLEAR-100's 55,000 test images take half a megabyte in
-# all, probabilities 120.
-_MOST_BYTES = 256 * 2**20
-_OVER = "clear_mlflow.server.page/run"
-
-
-def live_run(store: MlflowClient, run: Run, kept: KeptPages, workspace: str) -> str:
-    """The page of a run as it is now."""
-    state = state_of(store, run)
-    return kept.get([workspace, *state], lambda: _drawn(store, run, workspace, _digest(state)))
+# Of the predictions of all rows: labels of CLEAR-100's 55,000 test images take half a megabyte,
+# their probabilities 120.
+_MAX_PREDICTIONS_BYTES = 256 * 2**20
+_TEMPLATE = "clear_mlflow.server.page/run"
+# Tags that change while nothing changes that a page shows.
+_HEARTBEAT_TAGS = frozenset({names.PROCESS_TAG, names.HOLDER_TAG})
 
 
-def following(store: MlflowClient, run: Run) -> dict[str, object]:
-    """What a page asks again and again: whether to load itself anew, and whether to keep asking."""
-    return {"state": _digest(state_of(store, run)), "status": run.info.status}
+def describe_state(client: MlflowClient, run: Run) -> list[object]:
+    """Return JSON values that change whenever something changes that a page shows of a run.
+
+    Metrics are left out, since they follow from the rows.
+    """
+    info, tags = run.info, run.data.tags
+    state: list[object] = [
+        *(info.run_id, info.run_name, info.status, info.end_time),
+        run.data.params,
+        {name: value for name, value in tags.items() if name not in _HEARTBEAT_TAGS},
+    ]
+    if names.MATRIX_TAG not in tags or not _has_ended(run):
+        try:
+            state.append(list_row_sizes(client, run))
+            if names.ANYTIME_TAG in tags:
+                state.append(list_test_sizes(client, run))
+        except ClearError as error:
+            state.append(str(error))
+    return state
 
 
-def _digest(state: list[object]) -> str:
+def hash_state(state: list[object]) -> str:
+    """Return 16 hexadecimal digits that identify a state."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
-    name = run.info.run_name or run.info.run_id
-    place = {
+def format_start(run: Run) -> str:
+    """Return when a run started, in UTC, such as ``2026-11-24 09:30``."""
+    return f"{datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc):%Y-%m-%d %H:%M}"
+
+
+def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str) -> str:
+    """Return the page of a run, whose script loads it again when the state has changed."""
+    page_links = {
         "run_id": run.info.run_id,
         "experiment_id": run.info.experiment_id,
         "workspace": workspace,
         "status": run.info.status.lower(),
-        "state": state,
-        "followed": not has_ended(run),  # in training: the page asks for news
+        "state": hash_state(state),
+        "is_followed": not _has_ended(run),
     }
     stored = read_record(
-        store, run, read_files=False, max_prediction_bytes=_MOST_BYTES, tolerate=ClearError
+        client,
+        run,
+        read_files=False,
+        max_prediction_bytes=_MAX_PREDICTIONS_BYTES,
+        tolerate=ClearError,
     )
     if stored.record is None:
         return rendered(
             "clear_mlflow.server.page/no_rows",
-            over=_OVER,
-            title=short(name, 160),
+            over=_TEMPLATE,
+            title=short(run.info.run_name or run.info.run_id, 160),
             subtitle="No row of an accuracy matrix is stored in this run.",
             warnings=(),
             footer=f"Run {run.info.run_id}.",
-            place=place,
+            links=page_links,
         )
-    problems = {name: without_addresses(reason) for name, reason in stored.problems.items()}
+    problems = {name: hide_addresses(reason) for name, reason in stored.problems.items()}
     stored = replace(stored, problems=problems)
-    return run_page(build_report(stored, evaluate(stored)), over=_OVER, place=place)
+    return run_page(build_report(stored, evaluate(stored)), over=_TEMPLATE, links=page_links)
+
+
+def _has_ended(run: Run) -> bool:
+    return bool(RunStatus.is_terminated(RunStatus.from_string(run.info.status)))

@@ -1,7 +1,7 @@
-"""The app that ``mlflow server --app-name clear`` serves: MLflow's own, with these pages in it.
+"""The app of ``mlflow server --app-name clear``: MLflow's own app with the pages added.
 
-MLflow imports this module in the command itself before that starts any worker. So what is wrong is
-found here, where it ends the command with one line; a worker would be started over and over again.
+MLflow imports this module in its command before that starts a worker. Wrong settings raise here, so
+that the command ends with one line; a worker that fails would be started again and again.
 """
 
 from __future__ import annotations
@@ -11,35 +11,38 @@ from types import FunctionType
 from typing import Any
 
 from clear_mlflow.server.mlflow_hooks import (
-    find_app,
+    create_admin,
     flask_app,
+    get_mlflow_app,
     is_worker,
-    make_admin,
-    plain_app,
+    load_app,
 )
 
-# Another app that these pages go into, as MLflow serves one app at a time.
+# The variable names another app that the pages are added to, since MLflow serves one app at a time.
 WRAPPED_APP = "CLEAR_MLFLOW_SERVER_APP"
 _ACCOUNTS = "basic-auth"
 
 
 def create_app() -> Any:
-    """MLflow's server with these pages, for the server of this process."""
+    """Return MLflow's app with the pages, in the form that the server of this process takes."""
     from clear_mlflow.server.views import add_pages
 
-    wrapped = os.environ.get(WRAPPED_APP)
-    # Before another app wraps it: what that checks of each request holds for the pages, too.
-    add_pages(flask_app, has_accounts=wrapped == _ACCOUNTS)
-    if not wrapped:
-        return plain_app()
-    app = find_app(wrapped)
-    return app() if isinstance(app, FunctionType) else app
+    wrapped_name = os.environ.get(WRAPPED_APP)
+    # Before the other app wraps MLflow's, so that its checks of requests hold for the pages, too.
+    add_pages(flask_app, has_accounts=wrapped_name == _ACCOUNTS)
+    if not wrapped_name:
+        return get_mlflow_app()
+    wrapped = load_app(wrapped_name)
+    return wrapped() if isinstance(wrapped, FunctionType) else wrapped
 
 
-# Done once, in the command that starts the workers.
+def _check_settings() -> None:
+    wrapped_name = os.environ.get(WRAPPED_APP)
+    if wrapped_name:
+        load_app(wrapped_name)
+    if wrapped_name == _ACCOUNTS:
+        create_admin()
+
+
 if not is_worker():
-    _wrapped = os.environ.get(WRAPPED_APP)
-    if _wrapped:
-        find_app(_wrapped)
-    if _wrapped == _ACCOUNTS:
-        make_admin()
+    _check_settings()

@@ -1,4 +1,4 @@
-"""What MLflow's server keeps to itself and these pages need; seen in mlflow 3.17, named here."""
+"""The internals of MLflow's server (3.17) that the pages need are named only in this module."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.plugins import get_entry_points
 
 from clear_mlflow.core.credentials import mask_credentials
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.text import safe_repr
 
 SEEN_IN = "3.17"
 
 
 class ServerError(click.ClickException):
-    """The server cannot be started as it is asked for: one line, which ``mlflow server`` shows."""
+    """The server cannot be started; ``mlflow server`` prints the message as one line."""
 
     exit_code = 2
 
@@ -35,10 +37,10 @@ try:
     from mlflow.server.handlers import (
         _add_static_prefix,
         _get_proxied_run_artifact_destination_path,
-        _get_rest_path,
         _get_workspace_scoped_repo_path_if_enabled,
         _is_servable_proxied_run_artifact_root,
     )
+    from mlflow.store.tracking import rest_store
     from mlflow.utils.workspace_context import (
         clear_server_request_workspace,
         set_server_request_workspace,
@@ -47,36 +49,42 @@ try:
 
     if find_spec("mlflow.server.fastapi_app") is None:
         raise ImportError("there is no module mlflow.server.fastapi_app")
+    for attribute in ("_call_endpoint", "_search_runs", "_METHOD_TO_INFO"):  # of RequestStore
+        if not hasattr(rest_store.RestStore, attribute):
+            raise ImportError(f"there is no RestStore.{attribute}")
 except ImportError as error:
     raise ServerError(
-        f"the app clear needs what mlflow {SEEN_IN} has in its server, and this is mlflow "
+        f"the app clear needs internals of the server of mlflow {SEEN_IN}, and this is mlflow "
         f"{mlflow.__version__}: {error}; leave out --app-name clear, or install mlflow {SEEN_IN}"
     ) from error
 
 
 flask_app: Flask = app
-# Of the context: which workspace the stores look into.
+# Both change the current context (contextvars), which decides where stores look.
 enter_workspace = set_server_request_workspace
-forget_workspace = clear_server_request_workspace
+leave_workspace = clear_server_request_workspace
 
 
-def find_app(name: str) -> Callable[[], Any] | Any:
-    """An app that a package offers to ``mlflow server --app-name``."""
-    offered = get_entry_points("mlflow.app")
-    for point in offered:
-        if point.name == name:
-            return point.load()
-    known = ", ".join(sorted({point.name for point in offered} - {"clear"}))
-    raise ServerError(f"no app has the name {name!r}; expected one of {known or 'none'}")
+def load_app(name: str) -> Callable[[], Any] | Any:
+    """Return what a package offers as ``mlflow server --app-name NAME``.
+
+    Raises ServerError if no installed package offers that name.
+    """
+    entry_points = get_entry_points("mlflow.app")
+    for entry_point in entry_points:
+        if entry_point.name == name:
+            return entry_point.load()
+    valid_names = ", ".join(sorted({point.name for point in entry_points} - {"clear"}))
+    raise ServerError(f"no app has the name {name!r}; expected one of {valid_names or 'none'}")
 
 
 def is_worker() -> bool:
-    """Whether this process answers requests; else it is the command that starts those that do."""
+    """Return True in a process that answers requests, False in the command that starts them."""
     return bool(_MLFLOW_SGI_NAME.get())
 
 
-def plain_app() -> Any:
-    """MLflow's own app, in the form that the server of this process takes."""
+def get_mlflow_app() -> Any:
+    """Return MLflow's app in the form that this process serves: ASGI for uvicorn, else WSGI."""
     if _MLFLOW_SGI_NAME.get() != "uvicorn":
         return flask_app
     from mlflow.server import fastapi_app
@@ -90,64 +98,62 @@ def has_workspaces() -> bool:
 
 
 def workspace_headers(workspace: str) -> dict[str, str]:
-    """What MLflow takes a workspace from, in the form of WSGI; nothing for the default one."""
+    """Return the WSGI variables of MLflow's workspace header, none for an empty name."""
     name = f"HTTP_{WORKSPACE_HEADER_NAME.upper().replace('-', '_')}"
     return {name: workspace} if workspace else {}
 
 
 def backend_uri() -> str:
-    """Where the server keeps runs."""
+    """Return the URI of the store behind the server."""
     return os.environ[BACKEND_STORE_URI_ENV_VAR]
 
 
-def keeps_runs() -> bool:
-    """Whether the server answers for runs: one that hands artifacts on may do nothing else."""
+def serves_runs() -> bool:
+    """Return False if the server was started with --artifacts-only."""
     return not os.environ.get(ARTIFACTS_ONLY_ENV_VAR)
 
 
-def address_of(route: str) -> str:
-    """A route as the server's static prefix has it."""
+def add_static_prefix(route: str) -> str:
+    """Return the path of a route, with the server's --static-prefix in front."""
     return str(_add_static_prefix(route))
 
 
-def api_address(endpoint: str) -> str:
-    """The path of an endpoint of MLflow's API, as ``/mlflow/runs/get``."""
-    return str(_get_rest_path(endpoint))
+def resolve_artifact_uri(artifact_uri: str) -> str:
+    """Return where artifacts are stored, for an URI that may name the server itself as a proxy.
 
-
-def artifacts_address(artifact_uri: str) -> str:
-    """Where artifacts lie, as this process reaches them: past the server, which it is itself."""
+    Reads the workspace of the current context. Raises RecordError if the path leads upwards.
+    """
     if not _is_servable_proxied_run_artifact_root(artifact_uri):
         return artifact_uri
     path = _get_proxied_run_artifact_destination_path(artifact_uri)
     if ".." in path.split("/"):
-        raise MlflowException.invalid_parameter_value(f"artifacts are not at {artifact_uri!r}")
+        raise RecordError(f"artifacts of a run cannot be at {safe_repr(artifact_uri, 200)}")
     path = _get_workspace_scoped_repo_path_if_enabled(path)
     return f"{os.environ[ARTIFACTS_DESTINATION_ENV_VAR].rstrip('/')}/{path}"
 
 
-def without_addresses(text: str) -> str:
-    """A message without where the server keeps runs and artifacts: no concern of who reads it."""
+def hide_addresses(message: str) -> str:
+    """Return a message with the addresses of the server's stores replaced by "of the server"."""
     destination = os.environ.get(ARTIFACTS_DESTINATION_ENV_VAR, "")
-    for address in (
-        mask_credentials(backend_uri()),
-        destination,
-        destination.removeprefix("file://"),
-    ):
-        text = text.replace(address, "of the server") if address else text
-    return text
+    store = mask_credentials(backend_uri())
+    for address in (store, destination, destination.removeprefix("file://")):
+        message = message.replace(address, "of the server") if address else message
+    return message
 
 
-def allow_signed_in(addresses: list[str]) -> None:
-    """Let who is signed in ask for addresses; what they may see :mod:`.permission` asks."""
+def allow_signed_in_users(paths: list[str]) -> None:
+    """Let MLflow's accounts pass GET requests of paths; the API calls of a page are checked."""
     from mlflow.server.auth import BEFORE_REQUEST_VALIDATORS
 
-    for address in addresses:
-        BEFORE_REQUEST_VALIDATORS[address, "GET"] = lambda: True
+    for path in paths:
+        BEFORE_REQUEST_VALIDATORS[path, "GET"] = lambda: True
 
 
-def make_admin() -> None:
-    """Make tables and administrator of MLflow's accounts (since 3.16), before workers do."""
+def create_admin() -> None:
+    """Create the tables and the administrator of MLflow's accounts before workers need them.
+
+    Raises ServerError if the settings are invalid. Does nothing before mlflow 3.16.
+    """
     bootstrap = getattr(mlflow.server, "_bootstrap_basic_auth", None)
     if bootstrap is None:
         return

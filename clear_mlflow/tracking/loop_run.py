@@ -90,7 +90,7 @@ def track(
     score: str = "accuracy",
     lower_is_better: bool = False,
     run_name: str | None = None,
-    metrics: str | Sequence[str] = "clear,renate",
+    metrics: str | Sequence[str] = ",".join(DEFAULT_FAMILIES),
 ) -> LoopRun:
     """Track a custom training loop, which logs its rows: ``run.log_counts(i, correct)``.
 
@@ -119,9 +119,9 @@ def track(
         params: parameters to log, unless the run has some of the same name.
         tags: tags to log.
         class_names: name of each class, by label.
-        test_labels: for each bucket, the true class of each test image, for
+        test_labels: true class of each test image, a list per bucket, for
             ``run.log_predictions(i, ...)``, which also accepts it. ``num_instances`` follows.
-        test_ids: for each bucket, the name of each test image.
+        test_ids: name of each test image, a list per bucket.
         score: what the rows measure if it is not accuracy, for example "rmse" or "perplexity".
             Rows are then logged by ``run.log_values(i, [...])``, with any finite numbers.
         lower_is_better: whether a lower score is better.
@@ -288,10 +288,10 @@ class LoopRun:
         """Store one row like :meth:`log_counts`, from accuracies without counts.
 
         Args:
-            after: see :meth:`log_counts`.
+            after: bucket, like in :meth:`log_counts`.
             accuracies: accuracy on each bucket, or a mapping of bucket to accuracy: fractions from
                 0 to 1. NaN, None or an absent key means not measured.
-            cost: see :meth:`log_counts`.
+            cost: cost, like in :meth:`log_counts`.
         """
         check_accuracy(self._metadata, "accuracies")
         self.log_values(after, accuracies, cost=cost)
@@ -311,12 +311,12 @@ class LoopRun:
         """Store one row like :meth:`log_counts`, and the predictions that it is counted from.
 
         Args:
-            after: see :meth:`log_counts`.
-            predictions: for each bucket, (n,) predicted classes, or (n, classes) probabilities
+            after: bucket, like in :meth:`log_counts`.
+            predictions: an array per bucket: (n,) predicted classes, or (n, classes) probabilities
                 after the softmax, in the order of the true labels.
             truth: true labels like ``test_labels`` of :func:`track`, if that did not have them:
                 from the first row on, and the same in all rows.
-            cost: see :meth:`log_counts`.
+            cost: cost, like in :meth:`log_counts`.
         """
 
         def count() -> tuple[AccuracyRow, RowPredictions]:
@@ -435,7 +435,7 @@ class LoopRun:
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """The rows so far; after the block, as they were read back from the store.
+        """The rows so far. After the block, they are read back from the store.
 
         Raises:
             TrackingError: there is no row.
@@ -477,7 +477,7 @@ class LoopRun:
 
     @property
     def _record(self) -> Record | None:
-        """The record of :attr:`matrix`, or None if there is no row."""
+        """The record of :attr:`matrix`, or None before the first row."""
         if self._scores is not None and self._scores.record is not None:
             return self._scores.record
         if self._recorder is None or not self._rows:
@@ -562,7 +562,7 @@ class LoopRun:
         return run
 
     def _log_configuration(self, client: MlflowClient, run: Run) -> None:
-        """Log the loop's parameters and tags; those of the run's owner are kept."""
+        """Log the loop's parameters and tags, except for those that the run's owner logged."""
         metadata, run_id = self._metadata, run.info.run_id
         params = [
             Param(name, value)

@@ -65,7 +65,7 @@ class RunRecorder:
         self.uploader: Uploader = parent.uploader if parent else Uploader(client)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
         self._parent = parent
-        self._recorders = [self]  # this one, then those of child runs
+        self._recorders = [self]  # this recorder, then those of child runs
         if parent is not None:
             parent._recorders.append(self)
         self._run_name = run_id
@@ -85,7 +85,7 @@ class RunRecorder:
         return {recorder.run_id: recorder.rows for recorder in self._recorders}
 
     def open(self, run: Run) -> None:
-        """Create the run's folder, and start to upload; load in the background what plots.
+        """Create the run's folder, start to upload, and load plotting code in the background.
 
         Raises TrackingError if no disk can be written.
         """
@@ -97,7 +97,7 @@ class RunRecorder:
             self._heart.start()
 
     def close(self, error: BaseException | None) -> None:
-        """Upload what is left, stop, and unlock the folders; remove those without entries.
+        """Upload the remaining entries, and unlock the folders or remove empty ones.
 
         error: why training ended early, or None. A child run is closed with its parent.
 
@@ -106,7 +106,9 @@ class RunRecorder:
             LeaseLostError: another process has acquired the run's lease.
         """
         uploader = self.uploader
-        if uploader.lost is None:  # otherwise the process with the lease measures these steps again
+        if (
+            uploader.lease_error is None
+        ):  # otherwise the process with the lease measures these steps again
             self.write_curve(())
             if self._curve:
                 warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
@@ -120,10 +122,10 @@ class RunRecorder:
             for folder in (f for recorder in self._recorders for f in recorder._folders):
                 folder.close(remove=not folder.entries())
         unsent = uploader.build_unsent_error()
-        if uploader.lost is not None:
+        if uploader.lease_error is not None:
             suffix = f"; {unsent}" if unsent else ""
             raise LeaseLostError(
-                f"{uploader.lost}; what this one measured since is not stored{suffix}"
+                f"{uploader.lease_error}; what this one measured since is not stored{suffix}"
             )
         if unsent:
             raise unsent from error
@@ -284,7 +286,7 @@ class RunRecorder:
         self._curve += drop_stored_points(metrics, self.curve_steps)
 
     def _append_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
-        """Write points, and those of the curve, to disk; return their entries.
+        """Write points and the curve to disk, and return their entries.
 
         Points that the disk does not take are not lost: scoring logs those of rows, and the curve
         is written with the next points.
@@ -312,7 +314,7 @@ class RunRecorder:
         return sorted_points
 
     def _live(self) -> None:
-        """Load what the end needs, during the first bucket; then renew the leases."""
+        """Load plotting code during the first bucket, then renew the leases."""
         try:
             load_drawing()
             load_run_page()

@@ -245,7 +245,7 @@ def test_names_from_outside_are_text(client, ask):
     ("query", "status", "says"),
     [
         ({}, 400, "experiment_id is missing"),
-        ({"experiment_id": "0"}, 400, "none of the chosen runs holds rows"),
+        ({"experiment_id": "0"}, 400, "none of the chosen runs has rows"),
         ({"experiment_id": "987654"}, 404, "No Experiment with id=987654"),
         ({"experiment_id": "0", "filter": "strategy is replay"}, 400, "nvalid"),
         (

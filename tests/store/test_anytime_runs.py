@@ -18,9 +18,7 @@ from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate_metrics
 from clear_mlflow.scoring import read_scores, score
-from clear_mlflow.server.kept_pages import KeptPages
-from clear_mlflow.server.live_run import live_run
-from clear_mlflow.server.run_state import state_of
+from clear_mlflow.server.live_run import describe_state, draw_run
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows
@@ -276,18 +274,18 @@ def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
     # A server removes the address of its store from messages.
     monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, store.tracking_uri)
     run_id = finished.info.run_id
-    page = live_run(store, finished, KeptPages(), "")
+    page = draw_run(store, finished, [], "")
     assert "The model was tested 8 times inside its buckets." in page
-    ended = state_of(store, finished)
+    ended = describe_state(store, finished)
     (folder_of(finished) / FILES[-1]).unlink()
-    assert state_of(store, finished) == ended
+    assert describe_state(store, finished) == ended
     store.update_run(run_id, status="RUNNING")
     running = store.get_run(run_id)
-    before = state_of(store, running)
-    assert "was tested 7 times" in live_run(store, running, KeptPages(), "")
+    before = describe_state(store, running)
+    assert "was tested 7 times" in draw_run(store, running, [], "")
     (folder_of(finished) / FILES[-2]).unlink()
-    assert state_of(store, running) != before
+    assert describe_state(store, running) != before
     (folder_of(finished) / FILES[0]).write_text("{}")
-    page = live_run(store, running, KeptPages(), "")
+    page = draw_run(store, running, [], "")
     assert "Its tests inside buckets were left out: " in page
     assert 'id="inside"' not in page

@@ -447,7 +447,7 @@ def test_journals(tmp_path, journal, data):
     shutil.copytree(journal, root)
     spoil(root, outside, data.draw)
 
-    def everything() -> list[tuple[str | None, bytes]]:
+    def everything() -> list[tuple[str, bytes]]:
         taken = RunFolder.reopen(root, read_header(root).run_id)
         try:
             taken.read_outcome()

@@ -12,7 +12,7 @@ from stored_runs import stored_run
 
 from clear_mlflow.cli import main
 from clear_mlflow.journal.run_folder import RunFolder
-from clear_mlflow.server.views import _answering
+from clear_mlflow.server.views import _answer_with
 
 SECRET = "c4n4ry-s3cr3t"
 ABSENT = "f" * 32
@@ -67,9 +67,9 @@ def test_no_refusal_shows_a_credential(place, monkeypatch, address):
     use(monkeypatch, address.format(SECRET))
     for command in (
         ["train"],
-        ["evaluate", "--run-id", ABSENT],
-        ["evaluate", "--experiment", EXPERIMENT],
-        ["compare", "--experiment", EXPERIMENT],
+        ["evaluate", "--runs", ABSENT],
+        ["evaluate", "--runs", EXPERIMENT],
+        ["compare", "--runs", EXPERIMENT],
         ["import", "matrix.csv"],
         ["sweep", "--grid", "grid.yaml"],
         ["train", "--resume", ABSENT],
@@ -92,10 +92,10 @@ def test_no_command_leaves_a_credential_behind(empty_store, place, monkeypatch):
     run = stored_run(client, experiment)
     for command, code in (
         (["train", "--strategy", "ncm", "--features", "pixels"], 0),
-        (["evaluate", "--experiment", EXPERIMENT], 0),
-        (["evaluate", "--run-id", f"{run.info.run_id},{ABSENT}"], 2),
-        (["evaluate", "--experiment", "nowhere"], 2),
-        (["compare", "--experiment", EXPERIMENT], 0),
+        (["evaluate", "--runs", EXPERIMENT], 0),
+        (["evaluate", "--runs", f"{run.info.run_id},{ABSENT}"], 2),
+        (["evaluate", "--runs", "nowhere"], 2),
+        (["compare", "--runs", EXPERIMENT], 0),
         (["import", "matrix.csv"], 0),
         (["sweep", "--grid", "grid.yaml"], 0),
         (["sync"], 0),
@@ -115,8 +115,8 @@ def test_the_server_takes_no_address_without_end(monkeypatch):
         monkeypatch.setenv(name, "sqlite:///x.db")
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "/tmp")
     app = Flask(__name__)
-    app.add_url_rule("/", view_func=_answering(lambda: "a page"))
+    app.add_url_rule("/", view_func=_answer_with(lambda: "a page"))
     assert app.test_client().get("/?filter=" + "a" * 16_000).status_code == 200
     refused = app.test_client().get("/?filter=" + "a" * 17_000)
     assert refused.status_code == 414
-    assert "asks in more than 16384 bytes" in refused.text
+    assert "has more than 16384 bytes" in refused.text

@@ -15,8 +15,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.core.score import Score
-from clear_mlflow.server.kept_pages import KeptPages
-from clear_mlflow.server.live_run import live_run
+from clear_mlflow.server.live_run import draw_run
 from clear_mlflow.store.rows import read_rows
 
 RMSE = Score("rmse", higher_is_better=False)
@@ -74,16 +73,16 @@ def test_a_loops_errors_are_a_run(store, experiment_id):
     assert "2.90" in note
     assert "2.90" in page
     assert " %" not in note + page
-    assert "rmse matrix" in live_run(store, run, KeptPages(), "")
+    assert "rmse matrix" in draw_run(store, run, [], "")
 
 
 def test_it_is_scored_again_without_a_change(store, experiment_id):
     """Also with every point looked at, and with further families."""
     track_whole()
-    again = invoke("evaluate", "--experiment", "test", "--dry-run")
+    again = invoke("evaluate", "--runs", "test", "--dry-run")
     assert again.exit_code == 0, again.output
     assert "1 unchanged" in again.output
-    more = invoke("evaluate", "--experiment", "test", "--metrics", "tic,worst_bucket")
+    more = invoke("evaluate", "--runs", "test", "--metrics", "tic,worst_bucket")
     assert more.exit_code == 0, more.output
     (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'train'")
     assert run.data.metrics["worst_bucket/highest_rmse"] == 2.9
@@ -164,10 +163,10 @@ def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
         track_whole(better, seed=seed, strategy="replay")
     with clear_mlflow.track(buckets=KEYS, strategy="naive", seed=0) as other:
         other.log_values(1, [0.5, 0.4, 0.3])
-    done = invoke("compare", "--experiment", "test", "--margin", "0.2")
+    done = invoke("compare", "--runs", "test", "--margin", "0.2")
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
-    assert "1 run is left out, of another score: accuracy (higher is better)" in told
+    assert "1 run is left out because the score is accuracy (higher is better)" in told
     assert "replay is better than naive at renate/average_rmse (lower is better) by" in told
     assert "percentage" not in told
     (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'compare'")

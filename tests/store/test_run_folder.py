@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Metric
 
+from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal import run_folder
 from clear_mlflow.journal.run_folder import (
@@ -85,11 +86,11 @@ def test_what_the_disk_does_not_take_is_not_there(journal, monkeypatch):
 def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(journal, monkeypatch):
     """Whoever measured them keeps them, and would write those again that are there."""
     monkeypatch.setattr(run_folder, "MAX_POINTS", 1)
-    write, answers = run_folder.write_durably, iter([None])
+    answers = iter([None])
 
     def filling(file, content):
         for _ in answers:
-            return write(file, content)
+            return write_durably(file, content)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_folder, "write_durably", filling)

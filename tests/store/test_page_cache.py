@@ -1,0 +1,58 @@
+"""The server's cache of pages: each is drawn once, a few are cached, one is drawn at a time."""
+
+import threading
+
+import pytest
+
+from clear_mlflow.server.views import BusyError, PageCache
+
+
+@pytest.fixture(autouse=True)
+def server_environment(monkeypatch, tmp_path):
+    """The module of the views reads where the server stores runs."""
+    monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_a_page_is_drawn_once_for_each_state():
+    """A page is drawn again if its state has changed, or if sixteen others were shown since."""
+    num_drawn = 0
+    cache = PageCache()
+
+    def request_page(state):
+        def draw():
+            nonlocal num_drawn
+            num_drawn += 1
+            return f"page {num_drawn}"
+
+        return cache.get(state, draw)
+
+    assert [request_page(["a", {"rows": 1}]) for _ in range(2)] == ["page 1", "page 1"]
+    assert request_page(["a", {"rows": 2}]) == "page 2"
+    for other in range(15):
+        request_page(["a", {"rows": 2}])  # its use keeps it in the cache
+        request_page(other)
+    assert request_page(["a", {"rows": 2}]) == "page 2"
+    assert request_page(["a", {"rows": 1}]) == "page 18"
+
+
+def test_a_request_that_would_wait_too_long_is_refused():
+    """BusyError is raised only while another page is drawn."""
+    cache = PageCache(max_wait_seconds=0.01)
+    with pytest.raises(ZeroDivisionError):
+        cache.get("slow", lambda: str(1 / 0))  # neither cached nor in the way of others
+    started, finish = threading.Event(), threading.Event()
+
+    def draw_slowly():
+        started.set()
+        assert finish.wait(60)
+        return "slow"
+
+    drawing = threading.Thread(target=cache.get, args=("slow", draw_slowly))
+    drawing.start()
+    assert started.wait(60)
+    with pytest.raises(BusyError):
+        cache.get("other", lambda: "other")
+    finish.set()
+    drawing.join(60)
+    assert cache.get("other", lambda: "other") == "other"
+    assert cache.get("slow", lambda: "drawn anew") == "slow"
