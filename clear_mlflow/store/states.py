@@ -41,7 +41,7 @@ class Manifest:
     written_at: str  # time in the file of that row
     size: int  # bytes in the state's file
     sha256: str  # hash of the state's file, hexadecimal
-    data: Mapping[str, Any]  # what identifies the dataset; see resume.data_of
+    data: Mapping[str, Any]  # what identifies the dataset; see resume.describe_data
     package_version: str
     torch_version: str  # another version may round differently
 
