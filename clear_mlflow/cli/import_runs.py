@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clear_mlflow.cli.from_function import split_names
 from clear_mlflow.cli.help import Command, Option, spell_options
-from clear_mlflow.cli.options import METRICS, json_option, names, option, wants_json
+from clear_mlflow.cli.options import METRICS, json_option, option, wants_json
 from clear_mlflow.cli.output import console, plain_table, print_json, print_places
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.score import ACCURACY
@@ -132,7 +133,7 @@ def _counts(text: str) -> tuple[int, ...]:
     "from 1. auto: all except epoch, avg, mean, std and the like.",
     default=AUTO,
     under=_READ,
-    parse=names,
+    parse=split_names,
 )
 @option(
     "--row-labels",

@@ -13,11 +13,13 @@ import click
 from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import (
     WORK,
+    apply_run_options,
     comparison_options,
     dry_run_option,
     engine_options,
     json_option,
     option,
+    run_options,
     wants_json,
 )
 from clear_mlflow.cli.output import (
@@ -27,7 +29,6 @@ from clear_mlflow.cli.output import (
     print_json,
     print_links,
 )
-from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.engines.local import start_program
