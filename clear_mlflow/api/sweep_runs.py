@@ -74,7 +74,7 @@ from clear_mlflow.store.search import (
 from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
 from clear_mlflow.tracking.lifecycle import create_run
-from clear_mlflow.tracking.resume import claim, has_rows, is_claimed, read_resume_point
+from clear_mlflow.tracking.resume import claim_run, has_rows, is_claimed, read_resume_point
 from clear_mlflow.tracking.tracked_training import train_sweep_run
 
 Engine: TypeAlias = LocalEngine | RayEngine
@@ -596,7 +596,7 @@ class SweepStore:
                         MLFLOW_RUN_NOTE: f"Continued the sweep of run {run_id}.",
                     }
                     log_tags(client, project_run.info.run_id, project_tags)
-                tags[names.RESUMES_TAG] = str(claim(client, parent))
+                tags[names.RESUMES_TAG] = str(claim_run(client, parent))
             log_tags(client, run_id, tags)
             client.update_run(run_id, status="RUNNING")
             client.log_text(run_id, grid.text, names.SWEEP_GRID)

@@ -379,7 +379,8 @@ def store_outcome(
 ) -> Run:
     """Set the tags and the status of an ended run, and return it.
 
-    Deletes the tag of the process that trained it.
+    Deletes the tag of the process that trained it, and an outdated error of a run that is FINISHED
+    now.
 
     check: function that is called first, with the stored run, and may raise.
     """
@@ -398,9 +399,12 @@ def store_outcome(
         elif outcome.status is not None:
             client.set_terminated(run_id, outcome.status)
         run = client.get_run(run_id)
-        if names.PROCESS_TAG in run.data.tags:
+        outdated = {names.PROCESS_TAG}
+        if outcome.status == "FINISHED" and not outcome.error:
+            outdated.add(names.ERROR_TAG)  # evaluate found the process gone, and it came back
+        for tag in outdated & run.data.tags.keys():
             try:
-                client.delete_tag(run_id, names.PROCESS_TAG)
+                client.delete_tag(run_id, tag)
             except MlflowException as error:  # another evaluate has closed the run, too
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise

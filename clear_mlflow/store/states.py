@@ -41,7 +41,7 @@ class Manifest:
     written_at: str  # the time that is written into that row's file
     size: int  # of the state's file, bytes
     sha256: str  # of the state's file, hexadecimal
-    data: Mapping[str, Any]  # what identifies the dataset; see resume.data_of
+    data: Mapping[str, Any]  # what identifies the dataset; see resume.describe_data
     package_version: str
     torch_version: str  # another one may round differently
 

@@ -18,7 +18,7 @@ from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.lease import lease_tags
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.resume import ResumePoint
-from clear_mlflow.tracking.training_run import TrainingRun, run_name
+from clear_mlflow.tracking.training_run import TrainingRun, format_run_name
 
 
 class EnsembleRun:
@@ -50,13 +50,13 @@ class EnsembleRun:
                     member_id = create_run(
                         self._client,
                         parent.info.experiment_id,
-                        run_name(config),
+                        format_run_name(config),
                         {MLFLOW_PARENT_RUN_ID: self._run_id, **lease_tags()},
                     )
                     self.member_ids[seed] = member_id
                     requested = {**self._requested, "seed": str(seed), "seeds": NONE}
                     member = TrainingRun(
-                        self._client, member_id, config, requested, above=self._parent
+                        self._client, member_id, config, requested, parent=self._parent
                     )
                     self._members[seed] = stack.enter_context(member)
             self._open_runs = stack.pop_all()
@@ -68,11 +68,11 @@ class EnsembleRun:
     def track(self, training: Training) -> None:
         """Train, and store the rows of all members before the next bucket starts."""
         metadata = training.facts
-        self._parent.log_facts(dataclasses.replace(metadata, evaluation_set=None))
+        self._parent.log_dataset(dataclasses.replace(metadata, evaluation_set=None))
         # Only the parent prints the warnings about the dataset.
         member_metadata = dataclasses.replace(metadata, warnings=())
         for member in self._members.values():
-            member.log_facts(member_metadata)
+            member.log_dataset(member_metadata)
         for measured in training.rows(self.recorder.write_curve):
             if measured.seed is None:
                 raise RuntimeError("a row of an ensemble arrived without its member's seed")
@@ -91,4 +91,4 @@ def build_tracked_run(
     """Return what records a training in an open run: an ensemble if the parameters name seeds."""
     if config.seeds != NONE:
         return EnsembleRun(client, run_id, config, requested)
-    return TrainingRun(client, run_id, config, requested, resumed=resume_point)
+    return TrainingRun(client, run_id, config, requested, resume_point=resume_point)

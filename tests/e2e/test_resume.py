@@ -562,10 +562,10 @@ def test_a_stored_row_of_other_images_is_no_matter_of_arithmetic(interrupted, tm
     """The run is left as it is; the same row is known."""
     point = read_resume_point(*interrupted, tmp_path)
     row = point.records[2].row
-    assert point.stored(row) == row
-    assert point.stored(dataclasses.replace(row, row=4)) is None
+    assert point.find_stored_row(row) == row
+    assert point.find_stored_row(dataclasses.replace(row, row=4)) is None
     other = dataclasses.replace(
         row, num_instances=(row.num_instances[0] + 1, *row.num_instances[1:])
     )
     with pytest.raises(TrackingError, match=r"row 2 of run .* not the same test images"):
-        point.stored(other)
+        point.find_stored_row(other)

@@ -229,10 +229,10 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
         run=finished,
         config=training.config,
         records=records,
-        damaged=frozenset(),
-        states=(),
+        damaged_rows=frozenset(),
+        state_rows=(),
         state=None,
-        files=files - {f"{ANYTIME_FOLDER}/{FILES[2]}"},
+        artifacts=files - {f"{ANYTIME_FOLDER}/{FILES[2]}"},
     )
     (folder_of(finished) / FILES[2]).unlink()
     again = {
@@ -240,10 +240,10 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
         for bucket in (2, 3)
     }
     Lease(store, run_id).acquire()
-    with TrainingRun(store, run_id, training.config, {}, resumed=point) as run:
-        run.log_facts(training.facts)
+    with TrainingRun(store, run_id, training.config, {}, resume_point=point) as run:
+        run.log_dataset(training.facts)
         for test in (*again[2], *again[3]):
-            run.log_test(test)
+            run._log_test(test)
     expected = [*TESTS[1], again[2][0], TESTS[2][1], *again[3], *TESTS[4]]
     assert stored_tests(finished) == expected
 

@@ -124,7 +124,7 @@ def _recovered(store, run_id, kept, rows, points, told, tmp_path):
     point = read_resume_point(store, run_id, tmp_path)
     if not point.is_complete:
         again = training(SETTINGS, STREAM, point.state and point.state.file)
-        with TrainingRun(store, run_id, again.config, {}, resumed=point) as opened:
+        with TrainingRun(store, run_id, again.config, {}, resume_point=point) as opened:
             opened.track(again)
     score(store, run_id)
     assert rows_in(store, run_id) == rows, told

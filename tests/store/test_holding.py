@@ -4,10 +4,12 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -34,7 +36,7 @@ from clear_mlflow.store.lease import (
     wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
-from clear_mlflow.tracking.resume import claim
+from clear_mlflow.tracking.resume import claim_run
 from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 
@@ -186,7 +188,7 @@ def test_a_claim_from_the_future_does_not_block_a_run_for_ever(store, experiment
     at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
     run = store.create_run(experiment_id)
     store.log_param(run.info.run_id, "resumed/1", format_foreign_lease(renewed_at=at))
-    assert claim(store, store.get_run(run.info.run_id)) == 2
+    assert claim_run(store, store.get_run(run.info.run_id)) == 2
 
 
 def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experiment_id):
@@ -239,6 +241,72 @@ def test_a_process_elsewhere_is_waited_for(store, experiment_id, sleeps, capfd):
     here = store.create_run(experiment_id, tags=lease_tags()).info.run_id
     wait_for_expiry(store, here)  # it can be looked up
     assert sum(sleeps) == 45 + 180
+
+
+RETURNING_TRAINER = """
+import socket
+socket.gethostname = lambda: "another machine"
+from mlflow import MlflowClient
+from trainings import FOUR_BUCKETS, KnownTraining
+from clear_mlflow.tracking.tracked_training import train_in_process
+
+class Training(KnownTraining):
+    def rows(self, *callbacks):
+        for measured in super().rows(*callbacks):
+            yield measured
+            if measured.row.row == 2:
+                print("row 2 is stored", flush=True)
+                input()
+
+train_in_process(MlflowClient(), Training(FOUR_BUCKETS), {"seed": "7"})
+"""
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
+    store, experiment_id, tmp_path, monkeypatch, is_taken_over
+):
+    """Evaluate closed its run as KILLED meanwhile; after a takeover it stores nothing more."""
+    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    support = str(Path(__file__).parents[1] / "support")
+    monkeypatch.setenv("PYTHONPATH", support, prepend=os.pathsep)
+    command = [sys.executable, "-c", RETURNING_TRAINER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as trainer:
+        assert trainer.stdout.readline() == "row 2 is stored\n"
+        trainer.send_signal(signal.SIGSTOP)
+        (run,) = store.search_runs([experiment_id])
+        run_id = run.info.run_id
+        time.sleep(1.1)  # the renewal is dated to the second
+        (result,) = rescore_runs(store, [run], explicit=True)
+        assert (result.action, store.get_run(run_id).info.status) == ("scored", "KILLED")
+        if is_taken_over:
+            store.set_tag(run_id, names.HOLDER_TAG, format_foreign_lease())
+        trainer.send_signal(signal.SIGCONT)
+        _, errors = trainer.communicate("\n", timeout=120)
+    run = store.get_run(run_id)
+    rows = sorted(path.name for path in rows_folder(run).iterdir())
+    if is_taken_over:
+        assert "LeaseLostError" in errors
+        assert (run.info.status, len(rows)) == ("KILLED", 3)
+    else:
+        assert (trainer.returncode, run.info.status) == (0, "FINISHED"), errors
+        assert rows == [f"row_{row:03d}.json" for row in range(5)]
+        assert names.ERROR_TAG not in run.data.tags
+        assert run.data.tags[names.ROWS_TAG] == "complete"
+
+
+def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experiment_id):
+    """Else another process could resume the run while the first one trains again."""
+    run_id = store.create_run(experiment_id, tags=lease_tags()).info.run_id
+    store.set_terminated(run_id, "KILLED")
+    store.delete_tag(run_id, names.PROCESS_TAG)
+    Lease(store, run_id).renew()
+    run = store.get_run(run_id)
+    assert run.info.status == "RUNNING"
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        check_not_held(store, run, "wait")
 
 
 def test_a_late_renewal_takes_the_lease_from_nobody(store, experiment_id, sleeps):

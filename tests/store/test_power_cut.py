@@ -154,7 +154,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
         if point.is_complete or begins in resumed:
             continue
         again = training(SETTINGS, STREAM, point.state and point.state.file)
-        with TrainingRun(store, run_id, again.config, {}, resumed=point) as run:
+        with TrainingRun(store, run_id, again.config, {}, resume_point=point) as run:
             run.track(again)
         assert rows_in(store, run_id) == rows, disk.when
         resumed.add(begins)
@@ -185,9 +185,9 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
             assert (tmp_path / row).read_bytes() == whole
             continue
         point = read_resume_point(store, run_id, tmp_path)
-        assert (set(point.records), point.damaged) == ({0}, {1})
+        assert (set(point.records), point.damaged_rows) == ({0}, {1})
         assert "it is written anew from the training state" in capfd.readouterr().err
         again = training(SETTINGS, STREAM, point.state.file)
-        with TrainingRun(store, run_id, again.config, {}, resumed=point) as run:
+        with TrainingRun(store, run_id, again.config, {}, resume_point=point) as run:
             run.track(again)
         assert rows_in(store, run_id) == rows

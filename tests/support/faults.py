@@ -215,7 +215,7 @@ def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoRe
     training = KnownTraining(0 if point is None or not point.state else point.state.manifest.row)
     error: BaseException | None = None
     try:
-        with TrainingRun(client, run_id, training.config, {}, resumed=point) as run:
+        with TrainingRun(client, run_id, training.config, {}, resume_point=point) as run:
             run.track(training)
     except Exception as ended:
         error = ended
