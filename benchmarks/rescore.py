@@ -72,7 +72,7 @@ def compare(store: str, uri: str, folder: Path, runs: int, plain: int) -> None:
     first = measure(uri, folder, "evaluate", "compared") / runs
     row("first scoring, the same values", everything, first)
     row("first scoring, plain logs 11 last values alone", last, first)
-    later = ("--metric", "later:worst_accuracy")
+    later = ("--metrics", "later:worst_accuracy")
     again = measure(uri, folder, "evaluate", "compared", *later) / runs
     row("one metric is added, its value at every step", one_more, again)
     same = measure(uri, folder, "evaluate", "compared", *later) / runs
@@ -118,7 +118,7 @@ def one(work: str, experiment: str, *arguments: str) -> float:
     words = [word.replace("++", "--", 1) for word in arguments]
     if work == "build":
         build_runs(client, experiment, int(words[0]))
-    import clear_mlflow.cli.scoring_output
+    import clear_mlflow.cli.evaluate
     import clear_mlflow.report.pictures  # noqa: F401
 
     began = time.perf_counter()
@@ -128,7 +128,7 @@ def one(work: str, experiment: str, *arguments: str) -> float:
         # On standard error, so that the figures have a line of their own.
         out, sys.stdout = sys.stdout, sys.stderr
         with suppress(SystemExit):
-            command(["evaluate", "--experiment", experiment, *words], standalone_mode=False)
+            command(["evaluate", "--runs", experiment, *words], standalone_mode=False)
         sys.stdout = out
     elif work == "plain":
         plain_way(client, experiment, words[0], slice(int(words[1]), int(words[2])))

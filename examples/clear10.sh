@@ -22,4 +22,4 @@ for strategy in naive replay; do
             --strategy "$strategy" --seed "$seed" "$@"
     done
 done
-clear-mlflow compare --experiment "$MLFLOW_EXPERIMENT_NAME" --filter "tags.dataset = 'clear10'"
+clear-mlflow compare "$MLFLOW_EXPERIMENT_NAME" --filter "tags.dataset = 'clear10'"

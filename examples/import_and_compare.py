@@ -51,7 +51,7 @@ def main() -> None:
             for trained, correct in rows(replays=True, seed=seed):
                 run.log_counts(trained, correct)
 
-    subprocess.run(["clear-mlflow", "compare", "--experiment", EXPERIMENT], check=True)
+    subprocess.run(["clear-mlflow", "compare", "--runs", EXPERIMENT], check=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A metric that did not exist when a run was trained: one function of the accuracy matrix.
 
 Run it after a training, ``python examples/own_metric.py``, to see it on the runs that are stored;
-``clear-mlflow evaluate --experiment NAME --metric examples.own_metric:worst_learned``, from the
+``clear-mlflow evaluate NAME --metrics examples.own_metric:worst_learned``, from the
 project's folder, logs it into them, with a value for every step.
 """
 

@@ -32,8 +32,9 @@ def evaluate(
     can be repeated and does the rest. A run that cannot be scored does not stop the others.
 
     Args:
-        runs: runs (objects, ids, or the first six digits of ids or more) or an experiment's name.
-            None: runs of all experiments that match filter or unscored_only.
+        runs: ids of runs, or at least their first six digits, or the name of an experiment; in
+            Python, run objects as well. None: runs of all experiments that match filter or
+            unscored_only.
         filter: condition in MLflow's search syntax, for example ``"params.strategy = 'replay'"``.
         unscored_only: skip runs that already have scores.
         metrics: further families of metrics, for example gem or wild_time, and your own metrics as

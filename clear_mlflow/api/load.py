@@ -25,7 +25,7 @@ from clear_mlflow.api.bundle import (
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import ExperimentName, one_line, safe_repr
+from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.learning.parameters.logged import unlogged_parameters
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
 from clear_mlflow.report.page.fragment import run_html
@@ -295,7 +295,7 @@ def choose_runs(
     if of is None and filter is None and not unscored_only:
         raise ConfigError(
             "no runs are chosen; name runs or an experiment, or pass filter=TEXT, or, to evaluate, "
-            "only=unscored (in Python unscored_only=True) for all runs that lack a score"
+            "unscored_only=True for all runs that lack a score"
         )
     if of is None:
         return select_runs(client, filter=filter, unscored_only=unscored_only), False
@@ -343,6 +343,4 @@ def choose_runs(
 
 
 def _is_experiment(client: MlflowClient, text: str) -> bool:
-    if isinstance(text, ExperimentName):
-        return True
     return not is_missing_store(client.tracking_uri) and has_experiment(client, text)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from clear_mlflow.cli.compare import compare
+from clear_mlflow.cli.compare import compare, show
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.data_features import features
 from clear_mlflow.cli.evaluate import evaluate
@@ -16,7 +16,6 @@ from clear_mlflow.cli.export import export
 from clear_mlflow.cli.help import HeadedGroup
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.open_ui import open_ui
-from clear_mlflow.cli.show import show
 from clear_mlflow.cli.sweep import sweep
 from clear_mlflow.cli.sync import sync
 from clear_mlflow.cli.train import train

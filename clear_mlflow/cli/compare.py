@@ -1,107 +1,70 @@
-"""``clear-mlflow compare``: runs side by side, and whether a difference is real."""
+"""``clear-mlflow compare`` and ``show``: print a comparison of runs, or one run."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import (
-    COMPARISON,
-    chosen_runs,
-    comparison_options,
-    families_option,
-    json_option,
-    metric_option,
-    option,
-    run_selection_options,
-)
-from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.learning.parameters.values import number
+from clear_mlflow.api.compare import compare as compare_runs
+from clear_mlflow.cli.from_function import command
+from clear_mlflow.cli.options import COMPARISON, METRICS, SELECTION, json_option, wants_json
 
 
-@click.command(
-    cls=Command,
+@command(
+    compare_runs,
+    arguments={"runs": "[RUN|EXPERIMENT|BUNDLE]..."},
+    headings={
+        SELECTION: ("runs", "filter"),
+        COMPARISON: (
+            *("group_by", "rank_by", "lower_is_better", "baseline", "margin", "at_equal"),
+        ),
+        METRICS: ("metrics",),
+    },
+    omit=("log",),
     examples=(
         "clear-mlflow compare first",
         "clear-mlflow compare RUN_ID RUN_ID bundles/",
-        "clear-mlflow compare --experiment first --group-by strategy,memory --baseline naive",
-        "clear-mlflow compare --experiment first --margin 1",
+        "clear-mlflow compare first --group-by strategy,memory --baseline naive",
+        "clear-mlflow compare first --margin 1",
     ),
-)
-@click.argument("runs", nargs=-1, metavar="[RUN|EXPERIMENT|BUNDLE]...")
-@run_selection_options
-@comparison_options
-@option(
-    "--lower-is-better",
-    [AUTO, "yes", "no"],
-    "Direction of the metric in rank_by if it is your own function. auto: as the function's "
-    "attribute lower_is_better declares.",
-    under=COMPARISON,
-)
-@families_option
-@metric_option
-@option(
-    "--baseline",
-    "GROUP",
-    "The group that all others are tested against, by its name or a label, for example naive. "
-    "Choose it before you see results: then fewer comparisons are adjusted for.",
-    under=COMPARISON,
-)
-@option(
-    "--margin",
-    "POINTS",
-    "The largest difference that does not matter to you, in percentage points, or in the score's "
-    "own unit. Verdicts then also say whether methods are equivalent within it.",
-    under=COMPARISON,
-    parse=number(above=0),
-)
-@option(
-    "--at-equal",
-    ("off", "training_flops", "images", "stored_bytes", "seconds"),
-    "Compare only runs that cost the same within 1 % (docs/cost.md).",
-    under=COMPARISON,
+    is_entry_point=True,
 )
 @json_option
-def compare(
-    runs: tuple[str, ...],
-    run_id: tuple[str, ...] | None,
-    experiment: str | None,
-    filter_string: str | None,
-    group_by: tuple[str, ...] | None,
-    rank_by: str | None,
-    lower_is_better: str,
-    metrics: tuple[str, ...] | None,
-    metric: tuple[str, ...] | None,
-    baseline: str | None,
-    margin: float | None,
-    at_equal: str,
-    as_json: bool,
-) -> None:
-    """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
-
-    Opens a run in the experiment of the compared ones that holds it all: one page, a table and
-    pictures. Runs tested on other data or by another protocol are grouped apart and never tested
-    against each other.
-    """
-    selected = chosen_runs(runs, run_id, experiment)
-
-    from clear_mlflow.api.compare import compare as compare_runs
+def compare(**options: Any) -> None:
+    """Compare runs, store the comparison, and print it."""
     from clear_mlflow.cli.output import console, print_comparison, print_json, print_links
 
-    compared = compare_runs(
-        selected,
-        filter=filter_string,
-        group_by=AUTO if group_by is None else group_by,
-        rank_by=rank_by or AUTO,
-        lower_is_better="auto" if lower_is_better == AUTO else lower_is_better == "yes",
-        metrics=(*(metrics or ()), *(metric or ())),
-        baseline=baseline,
-        margin=margin,
-        at_equal=None if at_equal == "off" else at_equal,  # type: ignore[arg-type]
-    )
-    if as_json:
+    compared = compare_runs(**options)
+    if wants_json():
         print_json(compared.to_dict())
         return
     print_comparison(compared.comparison, console())
     click.echo()
     print_links(compared.links)
+
+
+@command(
+    arguments={"run": "RUN|BUNDLE"},
+    examples=("clear-mlflow show RUN_ID", "clear-mlflow show RUN_ID --json"),
+)
+@json_option
+def show(run: str) -> None:
+    """Show a run's accuracy matrix, and each metric with its value or why it is undefined.
+
+    Everything is computed from the run's artifacts; nothing is written.
+
+    Args:
+        run: id of a run or its first six digits or more, or path of a bundle.
+    """
+    from clear_mlflow.api.load import load
+    from clear_mlflow.cli.output import console, print_json, print_links, print_scores
+
+    stored_run = load(run)
+    if wants_json():
+        print_json(stored_run.to_dict())
+        return
+    stored_run.record  # noqa: B018  (raises if there are no rows, as --json does)
+    click.echo(f"{stored_run.name} {stored_run.status}\n")
+    print_scores(stored_run.scores, console())
+    print_links(stored_run.links)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clear_mlflow.data.checking.findings import Findings
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import dataset_args_option, json_option, option
+from clear_mlflow.cli.options import dataset_args_option, json_option, option, wants_json
 from clear_mlflow.cli.output import print_json
 from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
@@ -73,7 +73,7 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
     type=str,
 )
 @dataset_args_option
-def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str) -> None:
+def check(folder: Path | None, dataset: str, dataset_args: str) -> None:
     """List what the dataset in DIR contains, and everything that is wrong with it.
 
     For DIR, clear10 and clear100 name what was downloaded below CLEAR_MLFLOW_DATA.
@@ -92,7 +92,7 @@ def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str) -
             findings = look_over(folder, on_progress=progress.tell)
         else:
             findings = _check_own(folder, dataset, dataset_args, progress)
-    if as_json:
+    if wants_json():
         print_json(findings.as_json())
     else:
         print_findings(findings)

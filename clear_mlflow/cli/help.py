@@ -107,7 +107,8 @@ def spell_options(text: str) -> str:
 
     def spell(match: re.Match[str]) -> str:
         option = options.get(match[1]) or options.get(f"rows_{match[1]}")
-        return f"{option} {match[2] or match[3]}" if option else match[0]
+        value = match[2] or match[3]
+        return f"{option} {value}".removesuffix(" True") if option else match[0]
 
     return re.sub(r"""(?<![\w./'"-])([a-z_]+)=(?:"([^"]*)"|([^\s;,)"]*[^\s;,.)":]))""", spell, text)
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clear_mlflow.cli.help import Command, Option, spell_options
-from clear_mlflow.cli.interrupt import stoppable
-from clear_mlflow.cli.options import METRICS, json_option, names, option
+from clear_mlflow.cli.options import METRICS, json_option, names, option, wants_json
 from clear_mlflow.cli.output import console, plain_table, print_json, print_places
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.score import ACCURACY
@@ -22,6 +21,7 @@ from clear_mlflow.importers import FORMATS
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import DEFAULT_FAMILIES, split_families
+from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
     from clear_mlflow.api.import_ import ImportedFile
@@ -173,7 +173,7 @@ def _counts(text: str) -> tuple[int, ...]:
     help="Import once more what the experiment holds already.",
 )
 @json_option
-def import_runs(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def import_runs(paths: tuple[str, ...], **options: Any) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
     Plain matrices (CSV, TSV, NumPy, JSON) and what Avalanche, Renate and mammoth write;
@@ -184,11 +184,11 @@ def import_runs(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     from clear_mlflow.api.load import open_store
 
     files: list[ImportedFile] = []
-    with stoppable() as received, suppress(KeyboardInterrupt):
+    with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
         for file in api.import_runs(map(Path, paths), **options):
             files.append(file)
-    _show(files, as_json=as_json, stopped=bool(received))
-    if not as_json and (run_ids := [file.run_id for file in files if file.run_id]):
+    _show(files, as_json=wants_json(), stopped=bool(received))
+    if not wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
         print_places(open_store(), run_ids)
     if received:
         sys.exit(128 + received[0])

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 import click
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import option
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
+from clear_mlflow.process.signals import interrupt_on_signal
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0  # on a machine with much else to do; five otherwise
@@ -57,7 +57,11 @@ def open_ui(target: str | None, port: int | None, browser: str) -> None:
     if is_server(store):
         _show(f"{format_server_url(store)}/{page}", browser == "yes")
         return
-    with suppress(KeyboardInterrupt), stoppable(), _server(store, _free_port(port or 0)) as base:
+    with (
+        suppress(KeyboardInterrupt),
+        interrupt_on_signal(),
+        _server(store, _free_port(port or 0)) as base,
+    ):
         _show(f"{base}/{page}", browser == "yes")
         click.echo("the server runs until Ctrl-C")
         signal.pause()

@@ -12,11 +12,10 @@ import click
 
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import ExperimentName, safe_repr
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import whole
-from clear_mlflow.metrics import split_families
 from clear_mlflow.process.streams import open_output
 
 _Decorator: TypeAlias = Callable[[Any], Any]
@@ -95,44 +94,6 @@ def together(*options: _Decorator) -> _Decorator:
 # Headings of several commands.
 SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Comparison", "Metrics"
 
-# As run_id, experiment and filter_string, each of them None where it is not given.
-run_selection_options = together(
-    option(
-        "--run-id",
-        "ID[,ID...]",
-        "The runs, by their ids or the first six digits or more.",
-        under=SELECTION,
-        parse=names,
-    ),
-    option("--experiment", "NAME", "All runs of an experiment, by name or id.", under=SELECTION),
-    option(
-        "--filter",
-        "TEXT",
-        "Runs that MLflow's search finds: \"params.strategy = 'replay'\".",
-        under=SELECTION,
-        to="filter_string",
-    ),
-)
-
-
-def chosen_runs(
-    runs: Sequence[str],
-    run_id: Sequence[str] | None,
-    experiment: str | None,
-) -> Sequence[str] | str | None:
-    """Return the runs as :mod:`clear_mlflow.api` takes them.
-
-    Raises ConfigError for an experiment next to names of runs.
-    """
-    run_ids = tuple(dict.fromkeys([*runs, *(run_id or ())]))
-    if run_ids and experiment:
-        raise ConfigError(
-            f"runs named ({len(run_ids)}) and experiment {experiment!r} arrived; name runs, or "
-            "choose by experiment and filter"
-        )
-    return run_ids or (None if experiment is None else ExperimentName(experiment))
-
-
 # As jobs; None: auto.
 jobs_option = option(
     "--jobs",
@@ -157,58 +118,48 @@ engine_options = together(
     ),
 )
 
-# As metric, for load_custom_metrics.
-metric_option = option(
-    "--metric",
-    "NAME[,NAME...]",
-    "Your own metrics: package.module:function; see docs/metrics.md.",
-    under=METRICS,
-    parse=names,
-)
-
-# As metrics: names of families.
-families_option = option(
-    "--metrics",
-    "FAMILY[,FAMILY...]",
-    "Further families of metrics, for example gem,wild_time; see docs/metrics.md.",
-    under=METRICS,
-    parse=split_families,
-)
-
-# Where a program reads, in a context's notes.
+# Key of a context's meta: the file that --json prints to.
 JSON_OUT = "clear_mlflow.json_out"
 
 
 @contextmanager
-def _stdout_kept() -> Iterator[IO[str]]:
-    """Standard output, where nothing else gets: neither what Python prints, nor C or a process."""
+def _redirect_stdout() -> Iterator[IO[str]]:
+    """Yield standard output; everything else that is printed goes to standard error.
+
+    Includes what C libraries and child processes print.
+    """
     with ExitStack() as stack:
-        kept: IO[str] = sys.stdout
-        with suppress(OSError, AttributeError):  # in tests it is no file; closed, it is None
-            ours = kept.fileno()
-            kept = stack.enter_context(open_output(os.dup(ours), "utf-8"))
-            stack.callback(os.dup2, kept.fileno(), ours)
-            os.dup2(2, ours)
+        stdout: IO[str] = sys.stdout
+        with suppress(OSError, AttributeError):  # in tests it is not a file; if closed, None
+            descriptor = stdout.fileno()
+            stdout = stack.enter_context(open_output(os.dup(descriptor), "utf-8"))
+            stack.callback(os.dup2, stdout.fileno(), descriptor)
+            os.dup2(2, descriptor)
         with redirect_stdout(sys.stderr):
-            yield kept
+            yield stdout
 
 
-def _keep_for_json(context: click.Context, _: click.Parameter, as_json: bool) -> bool:
-    """What metrics and loading code of a user's own print goes beside it, to standard error."""
-    if as_json:
-        context.meta[JSON_OUT] = context.with_resource(_stdout_kept())
-    return as_json
+def _reserve_stdout_for_json(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    """Send what libraries and the user's code print to standard error, if --json was passed."""
+    if is_given:
+        context.meta[JSON_OUT] = context.with_resource(_redirect_stdout())
 
 
-# As as_json; of the terminal alone.
+# Not passed to the command, which calls wants_json().
 json_option = click.option(
     "--json",
-    "as_json",
     cls=Option,
     is_flag=True,
-    callback=_keep_for_json,
+    expose_value=False,
+    callback=_reserve_stdout_for_json,
     help="Print JSON for programs, and nothing else; see docs/json.md.",
 )
+
+
+def wants_json() -> bool:
+    """Return True if the running command was called with --json."""
+    return JSON_OUT in click.get_current_context().meta
+
 
 dataset_args_option = option(
     "--dataset-args", "TEXT", "How your own stream is read, name=value,name=value.", type=str

@@ -18,6 +18,7 @@ from clear_mlflow.cli.options import (
     engine_options,
     json_option,
     option,
+    wants_json,
 )
 from clear_mlflow.cli.output import (
     console,
@@ -99,7 +100,6 @@ def sweep(
     experiment: str | None,
     tag: tuple[str, ...],
     dry_run: bool,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Train each combination of a grid as a child run of one parent run, and compare the runs.
@@ -123,7 +123,7 @@ def sweep(
     if dry_run:
         del options["retries"]
         runs, plan = plan_sweep(grid, **options)
-        _print_plan(runs, plan, as_json=as_json)
+        _print_plan(runs, plan)
         return
     result, signals = run_sweep(
         grid,
@@ -134,7 +134,7 @@ def sweep(
         choose_program=_choose_program,
         **options,
     )
-    if as_json:
+    if wants_json():
         print_json(result.to_dict())
     else:
         _print_result(result, is_stopped=bool(signals.received))
@@ -159,8 +159,8 @@ def _choose_program(num_runs: int) -> Any:
     return PreloadedProgram()
 
 
-def _print_plan(runs: Sequence[SweepRun], plan: str, *, as_json: bool) -> None:
-    if as_json:
+def _print_plan(runs: Sequence[SweepRun], plan: str) -> None:
+    if wants_json():
         print_json({"runs": [run.to_dict() for run in runs]})
         return
     from clear_mlflow.api.sweep_runs import NOT_DONE

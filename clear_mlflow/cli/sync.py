@@ -23,9 +23,9 @@ def sync(folder: Path | None) -> None:
     to the store that its training wrote to; with FOLDER, MLFLOW_TRACKING_URI takes precedence.
     Sending twice doubles nothing.
     """
-    from clear_mlflow.cli.interrupt import stoppable
     from clear_mlflow.cli.output import print_links
     from clear_mlflow.core.text import one_line
+    from clear_mlflow.process.signals import interrupt_on_signal
     from clear_mlflow.store.client import set_up_mlflow
     from clear_mlflow.tracking.sync import select_folders, sync_folders
 
@@ -36,7 +36,7 @@ def sync(folder: Path | None) -> None:
         return
     failed = 0
     links: tuple[str, ...] = ()
-    with stoppable() as received:
+    with interrupt_on_signal() as received:
         try:
             for synced in sync_folders(folders, uses_header_store=folder is None):
                 failed += not (synced.is_stored or synced.is_live)

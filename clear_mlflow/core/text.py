@@ -11,10 +11,6 @@ from contextlib import suppress
 NOT_MEASURED = "–"
 
 
-class ExperimentName(str):
-    """An experiment's name that is said to be one: never the path of a bundle, or a run's id."""
-
-
 def percent(accuracy: float, decimals: int = 1) -> str:
     """A cell as text: percent without its sign, or a dash where nothing was measured."""
     return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -58,3 +58,18 @@ class StoppingSignals:
         with suppress(OSError, RuntimeError):
             name = signal.Signals(signum).name
             print(f"{name}: stopping; the rows so far will be scored", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def interrupt_on_signal() -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at the first stopping signal, and yield the list of all received.
+
+    ``mlflow run`` sends a Ctrl-C twice, so repeats are ignored.
+    """
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with StoppingSignals(tell=False) as signals:
+        signals.hand_to(interrupt)
+        yield signals.received

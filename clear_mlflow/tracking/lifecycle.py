@@ -386,7 +386,7 @@ def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int])
         raise RecordError(
             f"run {run.info.run_id} stored rows that are missing now in "
             f"{safe_repr(str(run.info.artifact_uri), 200)}: {', '.join(map(str, missing_rows))}; "
-            f"put their files back, then run 'clear-mlflow evaluate --run-id {run.info.run_id}'"
+            f"put their files back, then run 'clear-mlflow evaluate {run.info.run_id}'"
         )
 
 

@@ -89,7 +89,7 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
 
     copy = store.create_run(experiment_id)
     shutil.copytree(rows_folder(run), rows_folder(copy))
-    asked = ("-e", "evaluate", "-P", f"run_id={copy.info.run_id}")
+    asked = ("-e", "evaluate", "-P", f"runs={copy.info.run_id}")
     evaluator = mlflow_run(project, *asked, forked=True)
     output, _ = evaluator.communicate(timeout=LONG)
     assert evaluator.returncode == 0, output
@@ -243,7 +243,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     process.wait()
     child.wait(timeout=30)
     assert store.get_run(run.info.run_id).info.status == "RUNNING"
-    done = clear_mlflow("evaluate", "--run-id", run.info.run_id, cwd=project)
+    done = clear_mlflow("evaluate", "--runs", run.info.run_id, cwd=project)
     assert done.returncode == 0, done.stderr
     closed = store.get_run(run.info.run_id)
     assert closed.info.status == "KILLED"

@@ -28,7 +28,7 @@ SHORT = {
 def compared() -> tuple[dict, str]:
     """The verdict of a comparison, and what the command printed."""
     done = run_forked(
-        "compare", "--experiment", "test", "--group-by", "strategy", check=True, timeout=300
+        "compare", "--runs", "test", "--group-by", "strategy", check=True, timeout=300
     )
     folder = Path(re.search(r"page +(.+)/[^/]+\.html", done.stdout)[1])
     (verdict,) = json.loads((folder / "compared_runs.json").read_text())["verdicts"]

@@ -305,13 +305,13 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monke
 
     other = stored_by_another_program(client, run.info.experiment_id, seed=8)
     before = histories(client, run_id)
-    evaluate = CliRunner().invoke(main, ["evaluate", "--experiment", "first"])
+    evaluate = CliRunner().invoke(main, ["evaluate", "--runs", "first"])
     assert evaluate.exit_code == 0, evaluate.output
     assert_stored_once(server, client, other.info.run_id, EXPECTED)
     assert histories(client, run_id) == before
 
     compare = CliRunner().invoke(
-        main, ["compare", "--experiment", "first", "--group-by", "seed"], catch_exceptions=False
+        main, ["compare", "--runs", "first", "--group-by", "seed"], catch_exceptions=False
     )
     assert compare.exit_code == 0, compare.output
     (comparison,) = client.search_runs(
@@ -367,8 +367,8 @@ def test_a_user_without_permission_is_refused(guarded, shown, user, says, comman
     before = guarded.everything()
     arguments = {
         "train": QUICK,
-        "evaluate": ("--run-id", shown.info.run_id),
-        "compare": ("--run-id", shown.info.run_id, "--group-by", "seed"),
+        "evaluate": ("--runs", shown.info.run_id),
+        "compare": ("--runs", shown.info.run_id, "--group-by", "seed"),
     }[command]
     result = CliRunner().invoke(main, [command, *arguments])
     assert result.exit_code == 2, result.output
@@ -384,7 +384,7 @@ def test_what_a_user_may_read_can_be_looked_at(guarded, shown, monkeypatch):
     """A dry run asks for no more than to read."""
     guarded.log_in(monkeypatch, READER)
     before = guarded.everything()
-    result = CliRunner().invoke(main, ["evaluate", "--experiment", "shown", "--dry-run"])
+    result = CliRunner().invoke(main, ["evaluate", "--runs", "shown", "--dry-run"])
     assert result.exit_code == 0, result.output
     assert guarded.everything() == before
 
@@ -399,7 +399,7 @@ def test_a_user_who_may_edit_trains_and_evaluates(guarded, monkeypatch):
     guarded.log_in(monkeypatch, EDITOR)
     train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"})
     for command in ("evaluate", "compare"):
-        result = CliRunner().invoke(main, [command, "--experiment", "edited"])
+        result = CliRunner().invoke(main, [command, "edited"])
         assert result.exit_code == 0, result.output
     runs = client.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")
     assert len(runs) == 2

@@ -87,8 +87,8 @@ def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
                 run.log_counts(i, [10 + 20 * i + seed, 20 + 10 * i])
     (tmp_path / "matrix.csv").write_text("0.9,0.5\n0.8,0.9\n")
     ran("import", str(tmp_path / "matrix.csv"), "--experiment", "rows", "--dataset", "other")
-    assert "3 unchanged" in ran("evaluate", "--experiment", "rows")
-    compared = ran("compare", "--experiment", "rows", "--group-by", "dataset")
+    assert "3 unchanged" in ran("evaluate", "--runs", "rows")
+    compared = ran("compare", "--runs", "rows", "--group-by", "dataset")
     address = f"{lab}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
     assert f"{address}&workspace=lab&compareRunsMode=CHART" in compared
 

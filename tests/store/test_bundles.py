@@ -92,7 +92,7 @@ def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id
 
 
 def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, monkeypatch):
-    """Of a text, the experiment wins; --experiment is no path, a path is no experiment."""
+    """A name is an experiment if one has it, else a path; a Path is never an experiment."""
     path, run = bundle
     monkeypatch.chdir(path.parent.parent)
     stored_run(store, store.create_experiment("bundles"), seed=3)
@@ -104,9 +104,6 @@ def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, mo
 
     assert compared("bundles") == clear_mlflow.runs("bundles")[0].run_id != run.run_id
     assert compared(Path("bundles")) == compared("only_bundles") == run.run_id
-    told = CliRunner().invoke(main, ["compare", "--experiment", "only_bundles"])
-    assert told.exit_code == 2
-    assert "no experiment has the name or id 'only_bundles'" in told.output
 
 
 def test_one_byte_changed_is_refused(bundle):
@@ -140,7 +137,7 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
     runs = [kept_run(store, experiment_id) for _ in range(8)]
     store.create_run(experiment_id)  # holds no rows
     (name,) = (e.name for e in store.search_experiments() if e.experiment_id == experiment_id)
-    result = CliRunner().invoke(main, ["export", "--experiment", name, "paper.tar.xz"])
+    result = CliRunner().invoke(main, ["export", name, "paper.tar.xz"])
     assert (result.exit_code, result.output) == (0, "written to paper.tar.xz\n")
     single = clear_mlflow.export(runs[0].info.run_id, tmp_path / "single.tar.xz")
     assert Path("paper.tar.xz").stat().st_size < 4 * single.stat().st_size
@@ -167,7 +164,7 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
     folder = clear_mlflow.export(name, tmp_path / "paper")
     of_one = clear_mlflow.load(next(folder.iterdir()))
     assert of_one.run_id in ours
-    for problem in (["export", "x.tar.xz"], ["export", "--experiment", name, "paper.zip"]):
+    for problem in (["export", "x.tar.xz"], ["export", name, "paper.zip"]):
         assert CliRunner().invoke(main, problem).exit_code == 2
 
 
@@ -319,7 +316,7 @@ def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None)
     for words in (
         ["show", "0" * 32],
-        ["evaluate", "--experiment", "x"],
+        ["evaluate", "--runs", "x"],
         ["compare", "0" * 32],
         ["export", "0" * 32, str(tmp_path / "to")],
         ["open"],

@@ -101,9 +101,9 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
     """With all their steps; what was there stays, twice changes nothing, and they stay chosen."""
     correct = counts(150, 0)
     run = log_run(store, experiment_id, "naive", correct, strategy="naive")
-    assert invoke("evaluate", "--experiment", "test").exit_code == 0
+    assert invoke("evaluate", "--runs", "test").exit_code == 0
     before = steps(store, run.info.run_id)
-    done = invoke("evaluate", "--experiment", "test", "--metrics", "wild_time,gem")
+    done = invoke("evaluate", "--runs", "test", "--metrics", "wild_time,gem")
     assert done.exit_code == 0, done.output
     after = steps(store, run.info.run_id)
     assert before.items() <= after.items()
@@ -111,7 +111,7 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
     assert after == series(matrix_of(correct), metrics=get_family_metrics(families))
     assert scored_by(store, run.info.run_id) == ({*families}, "clear,renate,wild_time,gem")
     for again in (("--metrics", "gem,wild_time"), ()):
-        done = invoke("evaluate", "--experiment", "test", *again)
+        done = invoke("evaluate", "--runs", "test", *again)
         assert "1 unchanged" in " ".join(done.output.split()), done.output
     # What a run is scored by is its own choice from now on: a metric that is lost comes back.
     shown = invoke("evaluate", run.info.run_id)
@@ -122,10 +122,10 @@ def test_a_family_that_only_a_later_version_knows_stays(store, experiment_id):
     """It is left in the tag, and the others are computed."""
     tags = {names.METRICS_TAG: "gem,of_tomorrow"}
     run = log_run(store, experiment_id, "a", counts(150, 0), strategy="a", tags=tags)
-    done = invoke("evaluate", "--experiment", "test")
+    done = invoke("evaluate", "--runs", "test")
     assert done.exit_code == 0, done.output
     assert scored_by(store, run.info.run_id) == ({"gem"}, "gem,of_tomorrow")
-    done = invoke("evaluate", "--experiment", "test", "--metrics", "clear")
+    done = invoke("evaluate", "--runs", "test", "--metrics", "clear")
     assert scored_by(store, run.info.run_id) == ({"gem", "clear"}, "gem,of_tomorrow,clear")
 
 
@@ -145,8 +145,8 @@ def test_a_run_with_an_unknown_family_is_shown_with_its_intervals(store, experim
 @pytest.mark.parametrize(
     "command",
     [
-        ("evaluate", "--experiment", "test"),
-        ("compare", "--experiment", "test"),
+        ("evaluate", "--runs", "test"),
+        ("compare", "--runs", "test"),
         ("import", __file__),
         ("train",),
     ],

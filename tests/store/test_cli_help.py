@@ -71,7 +71,7 @@ def test_examples_are_commands(words, example):
     [
         (["train"], "--lr-", ["--lr-step", "--lr-gamma"]),
         ([], "tra", ["train", "train-distributed"]),
-        (["evaluate", "--only"], "u", ["unscored"]),
+        (["evaluate", "--rows-scale"], "p", ["percent"]),
     ],
 )
 def test_a_shell_completes_it(arguments, typed, offered):

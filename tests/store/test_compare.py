@@ -54,7 +54,7 @@ def comparison_of(store, experiment_id):
 
 def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
     """Page, table, CSV, pictures, list, tags and description; the terminal tells the same."""
-    result = invoke("--experiment", "test")
+    result = invoke("--runs", "test")
     assert result.exit_code == 0, result.output
     run, folder = comparison_of(store, experiment_id)
     assert run.info.status == "FINISHED"
@@ -109,11 +109,11 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
 
 def test_neither_compare_nor_evaluate_looks_at_a_comparison(store, experiment_id, runs):
     """A second comparison is of the same four runs."""
-    invoke("--experiment", "test")
-    assert invoke("--experiment", "test").exit_code == 0
+    invoke("--runs", "test")
+    assert invoke("--runs", "test").exit_code == 0
     found = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
     assert [run.data.tags[names.COMPARED_COUNT_TAG] for run in found] == ["4", "4"]
-    result = CliRunner().invoke(main, ["evaluate", "--experiment", "test"])
+    result = CliRunner().invoke(main, ["evaluate", "--runs", "test"])
     assert "compare replay" not in result.output
 
 
@@ -130,16 +130,15 @@ def test_an_unknown_run_is_one_line(store, experiment_id, runs):
     ("arguments", "said"),
     [
         ([], "no runs are chosen"),
-        (["x", "--experiment", "test"], "name runs, or choose by experiment"),
-        (["--experiment", "other"], "no experiment has the name or id 'other'"),
-        (["--experiment", "test", "--group-by", "memory"], "group_by names 'memory'"),
-        (["--experiment", "test", "--group-by", ","], "expected names with commas"),
-        (["--experiment", "test", "--rank-by", "speed"], "is 'speed', which no run"),
+        (["--runs", "other"], "no experiment has the name or id 'other'"),
+        (["--runs", "test", "--group-by", "memory"], "group_by names 'memory'"),
+        (["--runs", "test", "--group-by", ","], "expected names with commas"),
+        (["--runs", "test", "--rank-by", "speed"], "is 'speed', which no run"),
         (
-            ["--experiment", "test", "--margin", "101"],
+            ["--runs", "test", "--margin", "101"],
             "margin is 101.0; expected percentage points",
         ),
-        (["--experiment", "test", "--filter", "tags.strategy = 'none'"], "none of the chosen runs"),
+        (["--runs", "test", "--filter", "tags.strategy = 'none'"], "none of the chosen runs"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(store, experiment_id, runs, arguments, said):
@@ -154,7 +153,7 @@ def test_what_cannot_be_compared_is_one_line(store, experiment_id, runs, argumen
 def test_runs_without_rows(store, experiment_id, runs):
     """Found by a search they are passed over; asked for, they are told of; alone, refused."""
     empty = store.create_run(experiment_id, run_name="empty")
-    assert "empty" not in invoke("--experiment", "test").output
+    assert "empty" not in invoke("--runs", "test").output
     result = invoke(empty.info.run_id, runs[0].info.run_id)
     assert result.exit_code == 0
     assert "Left out: empty" in result.output
@@ -167,7 +166,7 @@ def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
     """It is named with what is wrong; the others are compared."""
     folder = Path(runs[0].info.artifact_uri.removeprefix("file://"), "accuracy_matrix", "rows")
     (folder / "row_002.json").write_text("{")
-    result = invoke("--experiment", "test")
+    result = invoke("--runs", "test")
     assert result.exit_code == 0
     assert "Left out: naive clear10 seed 0" in result.output
     run, _ = comparison_of(store, experiment_id)
@@ -180,7 +179,7 @@ def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
         correct = counts(level, 0)
         run = log_run(store, experiment_id, strategy, correct, strategy=strategy)
         log_predictions(store, run, correct, tmp_path)
-    result = invoke("--experiment", "test")
+    result = invoke("--runs", "test")
     told = " ".join(result.output.split())
     assert "The model of replay is better than the model of naive at clear/challenge_score" in told
     assert "test images of one training each, which says nothing about other seeds)." in told
@@ -191,7 +190,7 @@ def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_i
     for strategy, level in (("naive", 120), ("replay", 180)):
         run = log_run(store, experiment_id, strategy, counts(level, 0), strategy=strategy)
         log_predictions(store, run, counts(level, 1), tmp_path)
-    result = invoke("--experiment", "test")
+    result = invoke("--runs", "test")
     assert result.exit_code == 0
     assert "Predictions of naive are not used" in result.output
 
@@ -203,7 +202,7 @@ def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_
         store.log_param(run.info.run_id, "note", ["two words", "'two words'"][seed])
         store.log_param(run.info.run_id, "memory", memory)
         store.log_param(run.info.run_id, "used/memory", "300")
-    assert invoke("--experiment", "test", "--group-by", "note,memory").exit_code == 0
+    assert invoke("--runs", "test", "--group-by", "note,memory").exit_code == 0
     _, folder = comparison_of(store, experiment_id)
     (group,) = json.loads((folder / "compared_runs.json").read_text())["groups"]
     assert group["labels"] == {"note": "two words", "memory": "300"}
@@ -211,7 +210,7 @@ def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_
 
 def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
     """The entry point's run is the comparison: one run, named, and not among the compared."""
-    options = ("--env-manager", "local", "--experiment-name", "test", "-P", "experiment=test")
+    options = ("--env-manager", "local", "--experiment-name", "test", "-P", "runs=test")
     done = run_python("-m", "mlflow", "run", str(project), "-e", "compare", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     run, folder = comparison_of(store, experiment_id)
@@ -229,7 +228,7 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
         store.set_tag(lost.info.run_id, name, text)
     store.set_tag(lost.info.run_id, names.DIVERGED_TAG, "true")
     store.set_terminated(lost.info.run_id, "FAILED")
-    output = " ".join(invoke("--experiment", "test").output.split())
+    output = " ".join(invoke("--runs", "test").output.split())
     assert "2, 1 diverged" in output
     assert "1 of 3 seeds of naive diverged and has no value" in output
     _, folder = comparison_of(store, experiment_id)
@@ -277,7 +276,7 @@ def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, exper
             correct = counts(150 if strategy == "naive" else 155, seed)
             asked = {"strategy": strategy, "epochs": "3", "seed": str(seed)}
             log_training(store, experiment_id, correct, asked)
-    result = invoke("--experiment", "test")
+    result = invoke("--runs", "test")
     assert result.exit_code == 0, result.output
     _, folder = comparison_of(store, experiment_id)
     grid = read_grid(folder / names.MORE_SEEDS)
@@ -297,14 +296,14 @@ def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, exper
 
 def test_a_baseline_and_a_margin(store, experiment_id, runs):
     """Both are parameters of the comparison; what is neither is one line."""
-    result = invoke("--experiment", "test", "--baseline", "naive", "--margin", "1")
+    result = invoke("--runs", "test", "--baseline", "naive", "--margin", "1")
     assert result.exit_code == 0, result.output
     run, _ = comparison_of(store, experiment_id)
     assert (run.data.params["baseline"], run.data.params["margin"]) == ("naive", "1")
-    result = invoke("--experiment", "test", "--margin", "none of it")
-    assert result.output == ("error: margin is 'none of it'; expected a finite number above 0\n")
+    result = invoke("--runs", "test", "--margin", "none of it")
+    assert result.output == ("error: margin is 'none of it'; expected a number, for example 0.5\n")
     assert "baseline is 'gdumb', which no group is" in (
-        invoke("--experiment", "test", "--baseline", "gdumb").output
+        invoke("--runs", "test", "--baseline", "gdumb").output
     )
 
 
@@ -322,7 +321,7 @@ def log_replay_runs(store, experiment_id):
 def test_different_parameters_are_separate_groups(store, experiment_id):
     """The groups are labelled by the parameters that differ, without seeds and machine settings."""
     log_replay_runs(store, experiment_id)
-    output = invoke("--experiment", "test").output
+    output = invoke("--runs", "test").output
     assert "mixes" not in output
     _, folder = comparison_of(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
@@ -337,7 +336,7 @@ def test_different_parameters_are_separate_groups(store, experiment_id):
 def test_merged_parameters_are_named_in_every_output(store, experiment_id):
     """With --group-by strategy, the terminal, page, JSON, description and verdict name them."""
     log_replay_runs(store, experiment_id)
-    output = " ".join(invoke("--experiment", "test", "--group-by", "strategy").output.split())
+    output = " ".join(invoke("--runs", "test", "--group-by", "strategy").output.split())
     mixed = "epochs 1 and 3, lr 0.01 and 0.02"
     warning = f"replay mixes runs with different parameters ({mixed})"
     assert f"! {warning}" in output
@@ -360,7 +359,7 @@ def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
         log_training(store, experiment_id, counts(120, seed), asked)
         asked |= {"strategy": "replay"}
         log_training(store, experiment_id, counts(180, seed), asked)
-    invoke("--experiment", "test")
+    invoke("--runs", "test")
     _, folder = comparison_of(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
     names = {group["name"]: len(group["runs"]) for group in content["groups"]}
@@ -374,7 +373,7 @@ def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
         log_training(store, experiment_id, counts(180, seed), asked)
     options = {"strategy": "replay", "seed": 2, "dataset": "digits"}
     log_run(store, experiment_id, "imported", counts(180, 2), **options)
-    invoke("--experiment", "test")
+    invoke("--runs", "test")
     _, folder = comparison_of(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
     assert len(content["group_by"]) == 3
@@ -396,7 +395,7 @@ def test_own_loops_with_other_parameters_are_separate_groups(store, experiment_i
             "device": f"cuda:{seed}",
         }.items():
             store.log_param(run.info.run_id, name, value)
-    assert invoke("--experiment", "test").exit_code == 0
+    assert invoke("--runs", "test").exit_code == 0
     _, folder = comparison_of(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
     names = {group["name"]: len(group["runs"]) for group in content["groups"]}
@@ -425,7 +424,7 @@ def test_a_function_ranks_only_with_a_declared_direction(
             log_run(
                 store, experiment_id, strategy, counts(level, seed), strategy=strategy, seed=seed
             )
-    ask = ("--experiment", "test", "--metric")
+    ask = ("--runs", "test", "--metrics")
     result = invoke(*ask, "mylab:loss", "--rank-by", "mylab/loss")
     assert result.exit_code == 2
     assert "mylab/loss, a function that does not declare which values are better" in result.output
@@ -453,7 +452,7 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
         params = {"dataset": "clear10", "image_size": "auto", "used/image_size": "224"}
         for key, value in (params | {"augment": "auto", "used/augment": augment}).items():
             store.log_param(run.info.run_id, key, value)
-    result = invoke("--experiment", "test", "--group-by", "auto")
+    result = invoke("--runs", "test", "--group-by", "auto")
     assert result.exit_code == 0, result.output
     _, folder = comparison_of(store, experiment_id)
     told = json.loads((folder / "compared_runs.json").read_text())

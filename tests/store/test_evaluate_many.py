@@ -106,7 +106,7 @@ def test_another_metric_writes_that_metric_alone(store, many):
 
 def evaluate_command(*options):
     return Forked(
-        *("evaluate", "--experiment", "test", *options),
+        *("evaluate", "--runs", "test", *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -138,7 +138,7 @@ def test_ctrl_c_tells_what_is_done_and_the_next_call_does_the_rest(store, many, 
 
 def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, capsys):
     """A line for a run that ended early and for a damaged one, none for the other fifty-one."""
-    from clear_mlflow.cli.scoring_output import Summary
+    from clear_mlflow.cli.evaluate import Summary
 
     early, damaged = many("early", "damaged")
     (rows_folder(early) / "row_004.json").unlink()
@@ -147,7 +147,7 @@ def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, c
     summary = Summary()
     for verdict in [*search(store), *search(store) * 17]:
         summary.add(verdict)
-    summary.show(dry_run=False, stopped=False)
+    summary.print(dry_run=False, stopped=False, only_problems=False)
     out, err = capsys.readouterr()
     assert early.info.run_id in out
     assert "3 of 4 rows" in out

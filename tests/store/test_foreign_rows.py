@@ -127,7 +127,7 @@ def named(rows, first=0):
 def test_rows_under_other_names_are_scored(store, foreign):
     """They become rows of the run; what was there stays, and a second time changes nothing."""
     run_id = foreign(named([INITIAL, *SQUARE]), dataset="clear10", seed="7", strategy="mine")
-    done = evaluate("--run-id", run_id, "--rows", "results/acc_after_{row}.json")
+    done = evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
     assert done.exit_code == 0, done.output
     run = store.get_run(run_id)
     record = assemble(read_rows(store, run))
@@ -138,21 +138,21 @@ def test_rows_under_other_names_are_scored(store, foreign):
     assert "renate/forward_transfer" in run.data.metrics
     listed = {file.path for file in store.list_artifacts(run_id, "results")}
     assert listed == set(named([INITIAL, *SQUARE]))
-    again = evaluate("--run-id", run_id, "--rows", "results/acc_after_{row}.json")
+    again = evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
     assert "1 unchanged" in again.output
-    assert evaluate("--run-id", run_id).exit_code == 0
+    assert evaluate("--runs", run_id).exit_code == 0
 
 
 def test_rows_that_were_half_written_are_completed(store, foreign):
     """A command that was stopped is run again, and the run is whole."""
     run_id = foreign(named(SQUARE, first=1))
     pattern = "results/acc_after_{row}.json"
-    assert evaluate("--run-id", run_id, "--rows", pattern).exit_code == 0
+    assert evaluate("--runs", run_id, "--rows", pattern).exit_code == 0
     folder = mlflow.artifacts.download_artifacts(
         artifact_uri=f"{store.get_run(run_id).info.artifact_uri}/accuracy_matrix/rows"
     )
     Path(folder, "row_002.json").unlink()
-    done = evaluate("--run-id", run_id, "--rows", pattern)
+    done = evaluate("--runs", run_id, "--rows", pattern)
     assert done.exit_code == 0, done.output
     assert assemble(read_rows(store, store.get_run(run_id))).missing == ()
 
@@ -162,7 +162,7 @@ def test_rows_of_a_training_are_not_completed_from_elsewhere(store, foreign):
     name = "row_001.json"
     own = {f"accuracy_matrix/rows/{name}": row_texts()[name]}
     run_id = foreign({**named(SQUARE, first=1), **own})
-    evaluate("--run-id", run_id, "--rows", "results/acc_after_{row}.json")
+    evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
     assert list(read_rows(store, store.get_run(run_id))) == [name]
 
 
@@ -172,12 +172,12 @@ def test_each_run_of_an_experiment_is_told_of(store, foreign):
     bad = foreign({**named(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
     foreign({"notes.txt": "none"})
     whole = foreign({"results/acc_after_all.csv": files.savetxt(SQUARE)})
-    done = evaluate("--experiment", "test", "--rows", "results/acc_after_{row}.json")
+    done = evaluate("--runs", "test", "--rows", "results/acc_after_{row}.json")
     assert done.exit_code == 2
     assert f"error: run {bad}: 'acc_after_2.json': is no JSON" in done.output
     assert "1 failed, 1 scored, 2 skipped" in done.output
     assert "clear/accuracy" in store.get_run(good).data.metrics
-    done = evaluate("--run-id", whole, "--rows", "results/*.csv")
+    done = evaluate("--runs", whole, "--rows", "results/*.csv")
     assert done.exit_code == 0, done.output
     assert "clear/accuracy" in store.get_run(whole).data.metrics
 
@@ -186,7 +186,7 @@ def test_percent_and_zeros_are_said_here_too(store, foreign):
     """What a script meant is not guessed; a dry run cannot write rows."""
     rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
     run_id = foreign(named(rows, first=1))
-    options = ["--run-id", run_id, "--rows", "results/acc_after_{row}.json"]
+    options = ["--runs", run_id, "--rows", "results/acc_after_{row}.json"]
     assert "pass --rows-scale percent" in evaluate(*options).output
     assert "--rows-future not-tested" in evaluate(*options, "--rows-scale", "percent").output
     done = evaluate(*options, "--rows-scale", "percent", "--rows-future", "not-tested")

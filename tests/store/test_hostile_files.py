@@ -22,7 +22,7 @@ from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
 
 
 def evaluate(run) -> str:
-    return CliRunner().invoke(main, ["evaluate", "--run-id", run.info.run_id]).output
+    return CliRunner().invoke(main, ["evaluate", "--runs", run.info.run_id]).output
 
 
 def test_a_row_that_is_read_is_read_up_to_its_bound():

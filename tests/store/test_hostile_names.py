@@ -123,7 +123,7 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
     other = stored_run(store, experiment_id, name=title[:5000])
     for run_id in (run.info.run_id, other.info.run_id):
         store.set_tag(run_id, "strategy", title[:5000])
-    done = CliRunner().invoke(main, ["evaluate", "--experiment", "test"])
+    done = CliRunner().invoke(main, ["evaluate", "--runs", "test"])
     assert done.exit_code == 0, done.output
     assert is_safe_line(done.output)
     assert len(done.output) < 6_000
@@ -150,10 +150,10 @@ def refusal(*arguments: str) -> str:
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_an_error_about_a_hostile_name_is_one_short_line(store, tmp_path, name):
     """Every command that takes a name refuses it in a line that a terminal shows as it is."""
-    refusal("evaluate", "--run-id", name)
-    refusal("evaluate", "--experiment", name)
-    refusal("evaluate", "--metric", name, "--run-id", "x")
-    refusal("compare", "--experiment", name)
+    refusal("evaluate", "--runs", name)
+    refusal("evaluate", "--", name)
+    refusal("evaluate", "--metrics", name, "--runs", "x")
+    refusal("compare", "--runs", name)
     refusal("compare", f"{name}, {name}2")
     refusal("train", "--strategy", name)
     refusal("train", "--dataset", name)

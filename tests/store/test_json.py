@@ -79,13 +79,13 @@ def test_a_run(runs):
 
 def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
     """Exit codes are as ever: 2 where a run or a file cannot be read, with what was done."""
-    document = told("evaluate", "--experiment", experiment_id)
+    document = told("evaluate", "--runs", experiment_id)
     assert misfits(document, SHAPES["evaluate"]) == []
     assert [run["action"] for run in document["runs"]] == ["scored"] * len(runs)
     (partial,) = [run for run in document["runs"] if run["run_id"] == runs[1]]
     assert partial["metrics"]["renate/forgetting"] is None
     assert partial["reasons"]["renate/forgetting"].startswith("needs a past bucket")
-    document = told("evaluate", "--run-id", f"{runs[0]},none_such", code=2)
+    document = told("evaluate", "--runs", f"{runs[0]},none_such", code=2)
     assert [run["action"] for run in document["runs"]] == ["unchanged", "failed"]
 
     document = told("compare", *runs, "--group-by", "seed")
@@ -111,7 +111,7 @@ def test_what_a_metric_prints_is_beside_it_and_its_value_is_shown(runs, tmp_path
         "    return 0.5\n"
     )
     monkeypatch.chdir(tmp_path)
-    result = run_forked("evaluate", runs[0], "--metric", "loud:half", "--json")
+    result = run_forked("evaluate", runs[0], "--metrics", "loud:half", "--json")
     assert json.loads(result.stdout)["runs"][0]["metrics"]["loud/half"] == 0.5
     assert {"loud", "louder"} <= set(result.stderr.splitlines())
     metric = told("show", runs[0])["metrics"]["loud/half"]

@@ -73,7 +73,7 @@ def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, t
 def test_commands_say_so_in_one_line(store, trained, unmount):
     """Exit code 2: a run that lacks its rows is none without rows."""
     unmount()
-    for command in (["evaluate", "--run-id"], ["compare"]):
+    for command in (["evaluate", "--runs"], ["compare"]):
         done = CliRunner().invoke(main, [*command, trained.info.run_id])
         assert done.exit_code == 2
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
@@ -130,7 +130,7 @@ def test_a_training_whose_rows_are_gone_at_its_end_fails(store, experiment_id, u
     assert run.info.status == "FAILED"
     assert "missing now" in run.data.tags[names.ERROR_TAG]
     assert "partial: 2 of 4 rows" in str(clear_mlflow.load(run.info.run_id))
-    done = CliRunner().invoke(main, ["evaluate", "--run-id", run.info.run_id])
+    done = CliRunner().invoke(main, ["evaluate", "--runs", run.info.run_id])
     assert "2 of 4 rows" in done.output
     assert mlflow.active_run() is None
 

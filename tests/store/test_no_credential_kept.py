@@ -67,9 +67,9 @@ def test_no_refusal_shows_a_credential(place, monkeypatch, address):
     use(monkeypatch, address.format(SECRET))
     for command in (
         ["train"],
-        ["evaluate", "--run-id", ABSENT],
-        ["evaluate", "--experiment", EXPERIMENT],
-        ["compare", "--experiment", EXPERIMENT],
+        ["evaluate", "--runs", ABSENT],
+        ["evaluate", "--runs", EXPERIMENT],
+        ["compare", "--runs", EXPERIMENT],
         ["import", "matrix.csv"],
         ["sweep", "--grid", "grid.yaml"],
         ["train", "--resume", ABSENT],
@@ -92,10 +92,10 @@ def test_no_command_leaves_a_credential_behind(empty_store, place, monkeypatch):
     run = stored_run(client, experiment)
     for command, code in (
         (["train", "--strategy", "ncm", "--features", "pixels"], 0),
-        (["evaluate", "--experiment", EXPERIMENT], 0),
-        (["evaluate", "--run-id", f"{run.info.run_id},{ABSENT}"], 2),
-        (["evaluate", "--experiment", "nowhere"], 2),
-        (["compare", "--experiment", EXPERIMENT], 0),
+        (["evaluate", "--runs", EXPERIMENT], 0),
+        (["evaluate", "--runs", f"{run.info.run_id},{ABSENT}"], 2),
+        (["evaluate", "--runs", "nowhere"], 2),
+        (["compare", "--runs", EXPERIMENT], 0),
         (["import", "matrix.csv"], 0),
         (["sweep", "--grid", "grid.yaml"], 0),
         (["sync"], 0),

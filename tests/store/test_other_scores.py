@@ -79,10 +79,10 @@ def test_a_loops_errors_are_a_run(store, experiment_id):
 def test_it_is_scored_again_without_a_change(store, experiment_id):
     """Also with every point looked at, and with further families."""
     track_whole()
-    again = invoke("evaluate", "--experiment", "test", "--dry-run")
+    again = invoke("evaluate", "--runs", "test", "--dry-run")
     assert again.exit_code == 0, again.output
     assert "1 unchanged" in again.output
-    more = invoke("evaluate", "--experiment", "test", "--metrics", "tic,worst_bucket")
+    more = invoke("evaluate", "--runs", "test", "--metrics", "tic,worst_bucket")
     assert more.exit_code == 0, more.output
     (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'train'")
     assert run.data.metrics["worst_bucket/highest_rmse"] == 2.9
@@ -163,7 +163,7 @@ def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
         track_whole(better, seed=seed, strategy="replay")
     with clear_mlflow.track(buckets=KEYS, strategy="naive", seed=0) as other:
         other.log_values(1, [0.5, 0.4, 0.3])
-    done = invoke("compare", "--experiment", "test", "--margin", "0.2")
+    done = invoke("compare", "--runs", "test", "--margin", "0.2")
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
     assert "1 run is left out because the score is accuracy (higher is better)" in told

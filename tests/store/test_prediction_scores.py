@@ -164,7 +164,7 @@ def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, m
     names = ("worst", "share_of_first_class", "broken", "broken_too")
     asked = ",".join(f"lab_of_mine:{name}" for name in names)
     done = CliRunner().invoke(
-        main, ["evaluate", "--run-id", run.info.run_id, "--metric", asked], catch_exceptions=False
+        main, ["evaluate", "--runs", run.info.run_id, "--metrics", asked], catch_exceptions=False
     )
     told = [
         "lab_of_mine/broken left out: lab_of_mine:broken raised KeyError: 'x'",
@@ -172,7 +172,7 @@ def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, m
     ]
     assert done.exit_code == 2
     assert all(line in done.output for line in told)
-    again = CliRunner().invoke(main, ["evaluate", "--experiment", "test", "--metric", asked])
+    again = CliRunner().invoke(main, ["evaluate", "--runs", "test", "--metrics", asked])
     assert "1 unchanged" in again.output
     assert again.exit_code == 2
     assert all(line in again.output for line in told)

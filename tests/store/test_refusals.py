@@ -62,7 +62,7 @@ def test_messages_spell_options_as_they_are_typed(store, tmp_path):
     assert "pass --model linear, and standardise=first" in done.output
 
 
-@pytest.mark.parametrize("command", [["evaluate", "--only", "unscored"], ["import", __file__]])
+@pytest.mark.parametrize("command", [["evaluate", "--unscored-only"], ["import", __file__]])
 def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
     """In the first call to it, which is the last."""
     calls = []
@@ -93,7 +93,7 @@ def test_a_database_that_is_locked_is_one_line(store, experiment_id):
     run_id = stored_run(store, experiment_id).info.run_id
     with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as held:
         held.execute("BEGIN EXCLUSIVE")
-        done = run_forked("evaluate", "--run-id", run_id, timeout=120)
+        done = run_forked("evaluate", "--runs", run_id, timeout=120)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")

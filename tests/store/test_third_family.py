@@ -43,7 +43,7 @@ def family(tmp_path, monkeypatch):
 
 
 def invoke(*arguments, metric="evenness:METRICS"):
-    return CliRunner().invoke(main, [*arguments, "--metric", metric])
+    return CliRunner().invoke(main, [*arguments, "--metrics", metric])
 
 
 def test_scores_reports_and_pages_take_it(store, experiment_id):
@@ -56,7 +56,7 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
                 correct[i][i - 1] += rise * i
             run = log_run(store, experiment_id, strategy, correct, strategy=strategy, seed=seed)
             runs[run.info.run_id] = [correct[i][i - 1] / NUM_TEST for i in range(1, 5)]
-    done = invoke("evaluate", "--experiment", "test")
+    done = invoke("evaluate", "--runs", "test")
     assert done.exit_code == 0, done.output
     for run_id, diagonal in runs.items():
         steps = {m.step: m.value for m in store.get_metric_history(run_id, "evenness/late")}
@@ -67,7 +67,7 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
     shown = invoke("evaluate", run_id)
     assert re.search(r"evenness/late +0\.\d{4} +lower is better", shown.output), shown.output
 
-    done = invoke("compare", "--experiment", "test", "--rank-by", "evenness/late")
+    done = invoke("compare", "--runs", "test", "--rank-by", "evenness/late")
     assert done.exit_code == 0, done.output
     (comparison,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
     assert comparison.data.params["metrics"] == "evenness:METRICS"
@@ -83,10 +83,10 @@ def test_what_fails_is_left_out_of_a_comparison_and_told(store, experiment_id):
     """In a warning, with the first reason; a metric of predictions is no metric to compare by."""
     for seed in (0, 1):
         log_run(store, experiment_id, "naive", counts(120, seed), strategy="naive", seed=seed)
-    done = invoke("compare", "--experiment", "test", metric="evenness:worst")
+    done = invoke("compare", "--runs", "test", metric="evenness:worst")
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
     assert "evenness/worst is left out of 2 of 2 runs: evenness:worst raised KeyError" in told
-    done = invoke("compare", "--experiment", "test", metric="evenness:answers")
+    done = invoke("compare", "--runs", "test", metric="evenness:answers")
     assert done.exit_code == 2
     assert "metric mylab/answers is computed from predictions" in done.output

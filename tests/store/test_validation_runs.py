@@ -83,7 +83,7 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     tag = read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
     assert assemble(parse_rows(tag)).split == "validation"
     assert "measured on validation images" in run.data.tags["mlflow.note.content"]
-    told = invoke("evaluate", "--run-id", run.info.run_id).output
+    told = invoke("evaluate", "--runs", run.info.run_id).output
     assert "measured on validation images: to choose by, not to report" in told
 
 
@@ -118,7 +118,7 @@ def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
         store.set_tag(lost.info.run_id, name, text)
     store.set_tag(lost.info.run_id, names.DIVERGED_TAG, "true")
     store.set_terminated(lost.info.run_id, "FAILED")
-    result = invoke("compare", "--experiment", "test")
+    result = invoke("compare", "--runs", "test")
     assert result.exit_code == 0, result.output
     told = " ".join(result.output.split())
     assert "2 ways differ in split (test and validation)" in told
@@ -140,7 +140,7 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
 ):
     """The best of each strategy, with five seeds, not on images that were chosen with."""
     log_grid(store, experiment_id, split, "sha256:00")
-    result = invoke("compare", "--experiment", "test", "--group-by", "strategy,lr")
+    result = invoke("compare", "--runs", "test", "--group-by", "strategy,lr")
     assert result.exit_code == 0, result.output
     run, folder = compared(store, experiment_id)
     assert run.info.run_name.endswith("(8 runs, validation)")
@@ -165,7 +165,7 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
 def test_a_grid_on_test_images_is_told_that_it_chose_on_them(store, experiment_id, by):
     """One line, where groups differ in what is tuned alone; strategies are no candidates."""
     log_grid(store, experiment_id, "auto", "sha256:00")
-    result = invoke("compare", "--experiment", "test", "--group-by", by)
+    result = invoke("compare", "--runs", "test", "--group-by", by)
     told = " ".join(result.output.split())
     line = (
         "4 groups differ in lr alone and were measured on test images: whoever picks the best of "

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 
-from clear_mlflow.process.signals import StoppingSignals
+import pytest
+
+from clear_mlflow.process.signals import StoppingSignals, interrupt_on_signal
 
 
 def test_first_signal_is_handed_on_and_repeats_are_ignored():
@@ -55,3 +57,14 @@ def test_signal_is_handed_on_where_nobody_reads_standard_error():
     output, _ = process.communicate(timeout=60)
     assert output == b"stopped"
     assert process.returncode == 0
+
+
+def test_the_first_signal_stops_and_its_repeats_are_ignored():
+    """A Ctrl-C under mlflow run arrives twice: what is done after the first is not disturbed."""
+    before = signal.getsignal(signal.SIGINT)
+    with interrupt_on_signal() as received:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    assert received == [signal.SIGINT, signal.SIGTERM]
+    assert signal.getsignal(signal.SIGINT) is before
