@@ -13,9 +13,7 @@ import click
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.process.streams import open_output
 
 _Decorator: TypeAlias = Callable[[Any], Any]
@@ -68,18 +66,6 @@ def yes_or_no(name: str, text: str, *, under: str) -> _Decorator:
     )
 
 
-def names(text: str) -> tuple[str, ...]:
-    """The names in a text with commas between, each once.
-
-    >>> names("a, b,,a")
-    ('a', 'b')
-    """
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
-        raise ValueError("expected names with commas between")
-    return found
-
-
 def together(*options: _Decorator) -> _Decorator:
     """Several options as one decorator; the command's help lists them in this order."""
 
@@ -93,30 +79,6 @@ def together(*options: _Decorator) -> _Decorator:
 
 # Headings of several commands.
 SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Comparison", "Metrics"
-
-# As jobs; None: auto.
-jobs_option = option(
-    "--jobs",
-    "N",
-    "Runs at a time. auto: one training, on Ray as many as there is room for; of stored runs, as "
-    "suits the store.",
-    default=AUTO,
-    under=WORK,
-    parse=whole(least=1),
-)
-
-# As engine, jobs and address; check_engine refuses the third without Ray.
-engine_options = together(
-    option("--engine", ["local", "ray"], "On this machine, or on a Ray cluster.", under=WORK),
-    jobs_option,
-    option(
-        "--address",
-        "ADDRESS",
-        "Of a running Ray cluster, HOST:6379 or auto; local starts Ray on this machine.",
-        default=LOCAL,
-        under=WORK,
-    ),
-)
 
 # Key of a context's meta: the file that --json prints to.
 JSON_OUT = "clear_mlflow.json_out"
@@ -166,24 +128,3 @@ dataset_args_option = option(
 )
 
 dry_run_option = yes_or_no("--dry-run", "Say what would be done, and write nothing.", under=WORK)
-
-
-# As group_by, a tuple of names or None for auto, and rank_by.
-comparison_options = together(
-    option(
-        "--group-by",
-        "NAME[,NAME...]",
-        "Parameters or tags that the seeds of one method share. none: each run for itself. auto: "
-        "strategy, dataset and all parameters that affect results and differ.",
-        default=AUTO,
-        under=COMPARISON,
-        parse=lambda text: () if text == NONE else names(text),
-    ),
-    option(
-        "--rank-by",
-        "METRIC",
-        "The metric of ranking and verdicts. auto: clear/challenge_score where it is defined.",
-        default=AUTO,
-        under=COMPARISON,
-    ),
-)
