@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -123,8 +124,65 @@ def wants_json() -> bool:
     return JSON_OUT in click.get_current_context().meta
 
 
-dataset_args_option = option(
-    "--dataset-args", "TEXT", "How your own stream is read, name=value,name=value.", type=str
+dry_run_option = yes_or_no("--dry-run", "Say what would be done, and write nothing.", under=WORK)
+
+
+RUN = "Run"
+# Not parameters of MLproject: mlflow run has options of its own for these, and opens the run.
+run_options = together(
+    option(
+        "--experiment",
+        "NAME",
+        "MLflow experiment; created where there is none. none: that of MLFLOW_EXPERIMENT_NAME, "
+        "else Default.",
+        under=RUN,
+    ),
+    option("--run-name", "NAME", "Name of the run; none: made of what it trains.", under=RUN),
+    click.option(
+        "--tag",
+        cls=Option,
+        group=RUN,
+        multiple=True,
+        metavar="KEY=TEXT",
+        help="A tag of each run that is opened; may be given several times.",
+    ),
 )
 
-dry_run_option = yes_or_no("--dry-run", "Say what would be done, and write nothing.", under=WORK)
+
+def apply_run_options(
+    experiment: str | None, run_name: str | None, tag: Sequence[str], *, resume: str | None = None
+) -> None:
+    """Set MLflow's environment variables, which apply to all runs that this process opens.
+
+    Raises ConfigError if the process continues an existing run, which keeps what it has.
+    """
+    passed = [
+        f"{name} is {value!r}"
+        for name, value in (("experiment", experiment), ("run_name", run_name))
+        if value
+    ] + [f"tag is {text!r}" for text in tag]
+    existing_run_id = resume or os.environ.get("MLFLOW_RUN_ID")
+    if passed and existing_run_id:
+        raise ConfigError(
+            f"{passed[0]}, and run {existing_run_id} is there already, with its own experiment, "
+            "name and tags; leave the option out"
+        )
+    tags = dict(_split_tag(text) for text in tag)
+    # MLflow's own variables: every run that is opened from here on follows them.
+    if experiment:
+        os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
+        os.environ["MLFLOW_EXPERIMENT_NAME"] = experiment
+    if tags:
+        others = json.loads(os.environ.get("MLFLOW_RUN_CONTEXT") or "{}")
+        os.environ["MLFLOW_RUN_CONTEXT"] = json.dumps({**others, **tags})
+
+
+def _split_tag(tag: str) -> tuple[str, str]:
+    key, sign, text = tag.partition("=")
+    if not key.strip() or not sign:
+        raise ConfigError(f"tag is {tag!r}; expected a key, = and a text, for example paper=draft")
+    if key.startswith(("mlflow.", "clear_mlflow.")):
+        raise ConfigError(
+            f"tag is {tag!r}; names that begin with mlflow. or clear_mlflow. are the programs' own"
+        )
+    return key.strip(), text

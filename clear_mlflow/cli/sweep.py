@@ -12,7 +12,15 @@ import click
 
 from clear_mlflow.api.sweep import sweep as sweep_runs
 from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.options import COMPARISON, WORK, dry_run_option, json_option, wants_json
+from clear_mlflow.cli.options import (
+    COMPARISON,
+    WORK,
+    apply_run_options,
+    dry_run_option,
+    json_option,
+    run_options,
+    wants_json,
+)
 from clear_mlflow.cli.output import (
     console,
     plain_table,
@@ -20,7 +28,6 @@ from clear_mlflow.cli.output import (
     print_json,
     print_links,
 )
-from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.engines.local import start_program
