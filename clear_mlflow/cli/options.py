@@ -11,13 +11,10 @@ from typing import IO, Any, TypeAlias
 
 import click
 
-from clear_mlflow.cli.from_function import split_names
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.process.streams import open_output
 
 _Decorator: TypeAlias = Callable[[Any], Any]
@@ -84,30 +81,6 @@ def together(*options: _Decorator) -> _Decorator:
 # Headings of several commands.
 SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Comparison", "Metrics"
 
-# As jobs; None: auto.
-jobs_option = option(
-    "--jobs",
-    "N",
-    "Runs at a time. auto: one training, on Ray as many as there is room for; of stored runs, as "
-    "suits the store.",
-    default=AUTO,
-    under=WORK,
-    parse=whole(least=1),
-)
-
-# As engine, jobs and address; check_engine refuses the third without Ray.
-engine_options = together(
-    option("--engine", ["local", "ray"], "On this machine, or on a Ray cluster.", under=WORK),
-    jobs_option,
-    option(
-        "--address",
-        "ADDRESS",
-        "Of a running Ray cluster, HOST:6379 or auto; local starts Ray on this machine.",
-        default=LOCAL,
-        under=WORK,
-    ),
-)
-
 # Key of a context's meta: the file that --json prints to.
 JSON_OUT = "clear_mlflow.json_out"
 
@@ -152,27 +125,6 @@ def wants_json() -> bool:
 
 
 dry_run_option = yes_or_no("--dry-run", "Say what would be done, and write nothing.", under=WORK)
-
-
-# As group_by, a tuple of names or None for auto, and rank_by.
-comparison_options = together(
-    option(
-        "--group-by",
-        "NAME[,NAME...]",
-        "Parameters or tags that the seeds of one method share. none: each run for itself. auto: "
-        "strategy, dataset and all parameters that affect results and differ.",
-        default=AUTO,
-        under=COMPARISON,
-        parse=lambda text: () if text == NONE else split_names(text),
-    ),
-    option(
-        "--rank-by",
-        "METRIC",
-        "The metric of ranking and verdicts. auto: clear/challenge_score where it is defined.",
-        default=AUTO,
-        under=COMPARISON,
-    ),
-)
 
 
 RUN = "Run"
