@@ -17,7 +17,7 @@ from mlflow.entities import Run
 from clear_mlflow.core.durable import create_durably
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, row_index
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import (
     MAX_RESULTS_BYTES,
     MAX_ROW_BYTES,
@@ -95,7 +95,7 @@ def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
 
 
 def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
-    """Store a row file, unless the row is stored already. Replaces a torn file.
+    """Store a row file, unless the row is stored already. Replaces a torn file, with a warning.
 
     Raises RowConflictError if the stored row has other numbers, or a newer format.
     """
@@ -104,6 +104,7 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
         try:
             stored = _create_or_read(client, run, name, content)
             if stored is not None and is_torn_row(stored):
+                warn(f"{name} of run {run_id} was cut off; it is stored again")
                 log_durably(client, run_id, content, f"{ROWS_FOLDER}/{name}")
                 return
             if stored is None or is_same_row(stored, content, name):

@@ -181,7 +181,7 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
             journal.append("accuracy_matrix/rows/row_001.json", whole)
             journal.close()
             assert [synced.is_stored for synced in sync_folders([journal.folder])] == [True]
-            assert "the row that waited takes its place" in capfd.readouterr().err
+            assert "was cut off; it is stored again" in capfd.readouterr().err
             assert (tmp_path / row).read_bytes() == whole
             continue
         point = read_resume_point(store, run_id, tmp_path)

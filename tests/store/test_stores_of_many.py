@@ -245,7 +245,7 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
     store, experiment_id, monkeypatch
 ):
     """Over pages of two, of which one is full of runs of one millisecond."""
-    monkeypatch.setattr(search, "_PAGE", 2)
+    monkeypatch.setattr(search, "_PAGE_SIZE", 2)
     times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000, 4_000, 5_000]
     made = {
         store.create_run(experiment_id, start_time=time, run_name=f"{at}").info.run_id: time
