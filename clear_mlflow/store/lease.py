@@ -131,7 +131,7 @@ class Lease:
         return run
 
     def release(self) -> None:
-        """Undo :meth:`acquire`, if it was called and no other process has acquired the lease since."""
+        """Undo :meth:`acquire`, if it was called and no process has acquired the lease since."""
         if not self._is_acquired:
             return
         with mlflow_errors(f"release the lease of run {self._run_id}"):
