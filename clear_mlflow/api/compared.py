@@ -110,7 +110,7 @@ class ComparedRuns:
         comparison: groups, tests and warnings, as they were computed.
         left_out: runs that were chosen but are not compared, with the reason.
         run_id: id of the MLflow run that stores the comparison, or None if it was not stored.
-        links: lines that tell where to look at that run.
+        links: lines that show where to look at that run.
     """
 
     comparison: Comparison

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from clear_mlflow.importers import (
 from clear_mlflow.journal.run_folder import Outcome, RunFolder
 from clear_mlflow.journal.uploader import Uploader
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics
+from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics, split_families
 from clear_mlflow.scoring import score as score_run
 from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
@@ -65,26 +65,26 @@ def import_runs(
     paths: Iterable[Path],
     *,
     experiment: str | None = None,
-    name: str | None = None,
+    name: str = AUTO,
+    again: bool = False,
     format_name: str = AUTO,
-    dataset: str | None = None,
-    same_data_as: str | None = None,
-    strategy: str | None = None,
-    seed: int | None = None,
-    protocol: str = "iid",
-    split: str = TEST,
     scale: str = AUTO,
     score: str = ACCURACY.name,
     lower_is_better: bool = False,
     initial: str = AUTO,
     future: str = AUTO,
     orientation: str = AUTO,
-    columns: tuple[str, ...] | None = None,
+    columns: Sequence[str] | str = AUTO,
     row_labels: str = AUTO,
-    num_instances: tuple[int, ...] | None = None,
-    buckets: tuple[str, ...] | None = None,
-    families: tuple[str, ...] = DEFAULT_FAMILIES,
-    again: bool = False,
+    num_instances: str | None = None,
+    buckets: str = AUTO,
+    dataset: str = AUTO,
+    same_data_as: str | None = None,
+    strategy: str = AUTO,
+    seed: int | str = AUTO,
+    protocol: str = "iid",
+    split: str = TEST,
+    metrics: Sequence[str] | str = AUTO,
 ) -> Iterator[ImportedFile]:
     """Store each matrix in files and folders as a run of an experiment, and score it.
 
@@ -104,20 +104,21 @@ def import_runs(
         initial=initial,
         future=future,
         orientation=orientation,
-        columns=columns or (),
+        columns=() if columns == AUTO else tuple(columns),
         row_labels=row_labels,
-        num_instances=num_instances,
-        buckets=buckets,
+        num_instances=None if num_instances is None else _parse_counts(num_instances),
+        buckets=None if buckets == AUTO else tuple(key.strip() for key in buckets.split(",")),
         score=Score(score, higher_is_better=not lower_is_better),
         same_data_as=None if reference is None else reference.matrix,
     )
     overrides = {
         "dataset": dataset if reference is None else reference.dataset.name,
         "strategy": strategy,
-        "seed": None if seed is None else str(seed),
+        "seed": str(seed),
         "protocol": protocol,
         "split": split,
     }
+    families = DEFAULT_FAMILIES if metrics == AUTO else split_families(",".join(metrics))
     imported = {} if again else _find_imported(client, experiment_id)
     matrices: dict[Path, dict[Path, NDArray[np.float64]]] = {}  # by folder and file
     for path, label, reason in _list_files(paths):
@@ -134,7 +135,7 @@ def import_runs(
                     detail = "its content was imported before (--again imports it once more)"
                     yield ImportedFile(label, *imported[run.digest], STORED, detail)
                     continue
-                title = name or str(Path(label).with_suffix(""))
+                title = str(Path(label).with_suffix("")) if name == AUTO else name
                 run_name = truncate(f"{title} {run.label}".rstrip(), _MAX_NAME_LENGTH)
                 file = truncate(path.name, _MAX_NAME_LENGTH)
                 identity = None if reference is None else reference.dataset
@@ -156,7 +157,7 @@ def _store_run(
     run: ImportedRun,
     run_name: str,
     file: str,
-    overrides: Mapping[str, str | None],
+    overrides: Mapping[str, str],
     dataset: DatasetIdentity | None,
     families: tuple[str, ...],
 ) -> tuple[str, int]:
@@ -239,9 +240,9 @@ def parse_seed(text: str | None) -> int | None:
     return seed if -(2**63) <= seed < 2**64 else None
 
 
-def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str | None]) -> dict[str, str]:
+def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str]) -> dict[str, str]:
     """Return tags and parameters to group a run by, without unknown values."""
-    metadata = {**run.metadata, **{key: text for key, text in overrides.items() if text}}
+    metadata = {**run.metadata, **{key: text for key, text in overrides.items() if text != AUTO}}
     if parse_seed(metadata.get("seed")) is None:
         metadata.pop("seed", None)
     if not run.matrix.score.is_accuracy:
@@ -249,14 +250,14 @@ def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str | None]) -> di
     return {key: truncate(text, _MAX_NAME_LENGTH) for key, text in metadata.items() if text}
 
 
-def _read_reference(run: str, dataset: str | None) -> Record:
+def _read_reference(run: str, dataset: str) -> Record:
     """Return the record of the run with the same data. Raises ConfigError if its data are unknown.
 
-    dataset: name that the user also stated, which must be equal, or None.
+    dataset: name that the user also stated, which must be equal, or "auto".
     """
     record = load(run).record
     name, digest = record.dataset.name, record.dataset.digest
-    if digest == UNKNOWN or dataset not in (None, name):
+    if digest == UNKNOWN or dataset not in (AUTO, name):
         raise ConfigError(
             f"same_data_as names a run on dataset {safe_repr(name)} with the digest "
             f"{safe_repr(digest)}; expected a run with a known digest, and leave dataset out"
@@ -274,6 +275,16 @@ def _find_imported(client: MlflowClient, experiment_id: str) -> dict[str, tuple[
         )
         for run in search_runs(client, [experiment_id], condition)
     }
+
+
+def _parse_counts(text: str) -> tuple[int, ...]:
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(n.isascii() and n.isdecimal() and len(n) <= 16 for n in numbers):
+        raise ConfigError(
+            f"num_instances is {safe_repr(text)}; expected numbers of test images, for example "
+            "550, or 550,545"
+        )
+    return tuple(map(int, numbers))
 
 
 def _find_copy(

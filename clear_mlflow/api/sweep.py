@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    grid: Mapping[str, Any] | str | Path,
+    grid: Mapping[str, Any] | str | Path | None = None,
     *,
     experiment: str | None = None,
     run_name: str | None = None,
@@ -31,7 +31,7 @@ def sweep(
 
     Args:
         grid: YAML file of strategies, seeds and parameters (docs/sweeps.md); in Python also its
-            content, for example ``{"fixed": {...}, "grid": {"strategy": [...]}}``.
+            content, for example ``{"fixed": {...}, "grid": {"strategy": [...]}}``. Required.
         experiment: experiment of the runs. None: the experiment of the environment.
         run_name: name of the parent run. None: strategies and number of runs.
         engine: where to train: local, on this machine, or ray, on a Ray cluster.

@@ -78,7 +78,7 @@ from clear_mlflow.tracking.resume import claim_run, has_rows, is_claimed, read_r
 from clear_mlflow.tracking.tracked_training import train_sweep_run
 
 Engine: TypeAlias = LocalEngine | RayEngine
-GridSource: TypeAlias = Mapping[str, Any] | str | Path
+GridSource: TypeAlias = Mapping[str, Any] | str | Path | None
 
 # States of a run.
 DONE_BEFORE, DONE, FAILED = "done before", "done", "failed"
@@ -263,6 +263,8 @@ def read_checked_grid(grid: GridSource, engine: str) -> Grid:
 
     Raises ConfigError if a run cannot be trained, or if two runs are equal in effect.
     """
+    if grid is None:
+        raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
     planned = read_grid(grid if isinstance(grid, Mapping) else Path(grid))
     for run in planned.runs:
         try:

@@ -10,7 +10,6 @@ import click
 
 from clear_mlflow.cli.compare import compare, show
 from clear_mlflow.cli.data import data
-from clear_mlflow.cli.data_features import features
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.export import export
 from clear_mlflow.cli.help import HeadedGroup
@@ -18,8 +17,7 @@ from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.open_ui import open_ui
 from clear_mlflow.cli.sweep import sweep
 from clear_mlflow.cli.sync import sync
-from clear_mlflow.cli.train import train
-from clear_mlflow.cli.train_distributed import train_distributed
+from clear_mlflow.cli.train import train, train_distributed
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import __version__
@@ -62,7 +60,6 @@ def main() -> None:
     """Train on CLEAR's stream of buckets, keep every row in MLflow, and re-score from the rows."""
 
 
-data.add_command(features)
 for _command in (
     train,
     train_distributed,

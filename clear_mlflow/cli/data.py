@@ -1,25 +1,33 @@
-"""``clear-mlflow data``: fetching datasets, and looking them over. Local work without MLflow."""
+"""``clear-mlflow data``: download a dataset, check one, compute features. Needs no MLflow."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections import defaultdict
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-    from clear_mlflow.data.checking.findings import Findings
-
-from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import dataset_args_option, json_option, option, wants_json
-from clear_mlflow.cli.output import print_json
+from clear_mlflow.cli.from_function import command
+from clear_mlflow.cli.options import json_option, wants_json
+from clear_mlflow.cli.output import console, plain_table, print_json
 from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.recipes import AUTO
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.data.files import path_text
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.values import feature_name
 from clear_mlflow.learning.progress import can_show_bars
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+    from rich.table import Table
+
+    from clear_mlflow.data.checking.findings import Findings
 
 
 @click.group()
@@ -27,79 +35,74 @@ def data() -> None:
     """Download a dataset, check one, or compute features of one."""
 
 
-@data.command(
-    cls=Command,
+@command(
+    arguments={"dataset": "clear10|clear100", "folder": "[DIR]"},
     examples=(
         "clear-mlflow data download clear10",
         "clear-mlflow data download clear10 ~/data/clear10",
     ),
 )
-@click.argument("dataset", type=click.Choice(["clear10", "clear100"]))
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
-@option("--revision", "TEXT", "Branch, tag or commit of the hub's repository.", default="main")
-def download(dataset: str, folder: Path | None, revision: str) -> None:
-    """Fetch CLEAR-10 or CLEAR-100 to DIR; then train with data_root=DIR.
+def download(
+    dataset: Literal["clear10", "clear100"], folder: Path | None = None, *, revision: str = "main"
+) -> None:
+    """Download CLEAR-10 or CLEAR-100 to DIR; then train with data_root=DIR.
 
-    Without DIR it goes below CLEAR_MLFLOW_DATA, where training looks for it, and which is "data" in
-    the cache folder unless it is set. After an interruption, the same command resumes the download.
-    HF_ENDPOINT names a mirror, HF_TOKEN a token.
+    Without DIR, the dataset is stored below CLEAR_MLFLOW_DATA, where training looks for it; if that
+    is not set, below "data" in the cache folder. After an interruption, the same command resumes
+    the download. HF_ENDPOINT names a mirror, HF_TOKEN a token.
+
+    Args:
+        dataset: name of the dataset.
+        folder: folder that the dataset is stored in.
+        revision: branch, tag or commit of the hub's repository.
     """
     from clear_mlflow.data.fetching.download import RELEASES
     from clear_mlflow.data.fetching.download import download as fetch
-    from clear_mlflow.data.files import path_text
 
     folder = folder or default_data_dir() / dataset
     with Steps(of_bytes=True) as progress:
-        unpacked = fetch(RELEASES[dataset], folder, revision=revision, on_progress=progress.tell)
-    where = path_text(folder)
+        unpacked = fetch(RELEASES[dataset], folder, revision=revision, on_progress=progress.report)
     done = f"unpacked {' and '.join(unpacked)} to" if unpacked else "is already there, in"
-    click.echo(f"{dataset} {done} {where}")
+    click.echo(f"{dataset} {done} {path_text(folder)}")
 
 
-@data.command(
-    cls=Command,
-    examples=(
-        "clear-mlflow data check clear10",
-        "clear-mlflow data check ~/data/clear10",
-    ),
+@command(
+    arguments={"folder": "[DIR]"},
+    examples=("clear-mlflow data check clear10", "clear-mlflow data check ~/data/clear10"),
 )
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @json_option
-@option(
-    "--dataset",
-    "NAME",
-    "As for train, where DIR is a stream of your own; auto: CLEAR.",
-    default=AUTO,
-    type=str,
-)
-@dataset_args_option
-def check(folder: Path | None, dataset: str, dataset_args: str) -> None:
-    """List what the dataset in DIR contains, and everything that is wrong with it.
+def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: str = "none") -> None:
+    """List what the dataset in DIR contains, and all problems of it.
 
-    For DIR, clear10 and clear100 name what was downloaded below CLEAR_MLFLOW_DATA.
+    The names clear10 and clear100 are short for the folders of downloaded datasets.
+
+    Args:
+        folder: folder of the dataset.
+        dataset: dataset as for train, if DIR is your own stream. auto: CLEAR.
+        dataset_args: arguments of your own stream, name=value,name=value.
     """
-    from clear_mlflow.cli.check_report import print_findings
-    from clear_mlflow.data.checking.findings import check as look_over
+    from clear_mlflow.data.checking.findings import check as find_problems
     from clear_mlflow.data.sources import CLEAR
 
     if str(folder) in CLEAR:
         folder = default_data_dir() / str(folder)
-
     if folder is None and dataset == AUTO:
         raise ConfigError("expected a dataset's folder, or --dataset")
     with Steps() as progress:
         if dataset == AUTO and folder is not None:
-            findings = look_over(folder, on_progress=progress.tell)
+            findings = find_problems(folder, on_progress=progress.report)
         else:
-            findings = _check_own(folder, dataset, dataset_args, progress)
+            findings = _check_own_stream(folder, dataset, dataset_args, progress)
     if wants_json():
         print_json(findings.as_json())
     else:
-        print_findings(findings)
+        _print_findings(findings)
     sys.exit(1 if findings.problems else 0)
 
 
-def _check_own(folder: Path | None, dataset: str, dataset_args: str, progress: Steps) -> Findings:
+def _check_own_stream(
+    folder: Path | None, dataset: str, dataset_args: str, progress: Steps
+) -> Findings:
     from clear_mlflow.data.checking.findings import check_own
     from clear_mlflow.data.sources import is_own_stream, needs_folder
     from clear_mlflow.learning.arguments import named_dataset
@@ -108,37 +111,190 @@ def _check_own(folder: Path | None, dataset: str, dataset_args: str, progress: S
     name, arguments = named_dataset(dataset, root, dataset_args)
     if not is_own_stream(name) or (folder is None and needs_folder(name)):
         raise ConfigError(
-            f"dataset is {name}; expected DIR and a stream of your own, as folder, or no dataset "
-            "for CLEAR's layouts"
+            f"dataset is {name}; expected DIR and a stream of your own, for example folder, or no "
+            "dataset for CLEAR's layouts"
         )
     return check_own(
-        name, root, arguments, cache_dir=default_cache_dir(), on_progress=progress.tell
+        name, root, arguments, cache_dir=default_cache_dir(), on_progress=progress.report
     )
 
 
+def _print_findings(findings: Findings) -> None:
+    """Print the dataset in a few lines, its buckets in a table, and the problems by their kind."""
+    from clear_mlflow.data.problems import KINDS, Problem
+
+    out = console()
+    # Lines are not wrapped, so that paths can be copied.
+    print_line = partial(out.print, soft_wrap=True, markup=False, highlight=False)
+    for name, value in _describe_dataset(findings):
+        print_line(f"{name:<8} {value}")
+    out.print()
+    out.print(_build_bucket_table(findings))
+    print_line("" if findings.problems else "\nnothing is wrong")
+    by_kind: defaultdict[str, list[Problem]] = defaultdict(list)
+    for problem in findings.problems:
+        by_kind[problem.kind].append(problem)
+    for kind, problems in by_kind.items():
+        print_line(f"{kind}: {KINDS[kind]} ({len(problems)})", style="bold")
+        for problem in problems:
+            others = ", ".join(_format_path(path, findings.root) for path in problem.others)
+            line = f"  {_format_path(problem.path, findings.root)}: {_escape(problem.detail)}"
+            print_line(f"{line}; also {others}" if others else line)
+    if number := len(findings.problems):
+        print_line(f"\n{number} {'problem' if number == 1 else 'problems'}")
+
+
+def _describe_dataset(findings: Findings) -> list[tuple[str, str]]:
+    return [
+        ("folder", path_text(findings.root)),
+        ("layout", findings.layout),
+        ("digest", findings.digest or "none: the dataset cannot be trained on as it is"),
+        ("buckets", f"{len(findings.buckets)}: {_escape(', '.join(findings.buckets))}"),
+        ("classes", f"{len(findings.class_names)}: {_escape(', '.join(findings.class_names))}"),
+    ]
+
+
+def _build_bucket_table(findings: Findings) -> Table:
+    """Build a row for each bucket: images of each split, and the range over classes."""
+    images: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # a number for each class
+    for count in findings.counts:
+        images[count.split, count.bucket].append(count.images)
+    splits = list(dict.fromkeys(split for split, _ in images))
+    rows = []
+    for bucket in findings.buckets:
+        counts = [images[split, bucket] for split in splits]
+        cells = [(f"{sum(n)}", f"{min(n)} to {max(n)}") if n else ("-", "-") for n in counts]
+        rows.append((_escape(bucket), *chain(*cells)))
+    totals = [sum(sum(n) for (name, _), n in images.items() if name == split) for split in splits]
+    rows.append(("all", *chain(*((str(total), "") for total in totals))))
+    heads = ("bucket", *chain(*((f"{split} images", "per class") for split in splits)))
+    return plain_table(heads, rows, numbers_from=1)
+
+
+def _format_path(path: Path, root: Path) -> str:
+    return path_text(Path(os.path.relpath(path, root)))
+
+
+def _escape(text: str) -> str:
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+@command(
+    arguments={"folder": "[DIR]"},
+    examples=(
+        "clear-mlflow data features ~/data/clear10 --backbone resnet50",
+        "clear-mlflow data features ~/data/clear10 --backbone timm:vit_small_patch14_dinov2",
+    ),
+)
+def features(
+    folder: str = "auto",
+    *,
+    backbone: str,
+    weights: str = "DEFAULT",
+    dataset: str = "clear10",
+    dataset_args: str = "none",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    name: str = "auto",
+    protocol: Literal["iid", "streaming"] = "iid",
+    split: str = "auto",
+) -> None:
+    """Compute the features of all images in DIR, for 'train --features NAME'.
+
+    They are stored in the cache folder by the images' content: a second call only reads the image
+    files, and an interrupted call is resumed.
+
+    Args:
+        folder: folder of the dataset.
+        backbone: classification model of torchvision, or timm: and a model of timm. Its head is
+            left out.
+        weights: path of a state dict. DEFAULT: the library's own, downloaded. none: random ones,
+            for trying things out.
+        dataset: dataset in DIR, as for train.
+        dataset_args: arguments of your own stream, name=value,name=value.
+        device: device that computes. auto: cuda if there is a GPU.
+        name: name for train's --features. auto: the backbone's name, with timm- for timm.
+        protocol: protocol as for train. streaming: only the training images have features.
+        split: split as for train. With protocol iid, a number keeps a released test set unchanged.
+    """
+    name = _check_feature_name(backbone.replace(":", "-") if name == AUTO else name)
+    from clear_mlflow.data.splits import check_protocol
+
+    check_protocol(protocol, split)
+
+    import torch
+
+    from clear_mlflow.data import load_stream
+    from clear_mlflow.data.fetching.download import clear_folder
+    from clear_mlflow.data.sources import CLEAR
+    from clear_mlflow.learning.arguments import named_dataset
+    from clear_mlflow.learning.device import resolve_device
+    from clear_mlflow.learning.inference.extract import extract, load_backbone
+
+    if folder in CLEAR:
+        dataset, folder = folder, AUTO
+    dataset, arguments = named_dataset(dataset, folder, dataset_args)
+    if folder == AUTO and dataset in CLEAR:
+        with Steps(of_bytes=True) as progress:
+            clear_folder(dataset, progress.report)
+    torch_device = torch.device(resolve_device(device))
+    cache_dir = default_cache_dir()
+    frozen = load_backbone(backbone, weights)
+    stream = load_stream(
+        dataset,
+        folder,
+        cache_dir=cache_dir,
+        arguments=arguments,
+        protocol=protocol,
+        split=split,
+    )
+    with Steps() as progress:
+        stored = extract(
+            stream,
+            frozen,
+            name=name,
+            cache_dir=cache_dir,
+            device=torch_device,
+            on_image=lambda done, total: progress.report(f"features {name}", done, total),
+        )
+    click.echo(f"features {name} of {stream.name}: {stored}")
+
+
+def _check_feature_name(name: str) -> str:
+    if name == NONE:
+        raise ConfigError("name is 'none'; for train, that means no features: pass another name")
+    try:
+        return feature_name(name)
+    except ValueError as error:
+        raise ConfigError(f"name is {safe_repr(name)}; {error}") from None
+
+
+for _command in (download, check, features):
+    data.add_command(_command)
+
+
 class Steps:
-    """One step of work after another on standard error: bars on a terminal, else a line each."""
+    """Shows steps of work on standard error: bars on a terminal, otherwise a line for each step."""
 
     def __init__(self, *, of_bytes: bool = False) -> None:
         from rich import progress
         from rich.console import Console
         from rich.table import Column
 
-        self._is_seen = can_show_bars(sys.stderr)
-        self._what = ""
+        self._shows_bars = can_show_bars(sys.stderr)
+        self._step = ""
         self._tasks: dict[str, TaskID] = {}
-        whole = Column(no_wrap=True)
+        no_wrap = Column(no_wrap=True)
         self._bars = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=None),
-            progress.DownloadColumn(binary_units=True, table_column=whole)
+            progress.DownloadColumn(binary_units=True, table_column=no_wrap)
             if of_bytes
             else progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(table_column=whole),
-            console=Console(file=sys.stderr, force_terminal=self._is_seen),
+            progress.TimeRemainingColumn(table_column=no_wrap),
+            console=Console(file=sys.stderr, force_terminal=self._shows_bars),
             redirect_stdout=False,
             expand=True,
-            disable=not self._is_seen,
+            disable=not self._shows_bars,
         )
 
     def __enter__(self) -> Steps:
@@ -148,13 +304,13 @@ class Steps:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def tell(self, what: str, done: int, total: int | None) -> None:
-        """So much of *what* is done; of 0 where it is mere news."""
-        if not self._is_seen or total == 0:
-            if what != self._what:
-                self._bars.console.print(what, markup=False, highlight=False, soft_wrap=True)
+    def report(self, step: str, done: int, total: int | None) -> None:
+        """Show how much of a step is done; a total of 0 shows the step as a message only."""
+        if not self._shows_bars or total == 0:
+            if step != self._step:
+                self._bars.console.print(step, markup=False, highlight=False, soft_wrap=True)
         else:
-            if what not in self._tasks:
-                self._tasks[what] = self._bars.add_task(what, total=total)
-            self._bars.update(self._tasks[what], completed=done, total=total)
-        self._what = what
+            if step not in self._tasks:
+                self._tasks[step] = self._bars.add_task(step, total=total)
+            self._bars.update(self._tasks[step], completed=done, total=total)
+        self._step = step

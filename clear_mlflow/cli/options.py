@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +14,7 @@ import click
 from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.process.streams import open_output
 
 _Decorator: TypeAlias = Callable[[Any], Any]
@@ -68,18 +67,6 @@ def yes_or_no(name: str, text: str, *, under: str) -> _Decorator:
     )
 
 
-def names(text: str) -> tuple[str, ...]:
-    """The names in a text with commas between, each once.
-
-    >>> names("a, b,,a")
-    ('a', 'b')
-    """
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
-        raise ValueError("expected names with commas between")
-    return found
-
-
 def together(*options: _Decorator) -> _Decorator:
     """Several options as one decorator; the command's help lists them in this order."""
 
@@ -93,30 +80,6 @@ def together(*options: _Decorator) -> _Decorator:
 
 # Headings of several commands.
 SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Comparison", "Metrics"
-
-# As jobs; None: auto.
-jobs_option = option(
-    "--jobs",
-    "N",
-    "Runs at a time. auto: one training, on Ray as many as there is room for; of stored runs, as "
-    "suits the store.",
-    default=AUTO,
-    under=WORK,
-    parse=whole(least=1),
-)
-
-# As engine, jobs and address; check_engine refuses the third without Ray.
-engine_options = together(
-    option("--engine", ["local", "ray"], "On this machine, or on a Ray cluster.", under=WORK),
-    jobs_option,
-    option(
-        "--address",
-        "ADDRESS",
-        "Of a running Ray cluster, HOST:6379 or auto; local starts Ray on this machine.",
-        default=LOCAL,
-        under=WORK,
-    ),
-)
 
 # Key of a context's meta: the file that --json prints to.
 JSON_OUT = "clear_mlflow.json_out"
@@ -161,29 +124,65 @@ def wants_json() -> bool:
     return JSON_OUT in click.get_current_context().meta
 
 
-dataset_args_option = option(
-    "--dataset-args", "TEXT", "How your own stream is read, name=value,name=value.", type=str
-)
-
 dry_run_option = yes_or_no("--dry-run", "Say what would be done, and write nothing.", under=WORK)
 
 
-# As group_by, a tuple of names or None for auto, and rank_by.
-comparison_options = together(
+RUN = "Run"
+# Not parameters of MLproject: mlflow run has options of its own for these, and opens the run.
+run_options = together(
     option(
-        "--group-by",
-        "NAME[,NAME...]",
-        "Parameters or tags that the seeds of one method share. none: each run for itself. auto: "
-        "strategy, dataset and all parameters that affect results and differ.",
-        default=AUTO,
-        under=COMPARISON,
-        parse=lambda text: () if text == NONE else names(text),
+        "--experiment",
+        "NAME",
+        "MLflow experiment; created where there is none. none: that of MLFLOW_EXPERIMENT_NAME, "
+        "else Default.",
+        under=RUN,
     ),
-    option(
-        "--rank-by",
-        "METRIC",
-        "The metric of ranking and verdicts. auto: clear/challenge_score where it is defined.",
-        default=AUTO,
-        under=COMPARISON,
+    option("--run-name", "NAME", "Name of the run; none: made of what it trains.", under=RUN),
+    click.option(
+        "--tag",
+        cls=Option,
+        group=RUN,
+        multiple=True,
+        metavar="KEY=TEXT",
+        help="A tag of each run that is opened; may be given several times.",
     ),
 )
+
+
+def apply_run_options(
+    experiment: str | None, run_name: str | None, tag: Sequence[str], *, resume: str | None = None
+) -> None:
+    """Set MLflow's environment variables, which apply to all runs that this process opens.
+
+    Raises ConfigError if the process continues an existing run, which keeps what it has.
+    """
+    passed = [
+        f"{name} is {value!r}"
+        for name, value in (("experiment", experiment), ("run_name", run_name))
+        if value
+    ] + [f"tag is {text!r}" for text in tag]
+    existing_run_id = resume or os.environ.get("MLFLOW_RUN_ID")
+    if passed and existing_run_id:
+        raise ConfigError(
+            f"{passed[0]}, and run {existing_run_id} is there already, with its own experiment, "
+            "name and tags; leave the option out"
+        )
+    tags = dict(_split_tag(text) for text in tag)
+    # MLflow's own variables: every run that is opened from here on follows them.
+    if experiment:
+        os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
+        os.environ["MLFLOW_EXPERIMENT_NAME"] = experiment
+    if tags:
+        others = json.loads(os.environ.get("MLFLOW_RUN_CONTEXT") or "{}")
+        os.environ["MLFLOW_RUN_CONTEXT"] = json.dumps({**others, **tags})
+
+
+def _split_tag(tag: str) -> tuple[str, str]:
+    key, sign, text = tag.partition("=")
+    if not key.strip() or not sign:
+        raise ConfigError(f"tag is {tag!r}; expected a key, = and a text, for example paper=draft")
+    if key.startswith(("mlflow.", "clear_mlflow.")):
+        raise ConfigError(
+            f"tag is {tag!r}; names that begin with mlflow. or clear_mlflow. are the programs' own"
+        )
+    return key.strip(), text

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clear_mlflow.cli.help import Command
+from clear_mlflow.api.sweep import sweep as sweep_runs
+from clear_mlflow.cli.from_function import command
 from clear_mlflow.cli.options import (
+    COMPARISON,
     WORK,
-    comparison_options,
+    apply_run_options,
     dry_run_option,
-    engine_options,
     json_option,
-    option,
+    run_options,
     wants_json,
 )
 from clear_mlflow.cli.output import (
@@ -27,13 +28,10 @@ from clear_mlflow.cli.output import (
     print_json,
     print_links,
 )
-from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.engines.local import start_program
 from clear_mlflow.grids.grid import read_grid
-from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.learning.parameters.values import number, whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,95 +42,55 @@ _MAX_LISTED = 50
 _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
 
 
-def _amount(text: str) -> float:
-    """Parse a number of cores or GPUs. Raises ValueError for 1.5: Ray shares at most one."""
-    value = number(least=0)(text)
-    if value > 1 and value != int(value):
-        raise ValueError("expected a number, for example 1, 2 or 0.5")
-    return value
-
-
-@click.command(
-    cls=Command,
+@command(
+    sweep_runs,
+    arguments={"grid": "[GRID]"},
+    headings={
+        "What to train": ("grid",),
+        WORK: ("engine", "jobs", "address", "cpus", "gpus", "retries"),
+        COMPARISON: ("group_by", "rank_by"),
+    },
     examples=(
         "clear-mlflow sweep examples/sweep.yaml",
         "clear-mlflow sweep examples/sweep.yaml --jobs 2 --experiment replay-sizes",
         "clear-mlflow sweep examples/sweep.yaml --engine ray --gpus 0.5",
     ),
+    is_entry_point=True,
 )
-@click.argument("file", metavar="[GRID]", type=click.Path(path_type=Path), required=False)
-@option(
-    "--grid",
-    "FILE",
-    "YAML file of strategies, seeds and parameters; see docs/sweeps.md.",
-    under="What to train",
-    parse=Path,
-)
-@engine_options
-@option("--cpus", "N", "Cores of each run, on Ray.", default="1", under=WORK, parse=_amount)
-@option(
-    "--gpus",
-    "N",
-    "GPUs of each run, on Ray; 0.5: two runs share one. auto: one where the cluster has any.",
-    default=AUTO,
-    under=WORK,
-    parse=_amount,
-)
-@option(
-    "--retries",
-    "N",
-    "How often a run is resumed that was killed or whose machine went down.",
-    default="2",
-    under=WORK,
-    parse=whole(least=0),
-)
-@comparison_options
 @run_options
 @dry_run_option
 @json_option
 def sweep(
-    file: Path | None,
     grid: Path | None,
-    jobs: int | None,
-    gpus: float | None,
-    group_by: tuple[str, ...] | None,
-    rank_by: str | None,
     experiment: str | None,
+    run_name: str | None,
     tag: tuple[str, ...],
     dry_run: bool,
-    **options: Any,
+    retries: int,
+    group_by: str | Sequence[str],
+    rank_by: str,
+    **engine_options: Any,
 ) -> None:
-    """Train each combination of a grid as a child run of one parent run, and compare the runs.
-
-    Runs that the experiment already contains are skipped, and interrupted ones are resumed, so the
-    same command continues where it stopped. A run that fails does not stop the others.
-    """
-    files = [path for path in (file, grid) if path is not None]
-    if len(files) != 1:
-        problem = f"two files, {file} and {grid}" if files else "no file"
-        raise ConfigError(f"grid names {problem}; pass one: clear-mlflow sweep FILE")
-    (grid,) = files
-    run_name = options.pop("run_name")
+    """Train and compare the runs of a grid, and print the outcome; with dry_run, the plan."""
+    if grid is None:
+        raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
     apply_run_options(experiment, run_name, tag)
-    options |= {"jobs": jobs or AUTO, "gpus": AUTO if gpus is None else gpus}
-
-    # Imported here: an invalid file is reported before MLflow and torch are loaded.
+    # Imported later: an invalid file is reported before MLflow and torch are loaded.
     read_grid(grid)
     from clear_mlflow.api.sweep_runs import FAILED, plan_sweep, run_sweep
 
     if dry_run:
-        del options["retries"]
-        runs, plan = plan_sweep(grid, **options)
-        _print_plan(runs, plan)
+        _print_plan(*plan_sweep(grid, **engine_options))
         return
     result, signals = run_sweep(
         grid,
         experiment=None,  # of the environment, as apply_run_options set it
         run_name=run_name,
-        group_by=AUTO if group_by is None else group_by,
-        rank_by=rank_by or AUTO,
+        retries=retries,
+        group_by=group_by,
+        rank_by=rank_by,
         choose_program=_choose_program,
-        **options,
+        **engine_options,
     )
     if wants_json():
         print_json(result.to_dict())

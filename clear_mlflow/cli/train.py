@@ -1,18 +1,18 @@
-"""``clear-mlflow train``: train on a stream of buckets, and score what was stored."""
+"""``clear-mlflow train`` and ``train-distributed``: train on a stream, and score the rows."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.cli.help import Command, auto_text
-from clear_mlflow.cli.options import option, yes_or_no
-from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
+from clear_mlflow.cli.from_function import command
+from clear_mlflow.cli.help import auto_text
+from clear_mlflow.cli.options import RUN, apply_run_options, option, run_options
 from clear_mlflow.core.distributed import DistributedEnv, read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
@@ -27,41 +27,30 @@ from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 
 
-def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for each field of TrainConfig, all texts, as MLflow gives them; and a file."""
-    command = option(
+def train_options(command_function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each field of TrainConfig, all of them text, and --config."""
+    command_function = option(
         "--config",
         "FILE",
         "config.json of an earlier run, to repeat it. Options that are passed override the file.",
         under=RUN,
         to="config_file",
-    )(command)
-    for name, about in reversed(PARAMETERS.items()):
-        choices = about["choices"]
-        command = option(
+    )(command_function)
+    for name, parameter in reversed(PARAMETERS.items()):
+        choices = parameter["choices"]
+        command_function = option(
             f"--{name.replace('_', '-')}",
             f"[{'|'.join(choices)}]" if choices else "VALUE",
-            " ".join(filter(None, (about["help"], auto_text(name)))),
-            default=about["default"],
-            under=about["group"],
+            " ".join(filter(None, (parameter["help"], auto_text(name)))),
+            default=parameter["default"],
+            under=parameter["group"],
             type=str,
-        )(command)
-    return command
+        )(command_function)
+    return command_function
 
 
-def asked_parameters(
-    context: click.Context, config_file: str | None, asked: dict[str, str]
-) -> tuple[dict[str, str], TrainConfig]:
-    """What the options and the file that they name ask for: as text, and resolved."""
-    if config_file:
-        from_file = read_config_file(Path(config_file))
-        asked = {**parameter_defaults(), **from_file, **_given(context, asked)}
-    # Here and nowhere else: a wrong value is refused at once, before anything is started.
-    return asked, TrainConfig.resolve(asked)
-
-
-@click.command(
-    cls=Command,
+@command(
+    headings={RUN: ("resume", "assume_dead", "if_held")},
     examples=(
         "clear-mlflow train",
         "clear-mlflow train --strategy replay --memory 0.1 --seed 1",
@@ -71,57 +60,55 @@ def asked_parameters(
     ),
 )
 @train_options
-@option("--resume", "RUN_ID", "An interrupted run: resume it, with its parameters.", under=RUN)
-@yes_or_no(
-    "--assume-dead",
-    "With --resume: do not wait until the lease of the process that trained the run has expired; "
-    "you know that the process is dead. If it lives after all, it loses the run.",
-    under=RUN,
-)
-@option(
-    "--if-held",
-    ["wait", "leave"],
-    "If a process on another machine may still train into the run: wait until its lease has "
-    "expired, 3 minutes at most, or leave with exit code 75, to be started again later.",
-    under=RUN,
-)
 @run_options
-@click.pass_context
 def train(
-    context: click.Context,
-    /,
-    resume: str | None,
-    assume_dead: bool,
-    if_held: str,
+    resume: str | None = None,
+    assume_dead: bool = False,
+    if_held: Literal["wait", "leave"] = "wait",
+    *,
     config_file: str | None,
     experiment: str | None,
     run_name: str | None,
     tag: tuple[str, ...],
-    **asked: str,
+    **parameters: str,
 ) -> None:
-    """Train on one bucket after another and test on all buckets after each.
+    """Train on one bucket after another, and test on all buckets after each.
 
-    Every row of the accuracy matrix is stored in MLflow as soon as it is measured; it waits on
-    local disk while the store is away. However the run ends, the rows are read back and scored.
+    Every row of the accuracy matrix is stored in MLflow as soon as it is measured, or kept on local
+    disk while the store is unreachable. However the run ends, the rows are read back and scored.
+
+    Args:
+        resume: id of an interrupted run, to resume it with its parameters.
+        assume_dead: with --resume, do not wait until the lease of the process that trained the run
+            has expired; you know that the process is dead. If it lives after all, it loses the run.
+        if_held: what to do if a process on another machine may still train into the run: wait until
+            its lease has expired, 3 minutes at most, or leave with exit code 75, to be started
+            again later.
+        config_file: path of a configuration file.
+        experiment: name of the experiment.
+        run_name: name of the run.
+        tag: tags of the run.
+        **parameters: parameters of the training as text.
     """
     if assume_dead and not resume:
         raise ConfigError(
-            "assume_dead is 'yes' and resume is 'none'; it is said of a run to resume: name that "
-            "run, or leave it out"
+            "assume_dead is 'yes' and resume is 'none'; assume_dead applies to a run to resume: "
+            "name that run, or leave assume_dead out"
         )
     apply_run_options(experiment, run_name, tag, resume=resume)
-    place = read_dist_env()
+    dist_env = read_dist_env()
     # With several processes, the others would give up before the lease has expired.
-    can_wait = if_held == "wait" and place.size == 1
-    with StoppingSignals(tell=place.keeps_record) as signals:
-        given = _given_to_resume(context, resume, config_file, asked, place)
-        requested = {} if resume else _given(context, asked)
-        asked, config = asked_parameters(context, config_file, asked)
-        check_memory(config, requested)
-        if not place.keeps_record:
-            sys.exit(run_rank(place, config, signals))
+    can_wait = if_held == "wait" and dist_env.size == 1
+    with StoppingSignals(tell=dist_env.keeps_record) as signals:
+        if resume:
+            _check_resume(resume, config_file, dist_env)
+        passed = _select_passed(parameters)
+        requested, config = _resolve_parameters(config_file, parameters)
+        check_memory(config, {} if resume else passed)
+        if not dist_env.keeps_record:
+            sys.exit(run_rank(dist_env, config, signals))
 
-        # Its torch is loaded while MLflow is loaded here.
+        # This process loads torch while MLflow is loaded below.
         process = None if resume else TrainingProcess(config)
 
         from clear_mlflow.cli.output import print_outcome
@@ -132,18 +119,18 @@ def train(
         if resume:
             outcome = resume_supervised(
                 resume,
-                given,
+                passed,
                 signals,
-                num_processes=place.size,
+                num_processes=dist_env.size,
                 assume_dead=assume_dead,
                 can_wait=can_wait,
             )
         elif process:
             outcome = train_supervised(
                 process,
-                asked,
+                requested,
                 signals,
-                num_processes=place.size,
+                num_processes=dist_env.size,
                 run_name=run_name,
                 can_wait=can_wait,
             )
@@ -151,34 +138,88 @@ def train(
     sys.exit(outcome.exit_code)
 
 
-def _given_to_resume(
-    context: click.Context,
-    resume: str | None,
+@command(
+    headings={RUN: ("processes",)},
+    examples=(
+        "clear-mlflow train-distributed --dataset clear10 --data-root ~/clear10",
+        "clear-mlflow train-distributed --processes 2 --strategy replay",
+    ),
+)
+@train_options
+@run_options
+def train_distributed(
+    processes: int | Literal["auto"] = "auto",
+    *,
     config_file: str | None,
-    asked: dict[str, str],
-    place: DistributedEnv,
-) -> dict[str, str]:
-    """The parameters that a user names beside the run to resume."""
-    if not resume:
-        return {}
+    experiment: str | None,
+    run_name: str | None,
+    tag: tuple[str, ...],
+    **parameters: str,
+) -> None:
+    """Train as `train` does, in several processes on this machine: one per GPU.
+
+    Each process takes its share of every batch, so the matrix is that of one process except for
+    rounding. For several machines, start `train` with torchrun: see docs/distributed.md.
+
+    Args:
+        processes: number of processes on this machine, which share every batch. auto: one per GPU,
+            or 2 on CPUs.
+        config_file: path of a configuration file.
+        experiment: name of the experiment.
+        run_name: name of the run.
+        tag: tags of the run.
+        **parameters: parameters of the training as text.
+    """
+    from clear_mlflow.process.launch import launch, processes_to_start
+
+    if processes != "auto" and processes < 1:
+        raise ConfigError(f"processes is {processes}; expected a whole number of at least 1")
+    _, config = _resolve_parameters(config_file, parameters)
+    # The started processes read experiment and tags from the environment, and the name here.
+    apply_run_options(experiment, run_name, tag)
+    arguments = [f"--run-name={run_name}"] if run_name else []
+    if config_file:
+        arguments += ["--config", config_file]
+    # Only passed options: a default would override the configuration file.
+    for name, value in _select_passed(parameters).items():
+        arguments += [f"--{name.replace('_', '-')}", value]
+    sys.exit(
+        launch(processes_to_start(None if processes == "auto" else processes, config), arguments)
+    )
+
+
+def _resolve_parameters(
+    config_file: str | None, parameters: dict[str, str]
+) -> tuple[dict[str, str], TrainConfig]:
+    """Return parameters as text, with those of a configuration file, and the resolved ones.
+
+    Raises ConfigError if a value is invalid.
+    """
+    if config_file:
+        from_file = read_config_file(Path(config_file))
+        parameters = {**parameter_defaults(), **from_file, **_select_passed(parameters)}
+    return parameters, TrainConfig.resolve(parameters)
+
+
+def _check_resume(resume: str, config_file: str | None, dist_env: DistributedEnv) -> None:
     if config_file:
         raise ConfigError(
-            f"config is {config_file} and resume is {resume}; a run that is resumed has the "
-            "parameters that it has: leave config out"
+            f"config is {config_file} and resume is {resume}; a resumed run keeps its parameters: "
+            "leave config out"
         )
-    if place.size > 1:
+    if dist_env.size > 1:
         raise ConfigError(
-            f"resume is {resume} and this is one of {place.size} processes, of which one knows the "
-            "run's parameters; pass the same parameters as before, and set MLFLOW_RUN_ID to the "
-            "run's id instead"
+            f"resume is {resume} and this is one of {dist_env.size} processes, of which only one "
+            "knows the run's parameters; pass the same parameters as before, and set MLFLOW_RUN_ID "
+            "to the run's id instead"
         )
-    return _given(context, asked)
 
 
-def _given(context: click.Context, asked: dict[str, str]) -> dict[str, str]:
-    """Return the parameters that a user passed."""
+def _select_passed(parameters: dict[str, str]) -> dict[str, str]:
+    """Return the parameters that were passed on the command line."""
+    context = click.get_current_context()
     return {
-        name: text
-        for name, text in asked.items()
+        name: value
+        for name, value in parameters.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }

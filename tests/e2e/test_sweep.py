@@ -525,11 +525,11 @@ def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "grid names no file"),
-        (["--jobs", "0"], "jobs is '0'"),
-        (["--retries", "-1"], "retries is '-1'"),
+        ([], "grid is none"),
+        (["--jobs", "0"], "jobs is 0"),
+        (["--retries", "-1"], "retries is -1"),
         (["--cpus", "x"], "cpus is 'x'"),
-        (["--engine", "ray", "--gpus", "1.5"], "gpus is '1.5'"),
+        (["--engine", "ray", "--gpus", "1.5"], "gpus is 1.5"),
         (["--gpus", "1"], "engine is local, but"),
         (["--group-by", ","], "group_by is ','"),
     ],

@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "adapters": {"core", "metrics", "tracking"},
     "server": {*("core", "report", "comparison"), *("store", "scoring", "api")},
     "cli": {
-        *("core", "metrics", "report", "comparison", "importers", "engines", "data"),
+        *("core", "report", "comparison", "importers", "engines", "data"),
         *("learning", "process", "store", "scoring", "tracking", "grids", "api"),
     },
 }

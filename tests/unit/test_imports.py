@@ -25,7 +25,7 @@ PURE = [
     "clear_mlflow.comparison.tables",
     "clear_mlflow.comparison.terminal_summary",
     "clear_mlflow.data.features.stored",
-    "clear_mlflow.cli.data_features",
+    "clear_mlflow.cli.data",
     "clear_mlflow.learning.strategies",
 ]
 
