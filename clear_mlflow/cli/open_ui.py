@@ -11,41 +11,37 @@ import time
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Literal
 
 import click
 
-from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import option
+from clear_mlflow.cli.from_function import command
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.process.signals import interrupt_on_signal
 
 _HOST = "127.0.0.1"
-_START_SECONDS = 120.0  # on a machine with much else to do; five otherwise
-_BETWEEN_LOOKS = 0.25
+_START_SECONDS = 120.0  # on a busy machine; otherwise about five
+_POLL_SECONDS = 0.25
 
 
-@click.command(
+@command(
     name="open",
-    cls=Command,
+    arguments={"target": "[RUN|EXPERIMENT|COMPARISON]"},
     examples=("clear-mlflow open", "clear-mlflow open RUN_ID", "clear-mlflow open first"),
 )
-@click.argument("target", required=False, metavar="[RUN|EXPERIMENT|COMPARISON]")
-@option(
-    "--port",
-    "PORT",
-    "Port of the server that is started where the store has none; auto: a free port.",
-    default=AUTO,
-    parse=whole(least=1),
-)
-@option("--browser", ["yes", "no"], "Open a browser; the address is printed in any case.")
-def open_ui(target: str | None, port: int | None, browser: str) -> None:
+def open_ui(
+    target: str | None = None, *, port: int | Literal["auto"] = "auto", browser: bool = True
+) -> None:
     """Open a run's report, an experiment's leaderboard or a comparison's page in MLflow.
 
-    Without an argument, it opens the leaderboard of the newest run's experiment. A store that is a
-    server is opened there; for any other, a server is started on this machine and runs until
+    Without an argument, it opens the leaderboard of the newest run's experiment. If the store is a
+    server, the page is opened there. Otherwise a server is started on this machine and runs until
     Ctrl-C.
+
+    Args:
+        target: id of a run, or name or id of an experiment.
+        port: port of a server that is started. auto: a free port.
+        browser: open a browser. The address is printed in any case.
     """
     from clear_mlflow.api.load import open_store
     from clear_mlflow.store.client import is_server
@@ -55,19 +51,19 @@ def open_ui(target: str | None, port: int | None, browser: str) -> None:
     page = find_page_url(client, target)
     store = client.tracking_uri
     if is_server(store):
-        _show(f"{format_server_url(store)}/{page}", browser == "yes")
+        _print_and_open(f"{format_server_url(store)}/{page}", browser)
         return
     with (
         suppress(KeyboardInterrupt),
         interrupt_on_signal(),
-        _server(store, _free_port(port or 0)) as base,
+        _run_server(store, _find_free_port(0 if port == "auto" else port)) as base,
     ):
-        _show(f"{base}/{page}", browser == "yes")
+        _print_and_open(f"{base}/{page}", browser)
         click.echo("the server runs until Ctrl-C")
         signal.pause()
 
 
-def _show(address: str, in_browser: bool) -> None:
+def _print_and_open(address: str, in_browser: bool) -> None:
     click.echo(address)
     sys.stdout.flush()
     if in_browser:
@@ -75,24 +71,24 @@ def _show(address: str, in_browser: bool) -> None:
 
 
 @contextmanager
-def _server(store: str, port: int) -> Iterator[str]:
-    """An MLflow server over a store, and its address; it ends with this command."""
+def _run_server(store: str, port: int) -> Iterator[str]:
+    """Start an MLflow server for a store, yield its address, and end it."""
     base = f"http://{_HOST}:{port}"
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
-    command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
-    # A group of its own: it is ended with its workers, and a Ctrl-C comes to this process alone.
+    server_command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
+    server_command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
+    # In its own process group, which is ended with its workers; Ctrl-C reaches only this process.
     server = subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        server_command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
         deadline = time.monotonic() + _START_SECONDS
-        while not _answers(base):
+        while not _is_ready(base):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise TrackingError(
                     f"the server at {base} does not answer; start it by hand to see why: "
                     f"mlflow server --backend-store-uri {store} --port {port}"
                 )
-            time.sleep(_BETWEEN_LOOKS)
+            time.sleep(_POLL_SECONDS)
         yield base
     finally:
         if server.poll() is None:
@@ -100,8 +96,8 @@ def _server(store: str, port: int) -> Iterator[str]:
             server.wait()
 
 
-def _answers(base: str) -> bool:
-    import requests  # which MLflow has loaded by now
+def _is_ready(base: str) -> bool:
+    import requests  # already loaded by MLflow
 
     try:
         return bool(requests.get(f"{base}/health", timeout=2).ok)
@@ -109,12 +105,12 @@ def _answers(base: str) -> bool:
         return False
 
 
-def _free_port(wanted: int) -> int:
-    """The port that is wanted, or any for 0; a ConfigError where another program has it."""
+def _find_free_port(requested: int) -> int:
+    """Return the requested port, or any for 0. Raises ConfigError if it is not free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((_HOST, wanted))
+            probe.bind((_HOST, requested))
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"port is {wanted}: {error}; pass another one, or auto") from error
+            raise ConfigError(f"port is {requested}: {error}; pass another one, or auto") from error
         return int(probe.getsockname()[1])
