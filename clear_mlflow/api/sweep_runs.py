@@ -341,7 +341,8 @@ def train_and_compare(
         _train_runs(store, runs, engine, retries, should_stop, report)
         result, comparison_run = SweepResult(parent_id, tuple(runs)), None
         if not should_stop():
-            labels = grid.group_by if group_by == AUTO else _split_labels(group_by)
+            is_auto = group_by in (AUTO, (AUTO,))  # the command line passes a tuple
+            labels = grid.group_by if is_auto else _split_labels(group_by)
             result, comparison_run = store.compare(result, labels, rank_by)
         store.close_parent_run(result, comparison_run, is_stopped=should_stop())
         return result

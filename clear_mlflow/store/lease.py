@@ -90,6 +90,7 @@ class Lease:
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
+        self._is_acquired = False
         self._replaced_holder: str | None = None
         self.lost: LeaseLostError | None = None  # set by the first check that fails, then kept
 
@@ -102,6 +103,7 @@ class Lease:
             run = self._client.get_run(self._run_id)
             self._replaced_holder = run.data.tags.get(names.HOLDER_TAG)
             self._client.set_tag(self._run_id, names.HOLDER_TAG, format_lease())
+        self._is_acquired = True
 
     def renew(self) -> None:
         """Report that this process trains into the run and is alive.
@@ -129,7 +131,9 @@ class Lease:
         return run
 
     def release(self) -> None:
-        """Undo :meth:`acquire`, unless another process has acquired the lease since."""
+        """Undo :meth:`acquire`, if it was called and no process has acquired the lease since."""
+        if not self._is_acquired:
+            return
         with mlflow_errors(f"release the lease of run {self._run_id}"):
             if not _is_held_by_this_process(self._client.get_run(self._run_id)):
                 return

@@ -83,11 +83,11 @@ class RunResult:
 
     @property
     def is_lost(self) -> bool:
-        """True if another process acquired the run's lease; nothing more was stored then."""
+        """True if another process acquired the run's lease, so that nothing more was stored."""
         return isinstance(self.problem, LeaseLostError)
 
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
-        """Return what is stored of this result; without a status unless *sets_status*."""
+        """Return the outcome to store, without a status unless *sets_status*."""
         status = self.status if sets_status else None
         return Outcome(status, self.error, self.diverged is not None)
 
@@ -145,7 +145,7 @@ def open_run(
     rename: bool = False,
     system_metrics: bool | None = None,
 ) -> str:
-    """Start the run that MLFLOW_RUN_ID names, or a new one, with its lease; return its id.
+    """Start the run that MLFLOW_RUN_ID names or a new one, acquire its lease, and return its id.
 
     Args:
         client: client of the run's store.
@@ -177,7 +177,7 @@ def open_run(
 
 
 def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
-    """Start a run that has ended or whose process is gone; its lease has to be acquired before.
+    """Start a run again whose lease this process has acquired.
 
     Makes it MLflow's active run, sets it to RUNNING, renews the lease and sets *tags*.
     """
@@ -297,7 +297,7 @@ def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
 
 
 def end_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
-    """End the run that ``mlflow run`` opened, if it does not contain the training; return *result*.
+    """End the run that ``mlflow run`` opened next to the training's run, and return *result*.
 
     run_id: id of that run. None: the run of MLFLOW_RUN_ID, if it is open and *result* is KILLED;
     in other cases MLflow ends it by the exit code. Failures are ignored.
@@ -375,8 +375,8 @@ def _end_one_run(
             return result
         if sets_status:
             _detach_run(run_id)
-        kept = _keep_outcome(client, run_id, training_result.build_outcome(sets_status=sets_status))
-        return replace(result, error="; ".join(filter(None, (result.error, kept))))
+        hint = _keep_outcome(client, run_id, training_result.build_outcome(sets_status=sets_status))
+        return replace(result, error="; ".join(filter(None, (result.error, hint))))
 
 
 def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:

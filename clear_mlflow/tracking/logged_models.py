@@ -34,7 +34,10 @@ _READY: Literal["READY"] = "READY"
 
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
-    """Make models of a run's weights that are none yet, with its accuracies; how many were made."""
+    """Log the stored weights of a run as MLflow models, and return how many were new.
+
+    Each has the accuracies of its row. Logs nothing unless the run asks for models.
+    """
     params = run.data.params
     # A configuration file may have another value than the one that "mlflow run" logged.
     log_models = params.get("used/log_models", params.get("log_models", NONE))
@@ -44,23 +47,25 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
     with mlflow_errors(f"list the models of run {run_id}"):
         rows = {names.parse_model_file_name(name) for name in weights.list_sizes()} - {None}
-        there = {model.tags.get(names.MODEL_ROW_TAG): model for model in _models_of(client, run)}
+        models_by_row = {
+            model.tags.get(names.MODEL_ROW_TAG): model for model in _search_models(client, run)
+        }
     made = 0
     for row in sorted(row for row in rows if row is not None):
-        known = there.get(str(row))
-        if known is None or str(known.status) != _READY:
-            made += _log_model(client, run, scores, scores.record, row, weights, known)
+        logged = models_by_row.get(str(row))
+        if logged is None or str(logged.status) != _READY:
+            made += _log_model(client, run, scores, scores.record, row, weights, logged)
     return made
 
 
-def _models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
-    wanted = f"source_run_id = '{run.info.run_id}'"
-    page = client.search_logged_models([run.info.experiment_id], wanted)
-    found = list(page)
+def _search_models(client: MlflowClient, run: Run) -> list[LoggedModel]:
+    query = f"source_run_id = '{run.info.run_id}'"
+    page = client.search_logged_models([run.info.experiment_id], query)
+    models = list(page)
     while page.token:
-        page = client.search_logged_models([run.info.experiment_id], wanted, page_token=page.token)
-        found += page
-    return found
+        page = client.search_logged_models([run.info.experiment_id], query, page_token=page.token)
+        models += page
+    return models
 
 
 def _log_model(
@@ -70,51 +75,54 @@ def _log_model(
     record: Record,
     row: int,
     stored: ArtifactFolder,
-    known: LoggedModel | None,
+    logged: LoggedModel | None,
 ) -> bool:
-    """Log one model; return False if its file is too large or does not describe its predictions."""
+    """Log the weights of one row as a model, and return True if that was possible.
+
+    A file that is too large, or does not describe its predictions, is skipped.
+    """
     run_id, file = run.info.run_id, names.format_model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read {file} of run {run_id}"):
             weights = stored.fetch_file(file, scratch)
         if weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
-        if (about := read_description(weights)) is None:
+        if (description := read_description(weights)) is None:
             return False
         scenarios = [run.data.params.get(name) for name in ("scenario", "used/scenario")]
-        if TASK in scenarios and not about.classes_by_bucket:  # stored by an earlier version
+        if TASK in scenarios and not description.classes_by_bucket:  # stored by an earlier version
             return False
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
             # A model that a process began and did not finish is completed.
-            model = known or client.create_logged_model(
+            model = logged or client.create_logged_model(
                 run.info.experiment_id,
                 # Without what MLflow takes in no model's name.
                 name=re.sub(r"[/:.%\"']", "_", f"{run.info.run_name}, after {row}"),
                 source_run_id=run_id,
                 params={
-                    "strategy": about.strategy,
-                    "dataset": about.dataset,
-                    "model": about.model,
+                    "strategy": description.strategy,
+                    "dataset": description.dataset,
+                    "model": description.model,
                     "seed": run.data.params.get("seed", ""),
-                    "bucket": about.bucket,
+                    "bucket": description.bucket,
                 },
                 tags={names.MODEL_ROW_TAG: str(row)},
                 model_type="classifier",
             )
             folder = Path(scratch, "model")
-            _save(folder, weights, about, Model(run_id=run_id, model_id=model.model_id))
+            _save_model(folder, weights, description, Model(run_id=run_id, model_id=model.model_id))
             client.log_model_artifacts(model.model_id, str(folder))
-            outputs = client.get_run(run_id).outputs if known else None
+            outputs = client.get_run(run_id).outputs if logged else None
             linked = [output.model_id for output in outputs.model_outputs] if outputs else []
             if model.model_id not in linked:
                 client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=row)])
-            client.log_batch(run_id, metrics=_accuracies(scores, record, row, model))
+            client.log_batch(run_id, metrics=_build_metrics(scores, record, row, model))
             client.finalize_logged_model(model.model_id, _READY)
     return True
 
 
-def _save(folder: Path, weights: Path, description: ModelDescription, model: Model) -> None:
-    answer = Schema(
+def _save_model(folder: Path, weights: Path, description: ModelDescription, model: Model) -> None:
+    output_schema = Schema(
         [
             ColSpec(DataType.long, "class"),
             ColSpec(DataType.string, "label"),
@@ -123,11 +131,11 @@ def _save(folder: Path, weights: Path, description: ModelDescription, model: Mod
     )
     example: pd.DataFrame | np.ndarray | tuple[Any, dict[str, str]]
     if description.width:
-        asked = Schema([TensorSpec(np.dtype(np.float32), (-1, description.width))])
+        input_schema = Schema([TensorSpec(np.dtype(np.float32), (-1, description.width))])
         example = np.zeros((1, description.width), dtype=np.float32)
     else:
-        asked = Schema([ColSpec(DataType.binary, "image")])
-        example = pd.DataFrame({"image": [_grey(description.image_size)]})
+        input_schema = Schema([ColSpec(DataType.binary, "image")])
+        example = pd.DataFrame({"image": [_encode_grey_image(description.image_size)]})
     params: Any = None
     if description.classes_by_bucket:
         params = ParamSchema([ParamSpec("bucket", DataType.string, default="")])
@@ -137,21 +145,21 @@ def _save(folder: Path, weights: Path, description: ModelDescription, model: Mod
         loader_module=LOADER,
         data_path=str(weights),
         mlflow_model=model,
-        signature=ModelSignature(inputs=asked, outputs=answer, params=params),
+        signature=ModelSignature(inputs=input_schema, outputs=output_schema, params=params),
         input_example=example,
         pip_requirements=list(description.requirements),
     )
 
 
-def _grey(side: int) -> bytes:
-    """An encoded image: what the model is asked about looks like this."""
+def _encode_grey_image(side: int) -> bytes:
+    """Return a grey PNG image, as an example of the model's input."""
     content = io.BytesIO()
     Image.new("RGB", (side, side), (128, 128, 128)).save(content, "PNG")
     return content.getvalue()
 
 
-def _accuracies(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
-    """The run's own points at this row, which MLflow then has of the model, too."""
+def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
+    """Return the run's points at a row, as metrics of the model and its dataset."""
     prefix = names.format_bucket_prefix(record.matrix.score.name)
     series = set(name_bucket_series(record.masked_matrix.buckets, prefix))
     return [
