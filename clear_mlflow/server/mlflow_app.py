@@ -28,7 +28,7 @@ def create_app() -> Any:
     from clear_mlflow.server.views import add_pages
 
     wrapped_name = os.environ.get(WRAPPED_APP)
-    # Before the other app wraps MLflow's, so that its checks of requests hold for the pages, too.
+    # Before the other app wraps MLflow's, so that its checks of requests apply to the pages, too.
     add_pages(flask_app, has_accounts=wrapped_name == _ACCOUNTS)
     if not wrapped_name:
         return get_mlflow_app()

@@ -142,7 +142,7 @@ def hide_addresses(message: str) -> str:
 
 
 def allow_signed_in_users(paths: list[str]) -> None:
-    """Let MLflow's accounts pass GET requests of paths; the API calls of a page are checked."""
+    """Let MLflow's accounts pass GET requests of paths, whose API calls are checked."""
     from mlflow.server.auth import BEFORE_REQUEST_VALIDATORS
 
     for path in paths:

@@ -86,7 +86,7 @@ class RequestStore(_RestStore):  # type: ignore[misc]
 
 
 def get_workspace() -> str:
-    """Return the workspace named in the request's address; empty means MLflow's default one."""
+    """Return the workspace of the request's address, or an empty string for the default one."""
     return request.args.get("workspace", "").strip()
 
 

@@ -1,1 +1,1 @@
-"""Templates of the pages; addresses in them are relative: they hold under any static prefix."""
+"""Templates of the pages, with relative addresses that work under any static prefix."""
