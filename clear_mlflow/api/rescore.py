@@ -293,7 +293,7 @@ def copy_foreign_rows(
 
     Rows that are already stored are kept, and runs whose rows a training wrote are not changed.
     """
-    stored_rows = parse_rows(read_row_files(client, run, waiting=None))
+    stored_rows = parse_rows(read_row_files(client, run, may_be_missing=None))
     if any("imported" not in record.extra for record in stored_rows.values()):
         return
     paths = pattern.find_rows(_list_matching_artifacts(client, run, pattern))

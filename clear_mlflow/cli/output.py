@@ -87,7 +87,7 @@ def print_places(client: MlflowClient, run_ids: Sequence[str]) -> None:
         return
     with mlflow_errors(f"look at run {run_ids[-1]}"):
         run = client.get_run(run_ids[-1])
-        lines = format_run_links(client, run, alone=len(run_ids) == 1)
+        lines = format_run_links(client, run, is_only_run=len(run_ids) == 1)
     with suppress(OSError):
         click.echo()
         print_links(lines)

@@ -220,7 +220,7 @@ class Uploader:
         """
         entries = folder.entries()
         unsent_rows = {entry.name.removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
-        read_row_files(self._client, run, waiting=unsent_rows)  # raises if rows are missing
+        read_row_files(self._client, run, may_be_missing=unsent_rows)  # raises if rows are missing
         read_steps = cache(lambda: read_curve_steps(self._client, run))
         list_tests = cache(lambda: list_artifacts(self._client, run.info.run_id, ANYTIME_FOLDER))
         refusal: TrackingError | None = None

@@ -164,12 +164,12 @@ def check_has_no_rows(client: MlflowClient, run: Run) -> None:
 
 
 def read_row_files(
-    client: MlflowClient, run: Run, *, waiting: Collection[str] | None = ()
+    client: MlflowClient, run: Run, *, may_be_missing: Collection[str] | None = ()
 ) -> dict[str, bytes]:
     """Return the row files of a run, by file name in row order.
 
-    Raises RecordError if a row file is missing that the tracking store knows, except for those
-    in *waiting*, which are not uploaded yet; with None, any row file may be missing.
+    Raises RecordError if a row file is missing that the tracking store knows, unless it is in
+    *may_be_missing*; with None, any row file may be missing.
     """
     folder, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
@@ -178,8 +178,8 @@ def read_row_files(
         for name in sizes:
             with mlflow_errors(f"read {name} of run {run.info.run_id}"):
                 files[name] = _read_row_file(folder.fetch_file(name, scratch))
-    if waiting is not None:
-        _check_for_missing_rows(run, {*files, *waiting})
+    if may_be_missing is not None:
+        _check_for_missing_rows(run, {*files, *may_be_missing})
     return files
 
 

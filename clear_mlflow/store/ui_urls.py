@@ -36,13 +36,13 @@ _HAS_ROWS = f"tags.`{names.ROWS_TAG}` != 'none'"
 _MAX_RUNS_READ = 20  # newest runs whose rows are read to find the score of an experiment
 
 
-def format_run_links(client: MlflowClient, run: Run, *, alone: bool = True) -> list[str]:
+def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True) -> list[str]:
     """Return lines that show how to open a run and its experiment.
 
-    For one of several runs, *alone* is False and only the experiment is named. Without a server,
-    the line is a ``clear-mlflow open`` command.
+    Only the experiment is linked if the run is one of several (*is_only_run* is False). Without a
+    server, the line is a ``clear-mlflow open`` command.
     """
-    experiment_id, run_id = run.info.experiment_id, run.info.run_id if alone else None
+    experiment_id, run_id = run.info.experiment_id, run.info.run_id if is_only_run else None
     uri = client.tracking_uri
     if not is_server(uri):
         # A URI with credentials is not printed.

@@ -222,7 +222,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     (rows_folder(finished) / "row_003.json").unlink()
     (rows_folder(finished) / "row_004.json").unlink()
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
-    found = parse_rows(read_row_files(store, finished, waiting=None))
+    found = parse_rows(read_row_files(store, finished, may_be_missing=None))
     records = {record.row.row: record for record in found.values()}
     files = frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in folder_of(finished).iterdir())
     point = ResumePoint(

@@ -1,4 +1,4 @@
-"""The first call to a new store, by real processes: MLflow sets its database up in it."""
+"""The first call to a new store, in which MLflow sets up its database, by real processes."""
 
 import subprocess
 import sys
@@ -15,36 +15,36 @@ from clear_mlflow.store.client import preflight
 SCRIPT = Path(__file__).parents[1] / "support" / "first_opening.py"
 
 
-def failed(folder, what, *numbers):
-    """How many processes fail, for each number; see the script."""
-    command = [sys.executable, SCRIPT, what, folder, *map(str, numbers)]
+def count_failures(folder, situation, *numbers):
+    """Return how many processes fail, for each number that the script takes."""
+    command = [sys.executable, SCRIPT, situation, folder, *map(str, numbers)]
     output = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True).stdout
-    # Nothing but the database stays.
+    # Only the database is left.
     for number in numbers:
         assert [path.name for path in (folder / str(number)).iterdir()] == ["mlflow.db"]
     return list(map(int, output.split()))
 
 
-def test_all_that_open_a_new_store_at_the_same_moment_can(tmp_path):
-    """Left to MLflow, all but one fail: each of them makes the same tables."""
-    assert failed(tmp_path, "together", 2, 8, 16) == [0, 0, 0]
+def test_many_processes_can_open_a_new_store_at_the_same_time(tmp_path):
+    """Without our lock, all but one fail, since each creates the same tables."""
+    assert count_failures(tmp_path, "together", 2, 8, 16) == [0, 0, 0]
     for store in tmp_path.iterdir():
         client = MlflowClient(f"sqlite:///{store}/mlflow.db")
         assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
 
 
-def test_one_that_is_killed_while_it_sets_a_store_up_stops_nobody(tmp_path):
-    """Left to MLflow, a kill after 120 or 240 statements leaves tables that stop all others."""
-    assert failed(tmp_path, "killed", 120, 240) == [0, 0]
+def test_a_process_killed_while_it_sets_up_a_store_stops_no_other(tmp_path):
+    """Without our rename, a kill after 120 or 240 statements leaves an unusable database."""
+    assert count_failures(tmp_path, "killed", 120, 240) == [0, 0]
 
 
-def test_a_program_that_takes_no_lock_is_waited_for(tmp_path):
-    """As ``mlflow ui`` and a training in the same new folder: both live."""
-    assert failed(tmp_path, "beside", 1) == [0]
+def test_a_program_without_our_lock_can_set_up_the_store(tmp_path):
+    """Such as ``mlflow ui`` next to a training in the same new folder."""
+    assert count_failures(tmp_path, "beside", 1) == [0]
 
 
-def test_what_is_no_database_of_mlflow_is_refused(tmp_path, store, monkeypatch):
-    """It is waited for as long as somebody may be at work on it, and left as it is."""
+def test_a_file_that_is_not_a_database_is_an_error(tmp_path, store, monkeypatch):
+    """After a wait for a program that may be writing it; the file is not changed."""
     monkeypatch.setattr(sqlite, "_ABANDONED_SECONDS", 0.5)
     file = tmp_path / "other.db"
     file.write_text("not a database")
@@ -54,7 +54,7 @@ def test_what_is_no_database_of_mlflow_is_refused(tmp_path, store, monkeypatch):
     assert file.read_text() == "not a database"
 
 
-def test_a_folder_that_takes_no_lock_is_read(tmp_path, store):
-    """The lock is a file; where none can be made, nothing can be set up either."""
+def test_a_store_is_read_if_its_lock_file_cannot_be_created(tmp_path, store):
+    """Nothing is set up in a folder that is not writable."""
     (tmp_path / "mlflow.db.lock").mkdir()
     assert preflight().search_experiments()

@@ -1,15 +1,15 @@
-"""Names that lie in stored runs: whoever holds an old run finds them under these, for good."""
+"""Names of tags and artifacts in stored runs never change, so that old runs stay readable."""
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, anytime_file_name
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
 from clear_mlflow.store import names
 
-# Spelled in two parts each, so that renaming a module with search and replace leaves them alone.
+# Spelled in two parts each, so that a search and replace of a module name does not change them.
 PREFIX = "clear_" + "mlflow."
 
 
 def test_the_tags_of_stored_runs_stay():
-    """A constant may be renamed; what it says may not."""
+    """A constant may be renamed, but not its value."""
     found = {key: text for key, text in vars(names).items() if key.endswith("_TAG")}
     hidden = {key for key, text in found.items() if text.startswith("mlflow.")}
     found = {key: text.removeprefix("mlflow.") for key, text in found.items()}
