@@ -1,4 +1,4 @@
-"""Every family as torchmetrics: what they compute is what the matrix defines."""
+"""MatrixMetrics computes the same metrics as the matrix, for every family."""
 
 import copy
 import math
@@ -18,39 +18,39 @@ from clear_mlflow.metrics import FAMILIES, summarize
 CLASSES, BUCKETS, IMAGES = 4, 3, 12
 
 
-def answers(seed=0):
-    """For each row and bucket, logits and true classes; and torchmetrics' own accuracy of them."""
+def draw_batches(seed=0):
+    """Return (row, bucket) to logits and true classes, and the matrix of torchmetrics' accuracy."""
     generator = torch.Generator().manual_seed(seed)
-    found, cells = {}, np.zeros((BUCKETS + 1, BUCKETS))
+    batches, cells = {}, np.zeros((BUCKETS + 1, BUCKETS))
     accuracy = MulticlassAccuracy(CLASSES, average="micro")
     for row in range(BUCKETS + 1):
         for bucket in range(BUCKETS):
             target = torch.randint(CLASSES, (IMAGES,), generator=generator)
             logits = torch.randn(IMAGES, CLASSES, generator=generator)
             logits[torch.arange(IMAGES), target] += row - 0.5 * abs(row - 1 - bucket)
-            found[row, bucket] = logits, target
+            batches[row, bucket] = logits, target
             cells[row, bucket] = accuracy(logits, target)
-    return found, AccuracyMatrix(cells[1:], initial=cells[0], num_instances=[IMAGES] * BUCKETS)
+    return batches, AccuracyMatrix(cells[1:], initial=cells[0], num_instances=[IMAGES] * BUCKETS)
 
 
-def numbers(computed):
+def to_floats(computed):
     return {name: value.item() for name, value in computed.items()}
 
 
-# Predictions do not say what rows cost.
+# Predictions have no costs.
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"cost"}))
-def test_predictions_in_batches_give_the_familys_metrics(family):
-    """Cell by cell the matrix of torchmetrics' own accuracy, and every metric of the family."""
-    found, expected = answers()
+def test_batches_of_predictions_have_the_metrics_of_the_matrix(family):
+    """Each cell is torchmetrics' accuracy, and each metric that of the matrix."""
+    batches, expected = draw_batches()
     metric = MatrixMetrics(BUCKETS, metrics=FAMILIES[family])
-    for (row, bucket), (logits, target) in found.items():
+    for (row, bucket), (logits, target) in batches.items():
         for part in range(0, IMAGES, 5):
             some = slice(part, part + 5)
             metric.update(logits[some], target[some], row=row, bucket=bucket)
     np.testing.assert_allclose(metric.matrix.values, expected.values, atol=1e-7)
     np.testing.assert_allclose(metric.matrix.initial, expected.initial, atol=1e-7)
     assert metric.matrix.num_instances.tolist() == [IMAGES] * BUCKETS
-    computed = numbers(metric.compute())
+    computed = to_floats(metric.compute())
     assert computed == summarize(metric.matrix, metrics=FAMILIES[family])
     assert computed == pytest.approx(summarize(expected, metrics=FAMILIES[family]))
     assert computed
@@ -59,10 +59,10 @@ def test_predictions_in_batches_give_the_familys_metrics(family):
 
 def test_labels_and_mixed_buckets_are_the_same():
     """One batch over all buckets, and classes instead of logits."""
-    found, _ = answers()
+    batches, _ = draw_batches()
     by_bucket, mixed = (MatrixMetrics(BUCKETS, metrics=renate.METRICS) for _ in range(2))
     for row in range(BUCKETS + 1):
-        several = [found[row, bucket] for bucket in range(BUCKETS)]
+        several = [batches[row, bucket] for bucket in range(BUCKETS)]
         for bucket, (logits, target) in enumerate(several):
             by_bucket.update(logits, target, row=row, bucket=bucket)
         labels = torch.cat([logits.argmax(1) for logits, _ in several])
@@ -71,35 +71,35 @@ def test_labels_and_mixed_buckets_are_the_same():
         order = torch.randperm(len(buckets), generator=torch.Generator().manual_seed(row))
         mixed.update(labels[order], targets[order], row=row, bucket=buckets[order])
     assert by_bucket.matrix.equals(mixed.matrix)
-    assert numbers(mixed.compute()) == numbers(by_bucket.compute())
+    assert to_floats(mixed.compute()) == to_floats(by_bucket.compute())
 
 
 def test_states_of_several_processes_are_added_up():
-    """Each has seen half of the images; synced, all have the whole, and unsync gives it back."""
-    found, _ = answers()
-    whole, *halves = (MatrixMetrics(BUCKETS) for _ in range(3))
-    for (row, bucket), (logits, target) in found.items():
-        whole.update(logits, target, row=row, bucket=bucket)
+    """Two processes count half of the images each; sync adds their counts, unsync undoes it."""
+    batches, _ = draw_batches()
+    complete, *halves = (MatrixMetrics(BUCKETS) for _ in range(3))
+    for (row, bucket), (logits, target) in batches.items():
+        complete.update(logits, target, row=row, bucket=bucket)
         for rank, metric in enumerate(halves):
             metric.update(logits[rank::2], target[rank::2], row=row, bucket=bucket)
 
-    def gathered(state, group=None):
+    def gather(state, group=None):
         (name,) = [n for n in ("correct", "total") if getattr(halves[0], n) is state]
         return [states[0][name], states[1][name]]
 
     states = [{n: getattr(m, n).clone() for n in ("correct", "total")} for m in halves]
-    alone = halves[0].matrix
-    halves[0].sync(dist_sync_fn=gathered, distributed_available=lambda: True)
-    assert halves[0].matrix.equals(whole.matrix)
-    assert summarize(halves[0].matrix) == numbers(whole.compute())
+    own_matrix = halves[0].matrix
+    halves[0].sync(dist_sync_fn=gather, distributed_available=lambda: True)
+    assert halves[0].matrix.equals(complete.matrix)
+    assert summarize(halves[0].matrix) == to_floats(complete.compute())
     halves[0].unsync()
-    assert halves[0].matrix.equals(alone)
+    assert halves[0].matrix.equals(own_matrix)
 
 
-def test_what_is_not_measured_is_not_there():
-    """Undefined is neither 0 nor NaN; the reason is told."""
+def test_undefined_metrics_have_a_reason():
+    """An undefined metric is neither 0 nor NaN, but left out."""
     metric = MatrixMetrics(BUCKETS, metrics=renate.METRICS)
-    for (row, bucket), (logits, target) in answers()[0].items():
+    for (row, bucket), (logits, target) in draw_batches()[0].items():
         if row == 1:
             metric.update(logits, target, row=row, bucket=bucket)
     assert set(metric.compute()) == {
@@ -118,18 +118,18 @@ def test_what_is_not_measured_is_not_there():
 
 
 def test_reset_copies_pickles_and_forward():
-    """What torchmetrics' own machinery does with any metric."""
-    found, _ = answers()
+    """Torchmetrics can do with this metric what it does with any other."""
+    batches, _ = draw_batches()
     metric = MatrixMetrics(BUCKETS, metrics=clear.METRICS)
-    for (row, bucket), (logits, target) in found.items():
+    for (row, bucket), (logits, target) in batches.items():
         batch = metric(logits, target, row=row, bucket=bucket)
     assert set(batch) <= {"clear/in_domain_accuracy", "clear/accuracy"}
-    before = numbers(metric.compute())
-    assert numbers(pickle.loads(pickle.dumps(metric)).compute()) == before
+    before = to_floats(metric.compute())
+    assert to_floats(pickle.loads(pickle.dumps(metric)).compute()) == before
     other = copy.deepcopy(metric)
     metric.reset()
     assert metric.compute() == {}
-    assert numbers(other.compute()) == before
+    assert to_floats(other.compute()) == before
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_reset_copies_pickles_and_forward():
         ({"preds": torch.tensor([0])}, "preds have shape"),
     ],
 )
-def test_a_batch_of_no_cell_is_refused(changes, message):
+def test_a_batch_outside_the_matrix_is_an_error(changes, message):
     """Before anything is counted."""
     metric = MatrixMetrics(BUCKETS, metrics=clear.METRICS)
     batch = {"preds": torch.tensor([0, 1]), "target": torch.tensor([0, 1]), "row": 1, "bucket": 0}

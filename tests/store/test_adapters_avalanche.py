@@ -1,4 +1,4 @@
-"""Avalanche's loop, run by Avalanche: the matrix in MLflow is what its own metrics say."""
+"""The matrix in MLflow contains the values of Avalanche's own metrics, in Avalanche's loop."""
 
 import warnings
 
@@ -23,7 +23,7 @@ CLASSES = 3
 
 
 class Images(TensorDataset):
-    """A dataset as Avalanche wants it: with its targets."""
+    """Return a dataset with the targets that Avalanche needs."""
 
     @property
     def targets(self):
@@ -68,7 +68,7 @@ def strategy(logger, **options):
 
 
 def own_numbers(results, num_buckets):
-    """The accuracies of one test, out of what Avalanche's eval returned, in float64."""
+    """Return the accuracies in the result of Avalanche's eval, in float64."""
     return [results[f"Top1_Acc_Exp/eval_phase/test_stream/Exp{j:03d}"] for j in range(num_buckets)]
 
 
@@ -105,7 +105,7 @@ def test_the_matrix_is_avalanches_own_cell_by_cell(store, experiment_id):
 
 @pytest.mark.parametrize("options", [{"eval_every": 0}, {"eval_every": 1, "epochs": 2}])
 def test_evaluations_within_training(store, options):
-    """Only the model as it stays is a row, whenever Avalanche itself chooses to test it."""
+    """Only the test of the finished model is a row, however often Avalanche tests."""
     stream = benchmark(3)
     logger = MLflowAccuracyMatrix()
     trained = strategy(logger, **options)
@@ -119,8 +119,8 @@ def test_evaluations_within_training(store, options):
     np.testing.assert_allclose(logger.matrix.values, expected, atol=1e-7)
 
 
-def test_past_buckets_alone_and_piece_by_piece(store):
-    """What was not tested is not measured; pieces of one test are one row."""
+def test_a_part_of_the_buckets_and_tests_in_pieces(store):
+    """Cells without a test are missing, and several tests of a model are one row."""
     stream = benchmark(4)
     logger = MLflowAccuracyMatrix()
     trained = strategy(logger)
@@ -159,7 +159,7 @@ def test_an_online_stream_has_a_row_for_each_original_experience(store, size, al
     np.testing.assert_allclose(logger.matrix.values[2], last, atol=1e-7)
 
 
-def test_an_incomplete_online_stream_keeps_its_rows_apart(store):
+def test_an_incomplete_online_stream_has_separate_rows(store):
     """A loop that skips parts still counts an original experience as trained."""
     stream = benchmark(3)
     logger = MLflowAccuracyMatrix()
@@ -188,8 +188,8 @@ def test_intervals_may_evaluate_some_experiences(store):
     assert np.isnan(logger.matrix.values).sum() == 1
 
 
-def test_one_test_set_for_all_is_refused(store):
-    """It is no accuracy matrix; the error comes before the first training."""
+def test_one_test_set_for_all_experiences_is_an_error(store):
+    """The error comes before the first training."""
     stream = benchmark(3, num_test_streams=1)
     with pytest.raises(ConfigError, match="'test' has 1 experiences, and 3 are trained"):
         strategy(MLflowAccuracyMatrix(), eval_every=0).train(
@@ -197,7 +197,7 @@ def test_one_test_set_for_all_is_refused(store):
         )
 
 
-def test_what_a_run_is_told_is_checked_at_once():
+def test_options_are_checked_at_once():
     """Not after the first bucket is trained."""
     with pytest.raises(ConfigError, match="unexpected keyword argument 'sede'"):
         MLflowAccuracyMatrix(sede=1)
@@ -205,8 +205,8 @@ def test_what_a_run_is_told_is_checked_at_once():
         MLflowAccuracyMatrix(protocol="offline")
 
 
-def test_a_checkpoint_may_hold_the_logger(store):
-    """Avalanche's checkpoints hold the strategy's plugins; the run goes on after one."""
+def test_a_checkpoint_may_contain_the_logger(store):
+    """Avalanche's checkpoints contain the strategy's plugins; the run continues after one."""
     stream = benchmark(3)
     with mlflow.start_run():
         logger = MLflowAccuracyMatrix()

@@ -103,7 +103,7 @@ def test_the_matrix_is_lightnings_own_cell_by_cell(store, experiment_id):
 
 
 def test_a_fit_that_fails_closes_the_run_as_failed(store, experiment_id):
-    """The row before it is scored."""
+    """The earlier row is scored."""
     train, test = loaders()
     callback, model = MLflowAccuracyMatrix(), Model(breaks_at=2)
     trainer(callback).fit(model, train[0])
@@ -117,8 +117,8 @@ def test_a_fit_that_fails_closes_the_run_as_failed(store, experiment_id):
     assert callback.trained == 1
 
 
-def test_a_metric_that_is_not_logged_is_named(store, experiment_id):
-    """With what there is."""
+def test_a_missing_metric_is_an_error(store, experiment_id):
+    """The message names the metrics that exist."""
     _, test = loaders()
     with pytest.raises(ConfigError, match=r"logged no 'test_acc' \(there is accuracy/dataloader"):
         trainer(MLflowAccuracyMatrix()).test(Model("accuracy"), test, verbose=False)
@@ -127,8 +127,8 @@ def test_a_metric_that_is_not_logged_is_named(store, experiment_id):
     assert not store.search_runs([experiment_id])
 
 
-def test_a_checkpoint_says_how_many_buckets_are_trained():
-    """A loop that goes on from one logs the row after it."""
+def test_a_checkpoint_stores_the_number_of_trained_buckets():
+    """A loop that continues from it logs the next row."""
     callback, loaded = MLflowAccuracyMatrix(), MLflowAccuracyMatrix()
     callback.on_fit_end(None, None)
     loaded.load_state_dict(callback.state_dict())

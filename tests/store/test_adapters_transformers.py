@@ -44,7 +44,7 @@ def accuracy(predicted):
     return {"accuracy": float((predicted.predictions.argmax(1) == predicted.label_ids).mean())}
 
 
-def trainer(callback, folder, model, train=None, **more):
+def trainer(callback, folder, model, train=None, **overrides):
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=1,
@@ -54,10 +54,10 @@ def trainer(callback, folder, model, train=None, **more):
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
-        eval_strategy="epoch" if "eval_dataset" in more else "no",
+        eval_strategy="epoch" if "eval_dataset" in overrides else "no",
     )
-    told = {"compute_metrics": accuracy, **more}
-    return Trainer(model, arguments, train_dataset=train, callbacks=[callback], **told)
+    options = {"compute_metrics": accuracy, **overrides}
+    return Trainer(model, arguments, train_dataset=train, callbacks=[callback], **options)
 
 
 def own_numbers(results):
@@ -67,7 +67,7 @@ def own_numbers(results):
 def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_path):
     """A new Trainer for each bucket, one callback; past the tenth; counts restored exactly.
 
-    What a Trainer evaluates while it trains is no row.
+    Evaluations during training are not rows.
     """
     train, test = buckets()
     callback, model = MLflowAccuracyMatrix(KEYS, dataset="toy", seed=0), Model()
@@ -89,8 +89,8 @@ def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_p
     assert {cost.trainable_parameters for cost in costs} == {learnt}
 
 
-def test_a_row_that_is_measured_in_part_says_so(store, experiment_id, tmp_path):
-    """Not measured is not zero; another test set is no bucket."""
+def test_a_row_with_missing_cells_is_stored(store, experiment_id, tmp_path):
+    """Missing cells are not zero, and a test set that is not a bucket is ignored."""
     train, test = buckets()
     callback, model = MLflowAccuracyMatrix(["a", "b"]), Model()
     one = trainer(callback, tmp_path, model, train[0])
@@ -105,8 +105,8 @@ def test_a_row_that_is_measured_in_part_says_so(store, experiment_id, tmp_path):
     assert last == pytest.approx([second["eval_a_accuracy"], second["eval_b_accuracy"]])
 
 
-def test_a_metric_that_is_not_there_is_named(store, experiment_id, tmp_path):
-    """With what there is."""
+def test_a_missing_metric_is_an_error(store, experiment_id, tmp_path):
+    """The message names the metrics that exist."""
     _, test = buckets()
     callback = MLflowAccuracyMatrix(KEYS, metric="top1")
     with pytest.raises(ConfigError, match=r"returned no 'top1' \(there is accuracy, loss, "):

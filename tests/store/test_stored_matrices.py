@@ -1,4 +1,4 @@
-"""Matrices from tags and from artifacts: when a tag is trusted, and that both say the same."""
+"""Matrices read from tags and from artifacts are the same, and a wrong tag is not used."""
 
 import random
 import shutil
@@ -34,15 +34,15 @@ def matrices(client, **options):
     return list(read_matrices(client, select_runs(client, experiment="test"), **options))
 
 
-def test_tag_gives_back_the_rows():
-    """Every byte of every row, in a fraction of the room."""
+def test_a_tag_contains_all_rows():
+    """Every byte of every row, compressed."""
     text = pack_matrix_tag("run", ROWS)
     assert list(read_matrix_tag("run", text).items()) == list(ROWS.items())
     assert len(text) < sum(map(len, ROWS.values())) / 2
 
 
-def test_a_tag_is_as_long_as_mlflow_keeps_one():
-    """8,000 characters; one more, and MLflow would cut it off without a word."""
+def test_a_tag_has_at_most_the_length_that_mlflow_stores():
+    """MLflow would truncate a tag of more than 8,000 characters silently."""
 
     def tag_with(length):
         return pack_matrix_tag(
@@ -56,14 +56,14 @@ def test_a_tag_is_as_long_as_mlflow_keeps_one():
 
 
 def test_a_tag_of_another_run_is_none():
-    """A run that was copied with its tags is not taken for what its tag says."""
+    """A run that was copied with its tags is read from its artifacts."""
     assert read_matrix_tag("another", pack_matrix_tag("run", ROWS)) == {}
 
 
 @settings(max_examples=200)
 @given(data=st.data())
 def test_a_tag_that_was_changed_is_none(data):
-    """One character, cut off, or anything at all: the artifacts are read, or it says the same."""
+    """Another character, a truncated tag, or any text: ignored, unless the rows are the same."""
     text = pack_matrix_tag("run", ROWS)
     at = data.draw(st.integers(0, len(text) - 1))
     changed = text[:at] + data.draw(st.characters()) + text[at + 1 :]
@@ -73,7 +73,7 @@ def test_a_tag_that_was_changed_is_none(data):
 
 
 @pytest.mark.parametrize("packed", [b"null", b"[]", b"{}", b"[" * 9999, b'{"a": 1}', b"\xff"])
-def test_a_tag_of_anything_else_is_none(packed):
+def test_a_tag_of_other_json_is_none(packed):
     """No kind of JSON stops a listing."""
     text = hash_rows("run", {}) + b64encode(zlib.compress(packed)).decode()
     assert read_matrix_tag("run", text) == {}
@@ -81,7 +81,7 @@ def test_a_tag_of_anything_else_is_none(packed):
 
 
 def test_a_tag_that_swells_takes_no_memory():
-    """A hundred megabytes fit a tag, and is not unpacked."""
+    """A hundred megabytes that fit a tag are not unpacked."""
     bomb = hash_rows("run", {}) + b64encode(zlib.compress(b" " * 10**8)).decode()
     tracemalloc.start()
     assert read_matrix_tag("run", bomb) == {}
@@ -89,8 +89,8 @@ def test_a_tag_that_swells_takes_no_memory():
     tracemalloc.stop()
 
 
-def test_a_listing_alone_brings_the_matrices(store, experiment_id):
-    """Nothing is read but the listing; the matrix is the same to the bit."""
+def test_matrices_are_read_from_a_listing(store, experiment_id):
+    """No artifact is read, and the matrix is identical to the bit."""
     run = stored_run(store, experiment_id)
     (from_rows,) = matrices(store)
     scored(store)
@@ -102,8 +102,8 @@ def test_a_listing_alone_brings_the_matrices(store, experiment_id):
     assert from_tag.summary == from_rows.summary
 
 
-def test_a_run_without_a_matrix_says_why(store, experiment_id):
-    """One that holds no row, and one whose row is damaged."""
+def test_a_run_without_a_matrix_has_a_problem(store, experiment_id):
+    """A run without rows, and a run with a damaged row."""
     store.create_run(experiment_id)
     run = stored_run(store, experiment_id)
     (rows_folder(run) / "row_001.json").write_text("{")
@@ -114,7 +114,7 @@ def test_a_run_without_a_matrix_says_why(store, experiment_id):
 
 
 def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
-    """A run that stopped early may be taken up again: its rows are looked for each time."""
+    """A run that stopped early may be resumed, so its artifacts are read each time."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     scored(store)
     (rows_folder(run) / "row_003.json").write_text(row_texts()["row_003.json"])
@@ -123,8 +123,8 @@ def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
     assert matrix.record.rows == (0, 1, 2, 3)
 
 
-def test_files_on_this_machine_are_the_truth(store, experiment_id):
-    """A row that was replaced by one of the same size is seen, and scored."""
+def test_files_on_this_machine_precede_the_tag(store, experiment_id):
+    """A row that was replaced by one of the same size is noticed and scored."""
     run = stored_run(store, experiment_id)
     scored(store)
     change(rows_folder(run) / "row_004.json", correct=[70, 81, 90, 96])
@@ -135,8 +135,8 @@ def test_files_on_this_machine_are_the_truth(store, experiment_id):
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_a_pool_keeps_the_order_and_takes_items_as_there_is_room(jobs):
-    """However long each takes; an endless listing is not taken ahead of the work."""
+def test_threads_keep_the_order_and_take_few_items_ahead(jobs):
+    """However long each item takes, and even if there is no end of items."""
     taken = []
 
     def items():
@@ -160,7 +160,7 @@ def test_a_pool_keeps_the_order_and_takes_items_as_there_is_room(jobs):
 
 @pytest.fixture(scope="module")
 def server(empty_store, tmp_path_factory):
-    """A real tracking server with proxied artifacts: its address, and its artifact folder."""
+    """Start a tracking server with proxied artifacts; yield its address and artifact folder."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     database, artifacts = f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts"
@@ -169,7 +169,7 @@ def server(empty_store, tmp_path_factory):
 
 
 def test_behind_a_server(store, server, monkeypatch):
-    """Rows are read through it and scored as on a database; what changed there is found by name."""
+    """Rows are read and scored as on a database; changed rows are noticed for runs by name."""
     uri, artifacts = server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
@@ -200,10 +200,10 @@ def test_behind_a_server(store, server, monkeypatch):
     file.write_bytes(file.read_bytes()[:40])
     change_digest(artifacts_of(replaced) / "row_003.json")
     assert [v.action for v in scored(client)] == ["unchanged"] * 3
-    found = {v.run_name: v for v in scored(client, explicit=True)}
-    assert [found[name].action for name in "012"] == ["failed", "failed", "unchanged"]
-    assert "row_002.json" in found["0"].detail
-    assert "dataset digest" in found["1"].detail
+    verdict_by_name = {v.run_name: v for v in scored(client, explicit=True)}
+    assert [verdict_by_name[name].action for name in "012"] == ["failed", "failed", "unchanged"]
+    assert "row_002.json" in verdict_by_name["0"].detail
+    assert "dataset digest" in verdict_by_name["1"].detail
 
 
 def change_digest(file):
