@@ -57,7 +57,7 @@ def main() -> None:
 
     print(matrix.matrix.values)
     for name, metric in matrix.metrics.items():
-        print(f"{name:32} {metric.text} {metric.about}")
+        print(f"{name:32} {metric.text} {metric.note}")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main() -> None:
 
     print(run.matrix.values)
     for name, metric in run.metrics.items():
-        print(f"{name:32} {metric.text} {metric.about}")
+        print(f"{name:32} {metric.text} {metric.note}")
 
 
 if __name__ == "__main__":

@@ -11,4 +11,4 @@ run = clear_mlflow.train(strategy="replay", memory=100, epochs=1)
 
 print(run.matrix.values.round(2))  # row = trained through, column = tested on
 for name, metric in run.metrics.items():
-    print(f"{name:32} {metric.text} {metric.about}")
+    print(f"{name:32} {metric.text} {metric.note}")
