@@ -190,7 +190,7 @@ def _store_run(
             for record in records:
                 name = f"{ROWS_FOLDER}/{row_file_name(record.row.row)}"
                 folder.append(name, record.to_json().encode())
-            for entry in folder.entries():
+            for entry in folder.list_entries():
                 uploader.upload(entry)
             num_metrics = len(score_run(client, run_id).results.values_by_name)
             uploader.upload(folder.append_outcome(Outcome("FINISHED")))

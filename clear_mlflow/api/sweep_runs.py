@@ -49,7 +49,7 @@ from clear_mlflow.grids.grid import (
     read_grid,
 )
 from clear_mlflow.journal.run_folder import Outcome, Status
-from clear_mlflow.journal.uploader import is_final, store_outcome
+from clear_mlflow.journal.uploader import is_permanent_error, store_outcome
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -74,7 +74,12 @@ from clear_mlflow.store.search import (
 from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
 from clear_mlflow.tracking.lifecycle import create_run
-from clear_mlflow.tracking.resume import claim_run, has_rows, is_claimed, read_resume_point
+from clear_mlflow.tracking.resume import (
+    has_rows,
+    is_resume_reserved,
+    read_resume_point,
+    reserve_resume,
+)
 from clear_mlflow.tracking.tracked_training import train_sweep_run
 
 Engine: TypeAlias = LocalEngine | RayEngine
@@ -599,7 +604,7 @@ class SweepStore:
                         MLFLOW_RUN_NOTE: f"Continued the sweep of run {run_id}.",
                     }
                     log_tags(client, project_run.info.run_id, project_tags)
-                tags[names.RESUMES_TAG] = str(claim_run(client, parent))
+                tags[names.RESUMES_TAG] = str(reserve_resume(client, parent))
             log_tags(client, run_id, tags)
             client.update_run(run_id, status="RUNNING")
             client.log_text(run_id, grid.text, names.SWEEP_GRID)
@@ -696,7 +701,7 @@ class SweepStore:
 
     def _is_held_elsewhere(self, stored_run: Run) -> bool:
         """Return True if another process trains into a run, or another live sweep will."""
-        if is_held(self._client, stored_run) or is_claimed(stored_run):
+        if is_held(self._client, stored_run) or is_resume_reserved(stored_run):
             return True
         # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
         is_open = stored_run.info.status not in ("FINISHED", "FAILED")
@@ -730,7 +735,11 @@ class SweepStore:
                     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
                         point = read_resume_point(self._client, run_id, Path(folder))
                 except ClearError as error:
-                    if isinstance(error, TrackingError) and error.__cause__ and not is_final(error):
+                    if (
+                        isinstance(error, TrackingError)
+                        and error.__cause__
+                        and not is_permanent_error(error)
+                    ):
                         raise  # the store is away, which proves nothing about the run
                     reason = str(error)
                 else:
