@@ -257,8 +257,8 @@ def _describe_scores(
         yield f"missing {', '.join(f'row {row}' for row in missing_rows)}"
     if dry_run and not scores.changes.is_empty:
         yield f"would write {scores.changes}"
-    elif scores.changes.points:
-        yield f"{len(scores.changes.points)} metric values logged"
+    elif scores.changes.metric_values:
+        yield f"{len(scores.changes.metric_values)} metric values logged"
     if scores.changes.changed:
         yield f"values changed: {', '.join(scores.changes.changed)}"
     if scores.stored.problem is not None:

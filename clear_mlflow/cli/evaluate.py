@@ -113,7 +113,7 @@ class Summary:
             self.last_run_ids = [*self.last_run_ids[-1:], result.run_id]
         self._last_scores = result.scores
         if result.scores is not None:
-            self._num_values += len(result.scores.changes.points)
+            self._num_values += len(result.scores.changes.metric_values)
         self._num_partial += result.is_partial
         self.num_problems += result.is_problem
         self._num_undefined.update(result.undefined)
