@@ -93,7 +93,7 @@ _READ_JOBS = 8  # runs whose predictions are read at a time
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that was chosen but is not compared, and the reason."""
+    """A run that was chosen but could not be compared, and the reason."""
 
     run_id: str
     run_name: str
@@ -119,7 +119,7 @@ class ComparedRuns:
     links: tuple[str, ...] = ()
 
     def leaderboard(self, metrics: str | Sequence[str] | None = None) -> DataFrame:
-        """Return a row for each group, best first: seeds, and the mean of each metric over them.
+        """Return a data frame with a row for each group of seeds, best first: means of metrics.
 
         Args:
             metrics: names of metrics. None: the metric of the ranking and the usual ones.
@@ -127,14 +127,15 @@ class ComparedRuns:
         return leaders_frame(self.comparison, metrics)
 
     def verdicts(self) -> DataFrame:
-        """Return a row for each pair: which is better, by how much, interval and p.
+        """Return a data frame with a row for each pair of groups, tested over seeds.
 
-        Intervals and p are adjusted for all comparisons, so they can be cited.
+        Columns: which group is better, difference, interval and p-value. Both are adjusted for the
+        number of comparisons.
         """
         return verdicts_frame(self.comparison)
 
     def to_frame(self) -> DataFrame:
-        """Return a row for each group and metric: mean, std, low, high (95 %, over seeds) and n."""
+        """Return a data frame: group, metric, mean, std, 95 % interval over seeds, and n."""
         return metrics_frame(self.comparison)
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,7 +199,10 @@ def compare_chosen_runs(
     at_equal: str | None,
     log: bool,
 ) -> ComparedRuns:
-    """Compare runs of the store, and store the result; see :func:`clear_mlflow.compare`."""
+    """Compare chosen runs, and store the comparison in a run unless *log* is False.
+
+    The options, and the errors that are raised, are those of :func:`clear_mlflow.compare`.
+    """
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
     requested = load_metrics(metrics)
     for metric in requested:
@@ -267,7 +271,7 @@ def compare_chosen_runs(
 
 
 def _split_group_by(group_by: str | Sequence[str]) -> Sequence[str] | None:
-    """Return names of labels; () for none, and None for auto."""
+    """Split names at commas. Returns () for "none", and None for "auto"."""
     labels = group_by.split(",") if isinstance(group_by, str) else tuple(group_by)
     special: dict[tuple[str, ...], Sequence[str] | None] = {(AUTO,): None, (NONE,): ()}
     return special.get(tuple(labels), labels)
@@ -291,8 +295,8 @@ def read_comparison(
 
     Args:
         client: client of the store.
-        runs: stored runs, and placeholders of runs that the store lacks.
-        group_by: labels; () to make each run its own group, None for the default labels.
+        runs: stored runs; a MissingRun, for a run that the store lacks, is an error.
+        group_by: parameters or tags; () to make each run its own group, None for the default.
         rank_by: name of the metric that ranks, or None for the default.
         baseline: name or label of the group that all others are tested against, or None.
         margin: largest difference that does not matter, in percentage points or the score's unit.
@@ -300,8 +304,8 @@ def read_comparison(
         at_equal: cost that compared runs must share within 1 %, or None.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are an error.
-        read_files: read row artifacts instead of tags; None to do so only for unscored runs.
-        over_images: test single runs over their test images, which reads their predictions.
+        read_files: read row artifacts instead of tags; None: only for runs without metrics.
+        over_images: test groups of one run over test images, which reads their predictions.
 
     Raises:
         ConfigError: no run has rows, or an argument has an invalid value.
@@ -319,7 +323,7 @@ def read_comparison(
         if record is None:
             reason = str(stored.problem)
             if reason == NO_ROWS and _has_diverged(run):
-                rowless.append(_build_rowless_run(run))
+                rowless.append(_build_run_without_rows(run))
             elif reason != NO_ROWS or explicit:
                 left_out.append(LeftOut(run.info.run_id, _get_name(run), reason))
             continue
@@ -329,7 +333,7 @@ def read_comparison(
             test_values = {}
             name = cut(_get_name(run))
             warnings.append(f"Tests inside buckets of {name} are not used: {error}.")
-        subjects.append(_build_subject(run, record, {**stored.summary, **test_values}))
+        subjects.append(_build_compared_run(run, record, {**stored.summary, **test_values}))
     if not subjects:
         reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
@@ -356,7 +360,7 @@ def read_comparison(
     )
     predictions_by_run = {}
     tested_over_images = arrangement.wants_predictions() if over_images else []
-    read = partial(_read_correctness, client, bundles)
+    read = partial(_read_predicted_classes, client, bundles)
     for subject, predictions, problem in map_in_threads(read, tested_over_images, _READ_JOBS):
         if predictions is not None:
             predictions_by_run[subject.run_id] = predictions
@@ -373,7 +377,10 @@ def read_comparison(
 
 
 def _keep_most_common_score(subjects: list[Subject]) -> tuple[list[Subject], list[str]]:
-    """Return the runs that have the most common score, and a sentence on each other score."""
+    """Return the runs with the most common score (accuracy, rmse ...), without the others.
+
+    The second result is a sentence for the user on each score that was left out.
+    """
     by_score: dict[Score, list[Subject]] = {}
     for subject in subjects:
         by_score.setdefault(subject.record.matrix.score, []).append(subject)
@@ -388,7 +395,10 @@ def _keep_most_common_score(subjects: list[Subject]) -> tuple[list[Subject], lis
 
 
 def _convert_margin(margin: float, score: Score) -> float:
-    """Return a margin in the score's unit: percentage points become a fraction."""
+    """Convert a margin to the score's unit: percentage points of accuracy become a fraction.
+
+    Raises ConfigError if the margin is not above 0.
+    """
     maximum, unit = (
         (100, "percentage points") if score.is_accuracy else (sys.float_info.max, "a number")
     )
@@ -402,7 +412,7 @@ def _convert_margin(margin: float, score: Score) -> float:
 def _describe_failed_metrics(
     subjects: Sequence[Subject], metrics: Sequence[Metric]
 ) -> Iterator[str]:
-    """Yield a sentence for each of the user's metrics that failed on a run, with one reason."""
+    """Yield a sentence for each custom metric that raised an error on a run, with one reason."""
     reasons: dict[str, str] = {}
     num_runs: Counter[str] = Counter()
     for subject in subjects:
@@ -415,10 +425,14 @@ def _describe_failed_metrics(
         yield f"{name} is left out of {num_runs[name]} of {len(subjects)} runs: {reason}."
 
 
-def _read_correctness(
+def _read_predicted_classes(
     client: MlflowClient, bundles: Mapping[str, Run], subject: Subject
 ) -> tuple[Subject, Predictions | None, str | None]:
-    """Return predictions without probabilities, or None with the reason if they are unusable."""
+    """Read the predicted classes of a run, without probabilities.
+
+    Returns the run, and predictions or None, and the error or None. Both are None if the run has
+    no predictions. bundles: runs by id that were read from bundles instead of the store.
+    """
     try:
         with mlflow_errors(f"read run {subject.run_id}"):
             run = bundles.get(subject.run_id) or client.get_run(subject.run_id)
@@ -437,10 +451,15 @@ def _get_name(run: Run) -> str:
 
 
 def _has_diverged(run: Run) -> bool:
+    """Return True if the training stopped because its loss was not finite."""
     return bool(run.data.tags.get(names.DIVERGED_TAG) == "true")
 
 
-def _build_subject(run: Run, record: Record, summary: Mapping[str, float]) -> Subject:
+def _build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) -> Subject:
+    """Return a run as the comparison needs it: matrix, labels to group by, and parameters.
+
+    summary: values of its metrics by name.
+    """
     test_conditions = {
         "dataset": record.dataset.name,
         "protocol": record.protocol,
@@ -460,7 +479,8 @@ def _build_subject(run: Run, record: Record, summary: Mapping[str, float]) -> Su
     )
 
 
-def _build_rowless_run(run: Run) -> RowlessRun:
+def _build_run_without_rows(run: Run) -> RowlessRun:
+    """Return a diverged run, which has no matrix, as the comparison lists it."""
     labels = _get_labels(run)
     seed = labels.get("seed", "")
     return RowlessRun(
@@ -473,7 +493,7 @@ def _build_rowless_run(run: Run) -> RowlessRun:
 
 
 def _get_labels(run: Run) -> dict[str, str]:
-    """Return what a run can be grouped by: its parameters and its tags."""
+    """Return parameters and tags of a run by name, to group runs by."""
     params, tags = run.data.params, run.data.tags
     return {
         **unlogged_parameters(params),
@@ -491,6 +511,7 @@ def _get_params(run: Run) -> dict[str, str]:
 
 
 def _remove_shell_quotes(value: str) -> str:
+    """Return a value as it was before shlex.quote; other values are returned unchanged."""
     with suppress(ValueError):
         words = shlex.split(value)
         if len(words) == 1 and shlex.quote(words[0]) == value:
@@ -506,9 +527,10 @@ def write_comparison(
     run_id: str | None = None,
     params: Mapping[str, str],
 ) -> Run:
-    """Store a comparison in a new run, which is closed, or in an existing run, which stays open.
+    """Store a comparison in an MLflow run, and return the run.
 
-    Raises TrackingError if the store cannot be written; a new run is then closed as FAILED.
+    run_id: existing run to write to, which stays open; None to open a run and close it. Raises
+    TrackingError if the store cannot be written; a new run is then closed as FAILED.
     """
     comparison = compared.comparison
     name, opened_run_id = build_comparison_name(comparison), run_id
@@ -551,7 +573,10 @@ def _write_files(
     title: str,
     run_address: Callable[[str], str] | None,
 ) -> None:
-    """Write all artifacts of a comparison run into a folder."""
+    """Write page, tables, figures and JSON of a comparison into a folder.
+
+    run_address: returns the URL of a run by its id; None for no links.
+    """
     comparison = compared.comparison
     grids = next_grids(comparison)
     now = datetime.now(timezone.utc).strftime("%F %H:%M UTC")
@@ -579,7 +604,7 @@ def _write_files(
 
 
 def build_comparison_name(comparison: Comparison) -> str:
-    """Return a name for a comparison: its best groups, and the number of runs."""
+    """Return a run name for a comparison, for example "replay vs naive (6 runs)"."""
     groups = [cut(group.name) for group in comparison.groups]
     num_runs = len(comparison.subjects)
     split = ", validation" if comparison.is_validation else ""
@@ -592,6 +617,7 @@ def build_comparison_name(comparison: Comparison) -> str:
 
 
 def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
+    """Return the tags of a run that stores a comparison. page: link to its HTML page."""
     table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
     has_leader = bool(leader_numbers(comparison))
     return {
@@ -606,5 +632,5 @@ def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
 
 
 def join_run_ids(run_ids: Sequence[str]) -> str:
-    """Return as many run ids as fit in a tag, with commas, and ``...`` if some are missing."""
+    """Join run ids with commas; after the first 200, ``...`` replaces the rest."""
     return ",".join([*run_ids[:_MAX_LISTED_IDS], *(["..."] if run_ids[_MAX_LISTED_IDS:] else [])])

@@ -1,4 +1,4 @@
-"""Training from Python: the command line's work in one call, inside the caller's own process."""
+"""Train from Python: what ``clear-mlflow train`` does, in the caller's own process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-def _with_options(function: _Function) -> _Function:
-    """Show each option of TrainConfig to help() and to a notebook's completion."""
+def _declare_options(function: _Function) -> _Function:
+    """Set a function's signature to all training options, for help() and completion."""
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=text)
         for name, text in parameter_defaults().items()
@@ -41,70 +41,72 @@ def _with_options(function: _Function) -> _Function:
     return function
 
 
-@_with_options
+@_declare_options
 def train(**options: Unpack[TrainOptions]) -> Run:
-    """Train on a stream of buckets, tracked in MLflow, and give the run as it was stored.
+    """Train on a stream of buckets, track it in MLflow, and return the stored run.
 
-    An active MLflow run is joined and left open; without one, a run is opened and closed. The
-    options are the parameters of ``clear-mlflow train``; ``auto`` is what the dataset's recipe
-    names. On and off are True and False; several values are a list, arguments a dictionary.
+    An active MLflow run is used and left open; without one, a run is opened and closed. The
+    options are the parameters of ``clear-mlflow train``; ``auto`` is the value in the dataset's
+    recipe. Pass True and False for on and off, a list for several values, and a dictionary for
+    arguments.
 
     Args:
         **options: the parameters; docs/parameters.md lists them.
 
     Returns:
-        The run, with its matrix rebuilt from the rows that its artifact store holds; a notebook
-        shows it as a heat map.
+        The run, with its accuracy matrix as it was read back from the store. A notebook shows it
+        as a heat map.
 
     Raises:
-        ConfigError: a parameter has a value that it cannot have.
+        ConfigError: a parameter has an invalid value.
         DataError: the dataset or its features are missing or damaged.
-        TrackingError: MLflow cannot keep the run.
+        TrackingError: the run cannot be stored in MLflow.
         TrainingError: training cannot continue; the rows so far are stored and scored.
     """
-    asked, config = _resolved(train, options)
+    asked, config = _resolve_options(train, options)
     if config.seeds != NONE:
         raise ConfigError(
             f"seeds is {config.seeds}, which trains an ensemble and gives a matrix for each seed; "
             "call train_ensemble, or pass seed=N"
         )
-    client, training = _prepared(config)
-    # Imported here, as in _prepared: the pure core loads neither torch nor mlflow.
+    client, training = _prepare_training(config)
+    # Imported here, as in _prepare_training: the pure core loads neither torch nor mlflow.
     from clear_mlflow.tracking.tracked_training import train_in_process
 
-    return _run_of(client, train_in_process(client, training, asked))
+    return _load_run(client, train_in_process(client, training, asked))
 
 
-@_with_options
+@_declare_options
 def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
-    """Train runs together that differ only in their seed, each tracked as its own run.
+    """Train runs together that differ only in their seed, each tracked as its own MLflow run.
 
-    They are nested below one run in MLflow, which holds the means of their metrics: the active run,
-    which is left open, or one that is opened and closed.
+    They are child runs of one run, which contains the means of their metrics: the active run,
+    which is left open, or a new run, which is closed.
 
     Args:
         **options: those of :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Returns:
-        Seed to run, as :func:`train` gives it.
+        A dictionary from seed to run, as :func:`train` returns it.
 
     Raises:
-        ConfigError: a parameter has a value that it cannot have, or there are no ``seeds``.
+        ConfigError: a parameter has an invalid value, or there are no ``seeds``.
         DataError: the dataset or its features are missing or damaged.
-        TrackingError: MLflow cannot keep the runs.
+        TrackingError: the runs cannot be stored in MLflow.
         TrainingError: training cannot continue; the rows so far are stored and scored.
     """
-    asked, config = _resolved(train_ensemble, options)
+    asked, config = _resolve_options(train_ensemble, options)
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
-    client, training = _prepared(config)
+    client, training = _prepare_training(config)
     from clear_mlflow.tracking.tracked_training import train_ensemble_in_process
 
     scores = train_ensemble_in_process(client, training, asked)
-    return {seed: _run_of(client, of_member) for seed, of_member in scores.items()}
+    return {seed: _load_run(client, of_member) for seed, of_member in scores.items()}
 
 
-def _run_of(client: MlflowClient, scores: Scores) -> Run:
+def _load_run(client: MlflowClient, scores: Scores) -> Run:
+    """Return the run that the scores were computed for, as an object."""
     from clear_mlflow.api.load import Run
     from clear_mlflow.store.client import mlflow_errors
 
@@ -112,26 +114,30 @@ def _run_of(client: MlflowClient, scores: Scores) -> Run:
         return Run(client, client.get_run(scores.stored.run_id), scores=scores)
 
 
-def _resolved(
+def _resolve_options(
     function: Callable[..., object], options: Mapping[str, object]
 ) -> tuple[dict[str, str], TrainConfig]:
-    """What a caller asked for: texts of the parameters that are not at their defaults; resolved."""
+    """Return the options that differ from their defaults, as text, and the resolved configuration.
+
+    Raises TypeError if an option does not exist, and ConfigError if a value is invalid. function:
+    called by the user, for the message.
+    """
     for name in options.keys() - parameter_defaults().keys():  # as Python itself does
         raise TypeError(f"{function.__name__}() has no option {name!r}; {known_parameters(name)}")
-    asked = _texts(options)
+    asked = _format_options(options)
     config = TrainConfig.resolve(asked)
     check_memory(config, asked)
     return asked, config
 
 
-def _texts(options: Mapping[str, object]) -> dict[str, str]:
-    """Options as the texts that the command line takes; those at their defaults are left out."""
-    texts = {name: _text_of(name, value) for name, value in options.items()}
+def _format_options(options: Mapping[str, object]) -> dict[str, str]:
+    """Return options as text for the command line, without those that have their default."""
+    texts = {name: _format_option(name, value) for name, value in options.items()}
     return {name: text for name, text in texts.items() if text != parameter_defaults()[name]}
 
 
-def _text_of(name: str, value: object) -> str:
-    """A parameter's value, as a Python user writes it, as the text that the command line takes."""
+def _format_option(name: str, value: object) -> str:
+    """Convert a Python value of an option to the text that the command line accepts for it."""
     if isinstance(value, bool) and name in switches():
         return "on" if value else "off"
     if isinstance(value, Mapping):
@@ -146,8 +152,11 @@ def _text_of(name: str, value: object) -> str:
     return str(value)
 
 
-def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
-    """A store that can keep the run, and a training that is ready to begin."""
+def _prepare_training(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
+    """Connect to the store, load the data, and return a client and a training ready to start.
+
+    Raises ConfigError in a process of a distributed training, and errors of the store and data.
+    """
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
             f"this is one of {size} processes, each of which would train alone and open a run; "

@@ -14,7 +14,7 @@ import click
 
 from clear_mlflow.cli.from_function import command
 from clear_mlflow.cli.options import json_option, wants_json
-from clear_mlflow.cli.output import console, plain_table, print_json
+from clear_mlflow.cli.output import build_text_table, console, print_json
 from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
@@ -170,7 +170,7 @@ def _build_bucket_table(findings: Findings) -> Table:
     totals = [sum(sum(n) for (name, _), n in images.items() if name == split) for split in splits]
     rows.append(("all", *chain(*((str(total), "") for total in totals))))
     heads = ("bucket", *chain(*((f"{split} images", "per class") for split in splits)))
-    return plain_table(heads, rows, numbers_from=1)
+    return build_text_table(heads, rows, numbers_from=1)
 
 
 def _format_path(path: Path, root: Path) -> str:

@@ -16,7 +16,13 @@ from clear_mlflow.api.evaluate import evaluate_each
 from clear_mlflow.cli.from_function import command
 from clear_mlflow.cli.help import spell_options
 from clear_mlflow.cli.options import METRICS, SELECTION, WORK, json_option, wants_json
-from clear_mlflow.cli.output import console, plain_table, print_json, print_places, print_scores
+from clear_mlflow.cli.output import (
+    build_text_table,
+    console,
+    print_json,
+    print_run_links,
+    print_scores,
+)
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.progress import can_show_bars
@@ -81,7 +87,7 @@ def evaluate(**options: Any) -> None:
     elif not received:  # after a stop, the store may not answer
         from clear_mlflow.api.load import open_store
 
-        print_places(open_store(), summary.last_run_ids)
+        print_run_links(open_store(), summary.last_run_ids)
     if received:
         sys.exit(128 + received[0])
     if summary.num_problems:
@@ -151,7 +157,7 @@ class Summary:
                 (run.run_id, one_line(run.run_name, _MAX_NAME_LENGTH), run.action, run.detail)
                 for run in results
             ]
-            console().print(plain_table(("run", "name", "outcome", "detail"), rows))
+            console().print(build_text_table(("run", "name", "outcome", "detail"), rows))
 
     def _describe_totals(self, dry_run: bool, stopped: bool) -> Iterator[str]:
         """Yield parts of the last line: numbers of runs by action, of metric values, and so on."""

@@ -1,4 +1,4 @@
-"""How ``--help`` reads: options under headings, what ``auto`` means, and examples."""
+"""Format ``--help``: options under headings, the meaning of ``auto``, and examples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_CODES: Mapping[str, str] = {
 
 
 class Option(click.Option):
-    """An option that is listed under a heading."""
+    """A click option that the help lists under the heading *group*."""
 
     def __init__(self, *args: Any, group: str = OTHER, **kwargs: Any) -> None:
         if kwargs.get("default") == NONE:
@@ -45,7 +45,7 @@ class Command(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, with options in error messages as they are typed."""
+        """Run the command; error messages name options as on the command line (--some-name)."""
         try:
             return super().invoke(ctx)
         except ClearError as error:
@@ -53,17 +53,17 @@ class Command(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, heading by heading, in the order in which each heading comes first."""
+        """Write the options under their headings, in order of declaration."""
         options = [part for part in self.get_params(ctx) if isinstance(part, click.Option)]
-        groups = list(dict.fromkeys(map(_group_of, options)))
-        options.sort(key=lambda o: (_group_of(o) == OTHER, groups.index(_group_of(o))))
-        for group, members in groupby(options, _group_of):
+        groups = list(dict.fromkeys(map(_get_heading, options)))
+        options.sort(key=lambda o: (_get_heading(o) == OTHER, groups.index(_get_heading(o))))
+        for group, members in groupby(options, _get_heading):
             with formatter.section(group):
                 records = [option.get_help_record(ctx) for option in members]
                 formatter.write_dl([record for record in records if record is not None])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
+        """Write the examples."""
         if self.examples:
             with formatter.section("Examples"):
                 for line in self.examples:
@@ -71,14 +71,14 @@ class Command(click.Command):
 
 
 class HeadedGroup(click.Group):
-    """A group whose commands are listed under headings, and exit codes below."""
+    """A command group whose help lists its commands under headings, and then exit codes."""
 
     def __init__(self, *args: Any, headings: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.headings = headings
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each command with one line of what it does."""
+        """Write the commands under their headings, each with the first line of its help."""
         width = max(map(len, self.commands))
         for heading, names in self.headings.items():
             with formatter.section(heading):
@@ -88,13 +88,13 @@ class HeadedGroup(click.Group):
                 )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The exit codes."""
+        """Write the exit codes."""
         with formatter.section("Exit codes"):
             formatter.write_dl(list(EXIT_CODES.items()))
 
 
 def spell_options(text: str) -> str:
-    """Return a message with the options of the running command as they are typed.
+    """Replace parameters in a message by options of the running command.
 
     ``scale="percent"`` becomes ``--scale percent``.
     """
@@ -113,14 +113,14 @@ def spell_options(text: str) -> str:
     return re.sub(r"""(?<![\w./'"-])([a-z_]+)=(?:"([^"]*)"|([^\s;,)"]*[^\s;,.)":]))""", spell, text)
 
 
-def _group_of(option: click.Parameter) -> str:
+def _get_heading(option: click.Parameter) -> str:
     return getattr(option, "group", OTHER)
 
 
-def auto_text(name: str) -> str:
-    """What ``auto`` means for a training parameter, as a sentence; empty where it has no recipe.
+def describe_auto(name: str) -> str:
+    """Return what ``auto`` means for a training parameter; empty if no recipe sets it.
 
-    >>> auto_text("epochs")
+    >>> describe_auto("epochs")
     'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
     """
     where: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ import click
 from clear_mlflow.cli.from_function import command
 from clear_mlflow.cli.help import spell_options
 from clear_mlflow.cli.options import METRICS, json_option, option, wants_json
-from clear_mlflow.cli.output import console, plain_table, print_json, print_places
+from clear_mlflow.cli.output import build_text_table, console, print_json, print_run_links
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.importers import FORMATS
 from clear_mlflow.learning.parameters.recipes import AUTO
@@ -133,7 +133,7 @@ def import_runs(
     if not files and not received:
         click.echo("error: no files; pass files, or a folder that contains files", err=True)
     if not wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
-        print_places(open_store(), run_ids)
+        print_run_links(open_store(), run_ids)
     if received:
         sys.exit(128 + received[0])
     if failed or not files:
@@ -150,6 +150,6 @@ def _print_files(files: Sequence[ImportedFile], *, is_stopped: bool) -> None:
             return
         if files:
             rows = ([cell or "" for cell in astuple(file)] for file in files)
-            console().print(plain_table(("file", "run", "name", "outcome", "detail"), rows))
+            console().print(build_text_table(("file", "run", "name", "outcome", "detail"), rows))
         hint = "; stopped: the same command does the rest" if is_stopped else ""
         click.echo(f"\n{summary or 'no files'}{hint}")

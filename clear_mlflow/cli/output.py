@@ -1,4 +1,4 @@
-"""What the commands print: results on standard output, what went wrong on standard error."""
+"""Print results to standard output, and errors to standard error."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ _LONGEST_CELL = 2000  # characters; a file's path below a folder has 255 and mor
 
 
 def console() -> Console:
-    """Standard output, for tables."""
+    """Return a rich console for standard output, 200 characters wide if it is not a terminal."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
 
 
-def print_outcome(outcome: RunResult) -> None:
-    """The matrix and the metrics of a run that has ended, and where to look at it."""
+def print_run_result(outcome: RunResult) -> None:
+    """Print the matrix, metrics, status and links of a run that has ended.
+
+    Its error, if any, is printed to standard error.
+    """
     # Whoever reads this may have gone (a pipe into head); how the run ended stays true.
     with suppress(OSError):
         if outcome.scores is not None:
             print_scores(outcome.scores, console())
         if outcome.members:
-            console().print(_members_table(outcome.members), "")
+            console().print(_build_members_table(outcome.members), "")
         if outcome.run_id is not None and not outcome.has_lost_lease:
             where = " (not stored yet)" if outcome.unsent else ""
             click.echo(f"run {outcome.run_id} {outcome.status}{where}")
@@ -58,13 +61,13 @@ def print_outcome(outcome: RunResult) -> None:
 
 
 def print_json(content: object) -> None:
-    """What a program reads: numbers in full, undefined as null."""
+    """Print an object as JSON to standard output. The command must have the option --json."""
     out = click.get_current_context().meta[JSON_OUT]
     click.echo(json.dumps(content, indent=2, allow_nan=False), file=out)
 
 
 def print_comparison(comparison: Comparison, out: Console) -> None:
-    """The leaderboard, and whether what it says is real."""
+    """Print the leaderboard, and which differences between methods are significant."""
     # Imported here: it needs scipy's tests, and what else is printed does not.
     from clear_mlflow.comparison.terminal_summary import comparison_text
 
@@ -73,13 +76,16 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
 
 
 def print_links(lines: Iterable[str]) -> None:
-    """Where to look at what was stored."""
+    """Print lines with URLs, without characters that could control a terminal."""
     for line in lines:
         click.echo(printable(line))
 
 
-def print_places(client: MlflowClient, run_ids: Sequence[str]) -> None:
-    """Where to look at one run; of several, at the experiment of the last one."""
+def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
+    """Print the URLs of a run, or of several runs, the URL of the last one's experiment.
+
+    Prints nothing if there are no runs. Raises TrackingError if the run cannot be read.
+    """
     from clear_mlflow.store.client import mlflow_errors
     from clear_mlflow.store.ui_urls import format_run_links
 
@@ -94,7 +100,7 @@ def print_places(client: MlflowClient, run_ids: Sequence[str]) -> None:
 
 
 def print_scores(scores: Scores, out: Console) -> None:
-    """A run's accuracy matrix and every metric that it defines."""
+    """Print a run's accuracy matrix and metrics; nothing if it has no rows."""
     if scores.record is None:
         return
     from clear_mlflow.report.terminal_tables import run_text
@@ -103,8 +109,11 @@ def print_scores(scores: Scores, out: Console) -> None:
         out.print(part)
 
 
-def _members_table(members: Mapping[int, Scores]) -> Table:
-    """A line for every metric: its mean over an ensemble's members, its deviation, its range."""
+def _build_members_table(members: Mapping[int, Scores]) -> Table:
+    """Return a table of each metric's mean, deviation and range over an ensemble's members.
+
+    members: results by seed. Metrics that not all members have are left out.
+    """
     summaries = [of_member.results.values_by_name for of_member in members.values()]
     lines = []
     for name in summaries[0]:
@@ -113,15 +122,18 @@ def _members_table(members: Mapping[int, Scores]) -> Table:
             spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
             mean, *ends = (f"{v:.4f}" for v in (statistics.fmean(values), min(values), max(values)))
             lines.append((name, mean, spread, *ends))
-    table = plain_table(("metric", "mean", "std", "least", "most"), lines, numbers_from=1)
+    table = build_text_table(("metric", "mean", "std", "least", "most"), lines, numbers_from=1)
     table.title = f"{len(summaries)} members: seeds {', '.join(map(str, members))}"
     return table
 
 
-def plain_table(
+def build_text_table(
     heads: Sequence[str], lines: Iterable[Iterable[str]], *, numbers_from: int | None = None
 ) -> Table:
-    """A table of texts from anywhere, each on one line; columns of numbers are set to the right."""
+    """Return a table without borders; each cell is shortened to one line, without markup.
+
+    numbers_from: index of the first column that is aligned to the right; None: no column is.
+    """
     from rich.table import Table
     from rich.text import Text
 

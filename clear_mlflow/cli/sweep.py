@@ -22,8 +22,8 @@ from clear_mlflow.cli.options import (
     wants_json,
 )
 from clear_mlflow.cli.output import (
+    build_text_table,
     console,
-    plain_table,
     print_comparison,
     print_json,
     print_links,
@@ -161,4 +161,4 @@ def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
 def _build_table(runs: Sequence[SweepRun]) -> Table:
     """Return a table of name, state and id of the first 50 runs."""
     rows = ((run.name, run.state, run.run_id or "-") for run in runs[:_MAX_LISTED])
-    return plain_table(("run", "state", "run id"), rows)
+    return build_text_table(("run", "state", "run id"), rows)

@@ -1,4 +1,4 @@
-"""``clear-mlflow sync``: send what trainings left on local disk while their store was away."""
+"""``clear-mlflow sync``: send rows on local disk to stores that could not be reached before."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from clear_mlflow.cli.help import Command
 )
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 def sync(folder: Path | None) -> None:
-    """Send what trainings left on local disk while their store was away, and close their runs.
+    """Send what trainings kept on local disk while their tracking store could not be reached.
 
-    FOLDER is the journal of one run, or holds several. Without it, all journals are sent that are
-    in the cache folder (CLEAR_MLFLOW_CACHE) or in unsent_rows of the working folder. Each is sent
-    to the store that its training wrote to; with FOLDER, MLFLOW_TRACKING_URI takes precedence.
-    Sending twice doubles nothing.
+    Runs whose training has ended are closed. FOLDER is the folder of one run, or contains several.
+    Without it, all runs are sent that are in the cache folder (CLEAR_MLFLOW_CACHE) or in
+    unsent_rows of the working folder. Each is sent to the store that its training wrote to; with
+    FOLDER, MLFLOW_TRACKING_URI takes precedence. Sending twice duplicates nothing.
     """
     from clear_mlflow.cli.output import print_links
     from clear_mlflow.core.text import one_line

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.help import auto_text
+from clear_mlflow.cli.help import describe_auto
 from clear_mlflow.cli.options import RUN, apply_run_options, option, run_options
 from clear_mlflow.core.distributed import DistributedEnv, read_dist_env
 from clear_mlflow.core.errors import ConfigError
@@ -28,7 +28,7 @@ from clear_mlflow.process.signals import StoppingSignals
 
 
 def train_options(command_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each field of TrainConfig, all of them text, and --config."""
+    """Decorate a command with --config and an option for each training parameter, all text."""
     command_function = option(
         "--config",
         "FILE",
@@ -41,7 +41,7 @@ def train_options(command_function: Callable[..., Any]) -> Callable[..., Any]:
         command_function = option(
             f"--{name.replace('_', '-')}",
             f"[{'|'.join(choices)}]" if choices else "VALUE",
-            " ".join(filter(None, (parameter["help"], auto_text(name)))),
+            " ".join(filter(None, (parameter["help"], describe_auto(name)))),
             default=parameter["default"],
             heading=parameter["group"],
             type=str,
@@ -111,7 +111,7 @@ def train(
         # This process loads torch while MLflow is loaded below.
         process = None if resume else TrainingProcess(config)
 
-        from clear_mlflow.cli.output import print_outcome
+        from clear_mlflow.cli.output import print_run_result
         from clear_mlflow.store.client import set_up_mlflow
         from clear_mlflow.tracking.tracked_training import resume_supervised, train_supervised
 
@@ -134,7 +134,7 @@ def train(
                 run_name=run_name,
                 can_wait=can_wait,
             )
-        print_outcome(outcome)
+        print_run_result(outcome)
     sys.exit(outcome.exit_code)
 
 
@@ -191,9 +191,10 @@ def train_distributed(
 def _resolve_parameters(
     config_file: str | None, parameters: dict[str, str]
 ) -> tuple[dict[str, str], TrainConfig]:
-    """Return parameters as text, with those of a configuration file, and the resolved ones.
+    """Return parameters as text, and the resolved configuration.
 
-    Raises ConfigError if a value is invalid.
+    config_file: path of a config.json, which passed options override, or None. Raises ConfigError
+    if a value is invalid.
     """
     if config_file:
         from_file = read_config_file(Path(config_file))
@@ -202,6 +203,7 @@ def _resolve_parameters(
 
 
 def _check_resume(resume: str, config_file: str | None, dist_env: DistributedEnv) -> None:
+    """Raise ConfigError if a run is resumed with --config, or by one of several processes."""
     if config_file:
         raise ConfigError(
             f"config is {config_file} and resume is {resume}; a resumed run keeps its parameters: "
@@ -216,7 +218,7 @@ def _check_resume(resume: str, config_file: str | None, dist_env: DistributedEnv
 
 
 def _select_passed(parameters: dict[str, str]) -> dict[str, str]:
-    """Return the parameters that were passed on the command line."""
+    """Return the parameters that were passed on the command line, without defaults."""
     context = click.get_current_context()
     return {
         name: value
