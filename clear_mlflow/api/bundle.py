@@ -223,6 +223,7 @@ def _build_name(run: Run) -> str:
 
 
 def _is_bundle(path: Path) -> bool:
+    """Return True if a path is a bundle's folder or an archive of bundles."""
     return (path / HEADER_JSON).is_file() or _is_archive(path)
 
 
@@ -377,6 +378,7 @@ def _pack_archive(root: Path, to: Path) -> Path:
 
 
 def _build_tar_entry(name: str, size: int) -> tarfile.TarInfo:
+    """Return a tar header with this name and size, and no time, owner or mode of the file."""
     member = tarfile.TarInfo(name)
     member.size = size
     return member

@@ -66,6 +66,7 @@ class NotebookProgress(TrainingProgress):
         self._start_bar_segment(row.row, len(row.buckets), text)
 
     def _start_bar_segment(self, bucket_index: int, num_buckets: int, text: str) -> None:
+        """Set the bar to *bucket_index* buckets done, with a text, and update the output."""
         self._bucket_index, self._num_buckets, self._text = bucket_index, num_buckets, text
         self._num_done = self._num_steps = 0
         self._update(now=True)
@@ -80,6 +81,7 @@ class NotebookProgress(TrainingProgress):
             self._display.update(HTML(self._build_html()))
 
     def _build_html(self) -> str:
+        """Return text, bar and the matrix of the rows so far as HTML."""
         done = self._bucket_index + min(self._num_done / max(self._num_steps, 1), 1.0)
         matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
         masked_matrix = None if matrix is None else matrix.masked(self._protocol)

@@ -357,4 +357,5 @@ def choose_runs(
 
 
 def _is_experiment(client: MlflowClient, name: str) -> bool:
+    """Return True if the store exists and has an experiment of this name or id."""
     return not is_missing_store(client.tracking_uri) and has_experiment(client, name)

@@ -871,6 +871,7 @@ def _compute_fingerprint(stored_run: Run, grid: Grid) -> str:
 
 
 def _build_name(grid: Grid) -> str:
+    """Return a name for the parent run: up to four strategies, and the number of runs."""
     strategies = list(dict.fromkeys(run.config.strategy for run in grid.runs))
     methods = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
     return f"sweep {methods}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"
@@ -905,5 +906,6 @@ def _split_labels(group_by: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _print_line(line: str) -> None:
+    """Print a line to standard error, if it is still open."""
     with suppress(OSError):  # nobody may be reading any more
         print(line, file=sys.stderr, flush=True)

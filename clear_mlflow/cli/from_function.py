@@ -259,12 +259,14 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def _parse_whole_number(text: str) -> int:
+    """Parse an integer of up to 18 digits. Raises ValueError with the expected form."""
     if not re.fullmatch("-?[0-9]{1,18}", text):
         raise ValueError("expected a whole number, for example 2")
     return int(text)
 
 
 def _parse_number(text: str) -> float:
+    """Parse a finite number. Raises ValueError with the expected form."""
     try:
         number = float(text)
     except ValueError:

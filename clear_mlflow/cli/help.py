@@ -114,6 +114,7 @@ def spell_options(text: str) -> str:
 
 
 def _get_heading(option: click.Parameter) -> str:
+    """Return the heading that the help lists an option under."""
     return getattr(option, "group", OTHER)
 
 

@@ -64,6 +64,7 @@ def open_ui(
 
 
 def _print_and_open(url: str, in_browser: bool) -> None:
+    """Print a URL, and open it in a browser if requested."""
     click.echo(url)
     sys.stdout.flush()
     if in_browser:

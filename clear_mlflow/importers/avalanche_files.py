@@ -150,6 +150,7 @@ class AvalancheResults(Format):
 
 
 def _parse_experience(digits: str) -> int:
+    """Parse the number of an experience, from 0. Raises RecordError if it is none."""
     if not (digits.isascii() and digits.isdecimal()):
         raise RecordError(f"contains the experience {safe_repr(digits)}; expected a number from 0")
     return parse_index(digits, "an experience")

@@ -142,6 +142,7 @@ def _unescape(name: str) -> str:
 
 
 def _is_number_or_missing(text: str) -> bool:
+    """Return True if a cell is a number, empty, or a word such as "nan" or "none"."""
     return text.lower() in _NOT_MEASURED or bool(_NUMBER.fullmatch(text))
 
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import clear_mlflow
-from clear_mlflow.api.train import _texts
+from clear_mlflow.api.train import _format_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.options import TrainOptions
@@ -44,7 +44,7 @@ def test_the_signature_is_the_configuration(function):
     assert {name: p.default for name, p in parameters.items()} == parameter_defaults()
     assert list(TrainOptions.__annotations__) == list(parameters)
     assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
-    assert _texts(parameter_defaults()) == {}
+    assert _format_options(parameter_defaults()) == {}
 
 
 def test_every_choice_of_a_type_is_one():
@@ -53,7 +53,7 @@ def test_every_choice_of_a_type_is_one():
         for kind in (hint, *get_args(hint)):
             choices = get_args(kind) if get_origin(kind) is Literal else ()
             for choice in (True, False) if kind is bool else choices:
-                TrainConfig.resolve(_texts({name: choice}))
+                TrainConfig.resolve(_format_options({name: choice}))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_every_choice_of_a_type_is_one():
 )
 def test_values_are_written_as_in_python(given, texts):
     """What arrives is the text that the command line would have had."""
-    assert _texts(given) == texts
+    assert _format_options(given) == texts
 
 
 @pytest.mark.parametrize(
