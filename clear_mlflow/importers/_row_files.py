@@ -35,7 +35,7 @@ _PLACEHOLDER = re.compile(r"(\{row0?\}|\*|\?)")
 class RowPattern:
     """Pattern of the paths of artifacts that each contain one row of an accuracy matrix.
 
-    ``{row}`` stands for the number of trained buckets, ``{row0}`` for one less, and * and ? for
+    ``{row}`` means the number of trained buckets, ``{row0}`` for one less, and * and ? for
     any characters of a name. Raises ConfigError if the pattern is not a path within a run.
     """
 
