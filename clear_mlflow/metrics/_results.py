@@ -44,7 +44,7 @@ class MetricResult:
             0; empty for custom metrics.
         meaning: explanation in one line; empty for custom metrics.
         score: score in the matrix, for example accuracy.
-        version: :attr:`Metric.version`, or None if the value was logged before and not computed here.
+        version: :attr:`Metric.version`, or None if the value was logged, not computed here.
         is_failed: True if a custom metric's function raised an error or returned no finite number.
     """
 
