@@ -15,7 +15,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.lease import lease_tags
+from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.resume import ResumePoint
 from clear_mlflow.tracking.training_run import TrainingRun, format_run_name
@@ -58,7 +58,7 @@ class EnsembleRun:
                         self._client,
                         parent.info.experiment_id,
                         format_run_name(config),
-                        {MLFLOW_PARENT_RUN_ID: self._run_id, **lease_tags()},
+                        {MLFLOW_PARENT_RUN_ID: self._run_id, **build_lease_tags()},
                     )
                     self.member_ids[seed] = member_id
                     requested = {**self._requested, "seed": str(seed), "seeds": NONE}
