@@ -48,6 +48,7 @@ class EnsembleRun:
         self.member_ids: dict[int, str] = {}  # seed to run id, of the members opened so far
 
     def __enter__(self) -> EnsembleRun:
+        """Create a child run for each member, and log the configuration in all runs."""
         with ExitStack() as stack:
             stack.enter_context(self._parent)
             with mlflow_errors(f"open the members of run {self._run_id}"):
@@ -70,6 +71,7 @@ class EnsembleRun:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        """Upload what is not stored yet, of the members and the ensemble."""
         self._open_runs.__exit__(*error)
 
     def track(self, training: Training) -> None:

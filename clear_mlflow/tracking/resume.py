@@ -409,10 +409,12 @@ def _read_num_resumes(run: Run) -> int:
 
 
 def _build_in_use_error(run_id: str) -> TrackingError:
+    """Return the error that another process is training into a run."""
     return TrackingError(f"another process trains into run {run_id} now; {_WAIT}")
 
 
 def _build_resume_error(run_id: str, reason: str) -> TrackingError:
+    """Return the error that a run cannot be resumed, for this reason."""
     return TrackingError(f"run {run_id} cannot be resumed: {reason}")
 
 
