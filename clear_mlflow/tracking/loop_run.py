@@ -189,7 +189,7 @@ class LoopRun:
         self._predictions_type: str | None = None  # "labels" or "probs"; None without predictions
 
     def __enter__(self) -> LoopRun:
-        """Open a run or join the active one, load the rows that it has, and log the loop's metadata.
+        """Open a run or join the active one, load its rows, and log the loop's metadata.
 
         Raises ConfigError in a process of rank 1 or more, and TrackingError if MLflow cannot store
         the run or its rows have other metadata.

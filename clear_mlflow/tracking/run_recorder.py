@@ -26,7 +26,7 @@ from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
-from clear_mlflow.scoring.run_log import Point, evaluate_step, to_mlflow_metrics
+from clear_mlflow.scoring.run_log import MetricValue, evaluate_step, to_mlflow_metrics
 from clear_mlflow.scoring.run_record import to_milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
@@ -191,7 +191,7 @@ class RunRecorder:
                 matrix, row.row, add_cost_metrics(get_family_metrics(self.families), matrix), prefix
             )
             metrics = to_mlflow_metrics(
-                Point(n, value, time, row.row) for n, value in values.items()
+                MetricValue(n, value, time, row.row) for n, value in values.items()
             )
             points = self._write_points(self._sort_points(metrics, row.row))
         finally:  # whatever happens, what is on disk is uploaded
