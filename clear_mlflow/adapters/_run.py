@@ -23,16 +23,23 @@ from clear_mlflow.tracking.loop_run import LoopRun
 
 
 class Adapter:
-    """A run that the first row opens. The last row, ``close()`` or the program's end closes it."""
+    """An MLflow run with an accuracy matrix, which the hooks of a framework fill row by row.
+
+    The first row starts the run. The row of the last bucket, ``close()`` or the program's end ends
+    it. Until there is a row, properties raise ConfigError.
+
+    Args:
+        options: keyword arguments of :func:`clear_mlflow.track`.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
         self._shared_run_id: str | None = None  # run of the framework's logger that this one ends
         try:
-            self._build_loop(buckets=1)
+            self._build_loop_run(buckets=1)
         except TypeError as error:
             raise ConfigError(f"{error}; an adapter takes what clear_mlflow.track takes") from error
-        self._loop: LoopRun | None = None
+        self._loop_run: LoopRun | None = None
         self._rows: dict[int, tuple[float, ...]] = {}
         self._is_open = False
         self._has_counts = False
@@ -41,53 +48,62 @@ class Adapter:
 
     @property
     def run_id(self) -> str:
-        """The id of the MLflow run."""
-        return self._require_loop().run_id
+        """Id of the MLflow run."""
+        return self._get_loop_run().run_id
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """The accuracy matrix with the rows so far."""
-        return self._require_loop().matrix
+        """Accuracy matrix with the rows logged so far."""
+        return self._get_loop_run().matrix
 
     @property
     def metrics(self) -> dict[str, MetricResult]:
-        """Metric name to the result for the rows so far."""
-        return self._require_loop().metrics
+        """Metric name to its result for the rows logged so far."""
+        return self._get_loop_run().metrics
 
     def close(self) -> None:
-        """Score the stored rows, and end the run if this adapter opened it.
+        """Log a row that still waits for buckets, log the metrics, and end the run.
 
-        The row of the last bucket and the end of the program call it.
+        Called automatically after the row of the last bucket and at the end of the program. Does
+        nothing if the run has ended.
         """
-        self._flush()
-        self._end()
+        self._log_pending_row()
+        self._end_run()
 
-    def _flush(self) -> None:
-        """Log cells that wait for others of their row. Adapters without such cells do nothing."""
+    def _log_pending_row(self) -> None:
+        """Log the row whose buckets were not all tested, if any.
 
-    def _build_loop(self, **stream: Any) -> LoopRun:
+        Does nothing here; adapters that test one bucket at a time override it.
+        """
+
+    def _build_loop_run(self, **stream: Any) -> LoopRun:
+        """Create the run without opening it. *stream*: ``buckets`` and ``num_instances``."""
         options = {"run_name": None, "metrics": DEFAULT_FAMILIES, **self._options}
         run_name, metrics = options.pop("run_name"), options.pop("metrics")
         return LoopRun(
             describe_loop(**stream, **options), run_name, metrics, run_id=self._shared_run_id
         )
 
-    def _take_over(self, run_id: str) -> None:
-        """Log to the run that the framework's logger opened, and end it instead of the logger."""
+    def _use_shared_run(self, run_id: str) -> None:
+        """Log to the MLflow run that the framework's logger started, and end it in its place."""
         self._shared_run_id = run_id
         self._close_at_exit()
 
     def _close_at_exit(self) -> None:
-        """Make the end of the program close the run."""
+        """Arrange that the program closes the run when it ends, once."""
         atexit.unregister(self._close_with_program)
         atexit.register(self._close_with_program)
 
     def _start_clock(self) -> None:
-        """Start the clock when training begins, or resumes after an evaluation."""
+        """Start to measure training time, for the cost of the next row."""
         self._clock_start = time.perf_counter()
 
     def _stop_clock(self, model: Any) -> None:
-        """Stop the clock when training ends or pauses, and add its time to the next row's cost."""
+        """Add the training time since ``_start_clock`` to the cost of the next row.
+
+        Waits until the device of *model*, a torch module, is idle. Does nothing if the clock is not
+        running.
+        """
         if self._clock_start is None:
             return
         weights = list(model.parameters())
@@ -108,12 +124,17 @@ class Adapter:
         accuracy: Sequence[float],
         num_instances: Sequence[int | None],
     ) -> None:
-        """Store a row, with counts if the first row had the number of test images of each bucket.
+        """Log a row of the accuracy matrix. The first row starts the run, the last ends it.
 
-        A cell that is NaN keeps the value of an earlier call for the row. A repeated row is ignored
-        once the run has ended.
+        Args:
+            row: number of buckets trained so far, 0 for the untrained model.
+            buckets: names of all buckets, in stream order.
+            accuracy: accuracy on each bucket. NaN keeps the value of an earlier call for this row.
+            num_instances: number of test images in each bucket, or None if unknown.
 
-        Raises RecordError if the run has ended and the row differs.
+        Numbers of correct images are stored if the first row has all of *num_instances*, else
+        accuracies. After the end of the run, an equal row is ignored; another one raises
+        RecordError.
         """
         stored_row = self._rows.get(row, (math.nan,) * len(accuracy))
         cells = tuple(
@@ -121,20 +142,20 @@ class Adapter:
             for cell, stored in zip(accuracy, stored_row, strict=True)
         )
         sizes = [size for size in num_instances if size is not None]
-        if self._has_ended:
+        if self._is_closed:
             if row in self._rows and np.array_equal(self._rows[row], cells, equal_nan=True):
                 return
             raise RecordError(
                 f"row {row} arrived after run {self.run_id} was closed; make a new adapter "
                 "for another run"
             )
-        if self._loop is None:
+        if self._loop_run is None:
             has_sizes = len(sizes) == len(cells)
-            self._loop = self._build_loop(
+            self._loop_run = self._build_loop_run(
                 buckets=tuple(buckets), num_instances=sizes if has_sizes else None
             )
-            self._loop.expects_last_row = False
-            self._loop.__enter__()
+            self._loop_run.expects_last_row = False
+            self._loop_run.__enter__()
             self._is_open = True
             is_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
             self._has_counts = is_accuracy and has_sizes
@@ -142,48 +163,59 @@ class Adapter:
         counts = recover_counts(cells, sizes) if self._has_counts else None
         cost, self._cost = self._cost, None
         if counts:
-            self._loop.log_counts(row, counts, cost=cost)
+            self._loop_run.log_counts(row, counts, cost=cost)
         else:
-            self._loop.log_values(row, cells, cost=cost)
+            self._loop_run.log_values(row, cells, cost=cost)
         self._rows[row] = cells
-        matrix = self._loop.matrix.values  # includes the rows of an earlier process
+        matrix = self._loop_run.matrix.values  # includes the rows of an earlier process
         if len(matrix) == len(buckets) and not np.isnan(matrix).all(axis=1).any():
-            self._end()
+            self._end_run()
 
-    def _end(self, error: BaseException | None = None) -> None:
-        """End the run with the status that fits *error*, unless it has ended."""
+    def _end_run(self, error: BaseException | None = None) -> None:
+        """Log the metrics and end the run, unless it has ended.
+
+        Its status is FINISHED without an *error*, else KILLED or FAILED.
+        """
         atexit.unregister(self._close_with_program)
-        if self._loop is not None and self._is_open:
+        if self._loop_run is not None and self._is_open:
             self._is_open = False
             traceback = None if error is None else error.__traceback__
-            self._loop.__exit__(None if error is None else type(error), error, traceback)
-        elif self._loop is None and self._shared_run_id is not None:  # no row was measured
+            self._loop_run.__exit__(None if error is None else type(error), error, traceback)
+        elif self._loop_run is None and self._shared_run_id is not None:  # no row was measured
             run_id, self._shared_run_id = self._shared_run_id, None
             end_shared_run(run_id, error)
 
     @property
-    def _has_ended(self) -> bool:
-        return self._loop is not None and not self._is_open
+    def _is_closed(self) -> bool:
+        return self._loop_run is not None and not self._is_open
 
-    def _require_loop(self) -> LoopRun:
-        if self._loop is None:
-            raise ConfigError("there is no run yet; it is opened with the first row")
-        return self._loop
+    def _get_loop_run(self) -> LoopRun:
+        """Return the run, or raise ConfigError if no row was logged yet."""
+        if self._loop_run is None:
+            raise ConfigError("the run has not started; the first row starts it")
+        return self._loop_run
 
     def _close_with_program(self) -> None:
-        self._flush()
-        # The exception that ended the interpreter, if any.
-        self._end(getattr(sys, "last_value", None))
+        """Close the run at the end of the program, as failed if an exception ended it."""
+        self._log_pending_row()
+        self._end_run(getattr(sys, "last_value", None))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the run, for a framework that pickles its loggers."""
-        return {**self.__dict__, "_loop": None, "_shared_run_id": None, "_is_open": False}
+        """Return the state for pickling, without the run."""
+        return {**self.__dict__, "_loop_run": None, "_shared_run_id": None, "_is_open": False}
 
 
 def recover_counts(
     accuracy: Sequence[float], num_instances: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the numbers of correct images, or None if an accuracy is not a fraction of images.
+    """Return the number of correct images per bucket, computed from accuracies.
+
+    None if an accuracy is NaN or is not a fraction of the bucket's images, or if a bucket has too
+    many images for the precision of an accuracy.
+
+    Args:
+        accuracy: accuracy on each bucket.
+        num_instances: number of test images in each bucket.
 
     >>> recover_counts([0.3333333], [3]), recover_counts([0.35], [3])
     ((1,), None)
@@ -199,7 +231,7 @@ def recover_counts(
 
 
 def _synchronize_device(weights: Sequence[Any]) -> str:
-    """Wait until a model's device is idle, and return the name of the device."""
+    """Wait until the device of a model's weights is idle, and return the device's name."""
     if not (weights and weights[0].is_cuda):
         return processor_name()
     import torch
@@ -209,7 +241,7 @@ def _synchronize_device(weights: Sequence[Any]) -> str:
 
 
 def convert_metric(name: str, value: Any) -> float:
-    """Return a metric's value as a float. Raises RecordError if it is not a number."""
+    """Return *value* as a float, or raise RecordError naming the metric if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -19,13 +19,13 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
 
     ``EvaluationPlugin(accuracy_metrics(experience=True), loggers=[MLflowAccuracyMatrix()])``
 
-    A cell is the value of Avalanche's metric for an experience. An evaluation before any training
-    is row 0. Evaluations during the training of an experience are ignored, except for one after its
-    last iteration.
+    R[i, j] is the value of Avalanche's metric on experience j after training on experience i. An
+    evaluation before any training is row 0. Evaluations during the training of an experience are
+    ignored, except for one after its last iteration.
 
     Args:
         stream: name of the test stream; evaluations of other streams are ignored.
-        metric: class of the metric whose values are the cells.
+        metric: class of Avalanche's metric whose values are stored.
         **options: arguments of :func:`clear_mlflow.track`: ``dataset``, ``strategy``, ``seed``, ...
     """
 
@@ -38,29 +38,29 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._metric = metric
         self._num_trained: int | None = None  # experiences; None before the first hook
         self._is_training = False  # an experience is being trained
-        self._cells: dict[int, float] = {}  # of the current evaluation
-        self._row: dict[int, float] = {}  # of evaluations since the last training iteration
+        self._accuracies: dict[int, float] = {}  # of the current evaluation
+        self._pending_row: dict[int, float] = {}  # measured since the last training iteration
         self._row_iteration = -1
-        self._bucket: Any = None  # experience of which an online stream trains parts
+        self._online_bucket: Any = None  # experience of which an online stream trains parts
         self._num_parts = 0  # parts of that experience trained so far
         self._num_images: tuple[int, ...] = ()  # test images per experience
         self._num_train = 0  # experiences of the training stream; 0 if unknown
 
     def before_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Start the clock for an experience, and log a row that was measured before it."""
+        """Log the row that was measured before this experience, and start to measure its cost."""
         experience = strategy.experience.logging()
         # An online stream splits each experience of another stream into parts.
         bucket = getattr(experience, "origin_experience", None) or experience
         if bucket is not experience and self._num_trained is None:
             self._num_trained = bucket.current_experience
         num_trained = self._count_trained(strategy)
-        if bucket is not self._bucket:
+        if bucket is not self._online_bucket:
             if self._is_training and self._num_parts:  # some parts were skipped
                 self._num_trained = num_trained + 1
             self._is_training = False
-            self._drop_outdated(strategy)
-            self._flush()
-            self._bucket, self._num_parts = bucket, 0
+            self._drop_outdated_accuracies(strategy)
+            self._log_pending_row()
+            self._online_bucket, self._num_parts = bucket, 0
         stream = bucket.origin_stream
         self._num_train = len(stream) if hasattr(stream, "__len__") else 0
         self._check_num_experiences()
@@ -68,26 +68,32 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._start_clock()
 
     def after_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Count a trained experience, after the last of its parts."""
+        """Stop the clock and count the trained experience.
+
+        An online stream trains an experience in parts: it counts after the last part.
+        """
         self._stop_clock(strategy.model)
-        self._drop_outdated(strategy)
+        self._drop_outdated_accuracies(strategy)
         experience = strategy.experience.logging()
         self._num_parts += 1
         if self._num_parts < (getattr(experience, "sub_stream_length", None) or 1):
             return
         self._is_training = False
         self._num_trained = self._count_trained(strategy) + 1
-        if self._num_trained == len(self._num_images) == len(self._row):
-            self._flush()
+        if self._num_trained == len(self._num_images) == len(self._pending_row):
+            self._log_pending_row()
 
     def before_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Pause the clock and start an evaluation without cells."""
+        """Pause the measured training time, and discard accuracies of an earlier evaluation."""
         self._count_trained(strategy)
         self._stop_clock(strategy.model)
-        self._cells = {}
+        self._accuracies = {}
 
     def after_eval_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Keep the cell of an evaluated experience."""
+        """Remember the accuracy on an experience of the configured test stream.
+
+        Raises ConfigError if the numbers of training and test experiences differ.
+        """
         experience = strategy.experience
         stream = experience.origin_stream
         if stream.name != self._stream:
@@ -97,46 +103,52 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         for value in metric_values:
             if isinstance(value.origin, self._metric):
                 name = f"{value.origin} of experience {experience.current_experience}"
-                self._cells[experience.current_experience] = convert_metric(name, value.value)
+                self._accuracies[experience.current_experience] = convert_metric(name, value.value)
 
     def after_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
-        """Add the cells to the row, and log it when all cells are measured."""
+        """Log the row if all experiences were tested since the last training iteration.
+
+        Otherwise the accuracies wait for another evaluation. During training, nothing is logged.
+        """
         if self._is_training:
             self._start_clock()
-        if not self._cells:
+        if not self._accuracies:
             return
-        self._drop_outdated(strategy)
+        self._drop_outdated_accuracies(strategy)
         self._row_iteration = strategy.clock.train_iterations
-        self._row.update(self._cells)
-        if not self._is_training and len(self._row) == len(self._num_images):
-            self._flush()
+        self._pending_row.update(self._accuracies)
+        if not self._is_training and len(self._pending_row) == len(self._num_images):
+            self._log_pending_row()
         else:
             self._close_at_exit()
 
-    def _drop_outdated(self, strategy: Any) -> None:
-        """Drop the cells that were measured before the last training iteration."""
+    def _drop_outdated_accuracies(self, strategy: Any) -> None:
+        """Discard accuracies that were measured before the last training iteration."""
         if self._row_iteration != strategy.clock.train_iterations:
-            self._row = {}
+            self._pending_row = {}
 
     def _count_trained(self, strategy: Any) -> int:
-        """Return the number of trained experiences, at first from the strategy's own counter."""
+        """Return the number of trained experiences, read from the strategy at first."""
         if self._num_trained is None:
             self._num_trained = int(strategy.clock.train_exp_counter)
         return self._num_trained
 
     def _check_num_experiences(self) -> None:
-        """Raise ConfigError unless there is one test set for each experience."""
+        """Raise ConfigError if training and test streams have different known lengths."""
         if self._num_images and self._num_train not in (0, len(self._num_images)):
             raise ConfigError(
                 f"the stream {self._stream!r} has {len(self._num_images)} experiences, and "
                 f"{self._num_train} are trained; an accuracy matrix needs a test set for each"
             )
 
-    def _flush(self) -> None:
-        """Log the row that waits for cells, unless an experience is being trained."""
-        if self._row and not self._is_training:
+    def _log_pending_row(self) -> None:
+        """Log the accuracies measured so far as a row, NaN for other experiences.
+
+        Does nothing without accuracies, or while an experience is being trained.
+        """
+        if self._pending_row and not self._is_training:
             width = len(self._num_images)
-            cells, self._row = self._row, {}
+            cells, self._pending_row = self._pending_row, {}
             self._log_row(
                 self._num_trained or 0,
                 # The same names as for imported results of Avalanche.
@@ -147,6 +159,9 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
 
 
 def _count_test_images(stream: Any) -> tuple[int, ...]:
-    """Return the test images per experience of a complete stream, given a part of it."""
+    """Return the number of images in each experience of a stream.
+
+    Counts the complete stream of the benchmark, even if *stream* is a slice of it.
+    """
     streams = {} if stream.benchmark is None else stream.benchmark.streams
     return tuple(len(experience.dataset) for experience in streams.get(stream.name, stream))

@@ -41,7 +41,7 @@ class MLflowAccuracyMatrix(Adapter, Callback):
 
     @property
     def log(self) -> Any:
-        """The model's ``log``, which Lightning assigns before a logger opens its run."""
+        """The model's ``log`` method. Assigning it makes the MLflow loggers share one run."""
         return self._log
 
     @log.setter
@@ -51,15 +51,15 @@ class MLflowAccuracyMatrix(Adapter, Callback):
             self._share_run(log.__self__.trainer.loggers)
 
     def _share_run(self, loggers: Sequence[Any]) -> None:
-        """Make all MLflow loggers of a trainer log to one run and leave it open."""
+        """Make the MLflow loggers of a trainer log to the run of this callback and not end it."""
         for logger in loggers:
             if not isinstance(logger, MLFlowLogger):
                 continue
-            run_id = self._loop.run_id if self._loop else self._shared_run_id
+            run_id = self._loop_run.run_id if self._loop_run else self._shared_run_id
             run_id = run_id or get_active_run_id(logger._tracking_uri)
             if run_id is None:
                 run_id = logger._run_id or os.environ.pop("MLFLOW_RUN_ID", None) or logger.run_id
-                self._take_over(run_id)
+                self._use_shared_run(run_id)
                 logger._run_id = run_id
                 logger.experiment.update_run(run_id, status="RUNNING")
             if logger._run_id in (None, run_id):
@@ -67,11 +67,11 @@ class MLflowAccuracyMatrix(Adapter, Callback):
                 logger.finalize = partial(_finalize, logger)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start to measure the cost of the next row."""
+        """Start to measure training time, for the cost of the next row."""
         self._start_clock()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the clock while the model is still on its device."""
+        """Add the training time to the cost of the next row."""
         self._stop_clock(pl_module)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -79,9 +79,10 @@ class MLflowAccuracyMatrix(Adapter, Callback):
         self.trained += 1
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log a row.
+        """Log the row of accuracies that ``trainer.test`` measured.
 
-        Raises ConfigError unless there are a dataloader for each bucket and the metric.
+        Raises ConfigError if the test had another number of dataloaders than buckets, or if
+        ``test_step`` did not log the metric.
         """
         loaders = trainer.test_dataloaders
         loaders = list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
@@ -112,8 +113,8 @@ class MLflowAccuracyMatrix(Adapter, Callback):
         self._log_row(self.trained, keys, cells, [count_images(loader) for loader in loaders])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Score the rows so far and end the run with the status of the exception."""
-        self._end(exception)
+        """Log the metrics of the rows so far, and end the run as failed or killed."""
+        self._end_run(exception)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of trained buckets, for a checkpoint."""
@@ -125,7 +126,10 @@ class MLflowAccuracyMatrix(Adapter, Callback):
 
 
 def _finalize(logger: MLFlowLogger, status: str = "success") -> None:
-    """Finalize a logger but keep the status of its run, which ends with the last bucket."""
+    """Call the logger's own ``finalize`` but restore the status that the run had before.
+
+    Replaces ``logger.finalize``: the run ends with the last bucket, not with each fit.
+    """
     client, run_id = logger.experiment, logger.run_id
     run_status = client.get_run(run_id).info.status
     type(logger).finalize(logger, status)

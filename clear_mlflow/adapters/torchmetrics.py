@@ -1,4 +1,4 @@
-"""Metrics of the accuracy matrix as a torchmetrics metric, whose state are counts of images."""
+"""Metrics of the accuracy matrix as a torchmetrics metric, whose state is counts of images."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class MatrixMetrics(TorchMetric):
 
     Args:
         num_buckets: number of buckets T of the complete stream.
-        metrics: metrics to compute, such as ``clear_mlflow.renate.METRICS`` or your own; by
-            default those of CLEAR and Renate.
-        protocol: ``iid``, or ``streaming``, which excludes cells with j <= i.
+        metrics: metrics to compute, for example ``clear_mlflow.renate.METRICS`` or custom ones; the
+            metrics of CLEAR and Renate by default.
+        protocol: ``iid``, or ``streaming``, which excludes R[i, j] with j <= i: the accuracy on
+            bucket j after training on bucket i.
         **options: options of every torchmetrics metric, such as ``dist_sync_fn``.
     """
 
@@ -51,7 +52,7 @@ class MatrixMetrics(TorchMetric):
             self.add_state(name, default=zeros, dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor, *, row: int, bucket: int | Tensor) -> None:
-        """Count a batch of a test.
+        """Add the images of a test batch to the counts of correct and tested images.
 
         Pass each image once per row: ``reset`` deletes all rows, not only the last test.
 
@@ -86,7 +87,7 @@ class MatrixMetrics(TorchMetric):
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """The accuracy matrix of the counts so far, with NaN for cells without an image."""
+        """Accuracy matrix of the images so far, NaN where a bucket was not tested."""
         cells = (self.correct.double() / self.total).tolist()  # NaN without an image
         total, width = self.total.tolist(), self.num_buckets
         tested = [row for row in range(width + 1) if any(total[row])]
@@ -101,7 +102,7 @@ class MatrixMetrics(TorchMetric):
         )
 
     def compute(self) -> dict[str, Tensor]:
-        """Return metric name to value in float64, without undefined metrics."""
+        """Return metric name to its value as a float64 scalar, without undefined metrics."""
         summary = summarize(self.matrix, self.protocol, self.metrics)
         return {
             name: torch.tensor(value, dtype=torch.float64, device=self.total.device)
@@ -109,11 +110,12 @@ class MatrixMetrics(TorchMetric):
         }
 
     def reasons(self) -> dict[str, str]:
-        """Return the name of each undefined metric with the reason."""
+        """Return metric name to reason, for each undefined metric."""
         errors = explain_undefined(self.matrix, self.protocol, self.metrics)
         return {name: str(error) for name, error in errors.items()}
 
 
 def _check_range(name: str, value: int, largest: int) -> None:
+    """Raise ConfigError with *name* unless *value* is in 0 to *largest*."""
     if not 0 <= value <= largest:
         raise ConfigError(f"{name} is {value}; expected 0 to {largest}")

@@ -34,19 +34,19 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         Adapter.__init__(self, options)
         self._buckets = tuple(buckets)
         self._metric = metric
-        self._cells: dict[str, float] = {}  # of the current row
+        self._accuracies: dict[str, float] = {}  # accuracies of the current row
         self._num_images: dict[str, int | None] = {}  # test images per bucket, or None if unknown
         self._is_training = False
         self._checked_run_id: str | None = None  # last active run that _share_run looked at
         self.trained = 0  # number of buckets; set it if a loop continues from a checkpoint
 
     def _share_run(self) -> None:
-        """Take over the run that the Trainer's own MLflow callback opened.
+        """Log to the run that the Trainer's own MLflow callback started, if any.
 
-        That callback would end the run after each training and open another in each evaluation.
+        Keeps that callback from ending the run after each training.
         """
         run_id = get_active_run_id()
-        if self._loop is not None or run_id in (None, self._checked_run_id):
+        if self._loop_run is not None or run_id in (None, self._checked_run_id):
             return
         self._checked_run_id = run_id
         # Hooks do not receive the Trainer's list of callbacks, which contains this one.
@@ -55,33 +55,36 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
                 if isinstance(callback, MLflowCallback) and callback._auto_end_run:
                     callback._auto_end_run = False
                     os.environ.pop("MLFLOW_NESTED_RUN", None)  # one child run is enough
-                    self._take_over(run_id)
+                    self._use_shared_run(run_id)
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Take over a run that the Trainer's MLflow callback has just opened."""
+        """Share the run that the Trainer's MLflow callback has just started, if any."""
         self._share_run()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Reopen the run for an evaluation after the last row, which would open another."""
-        if self._shared_run_id and self._has_ended and get_active_run_id() is None:
+        """Reopen the ended run for a later evaluation, so that the Trainer starts no other run."""
+        if self._shared_run_id and self._is_closed and get_active_run_id() is None:
             reopen_run(self._shared_run_id)
 
     def on_predict(self, args: Any, state: Any, control: Any, *_: Any, **__: Any) -> None:
-        """End the run again after an evaluation that came after the last row."""
-        if self._shared_run_id and self._has_ended and get_active_run_id() == self._shared_run_id:
+        """End the run again if it was reopened for an evaluation after the last row."""
+        if self._shared_run_id and self._is_closed and get_active_run_id() == self._shared_run_id:
             end_shared_run(self._shared_run_id)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Log the row that was measured before this bucket, even if cells are missing."""
+        """Log the row that was measured before this training, NaN for buckets not evaluated.
+
+        Starts to measure training time.
+        """
         self._share_run()
-        self._flush()
+        self._log_pending_row()
         self._is_training = True
         self._start_clock()
 
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """Count a trained bucket."""
+        """Count a trained bucket, and add the training time to the cost of the next row."""
         self._stop_clock(model)
         self._is_training = False
         self.trained += 1
@@ -95,9 +98,10 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         eval_dataloader: Any = None,
         **_: Any,
     ) -> None:
-        """Keep the cell of an evaluated bucket, and log the row with the last one.
+        """Remember the accuracy on a bucket, and log the row when all buckets are evaluated.
 
-        Raises ConfigError if the metric is missing.
+        Ignores evaluations during training and of other datasets. Raises ConfigError if
+        ``compute_metrics`` did not return the metric.
         """
         self._share_run()
         self.on_predict(args, state, control)
@@ -114,15 +118,16 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
                 f"{', '.join(sorted(values))}); name the metric that it returns: "
                 "MLflowAccuracyMatrix(metric=...)"
             )
-        self._cells[key] = convert_metric(self._metric, values[self._metric])
+        self._accuracies[key] = convert_metric(self._metric, values[self._metric])
         self._num_images[key] = count_images(eval_dataloader)
-        if len(self._cells) == len(self._buckets):
-            self._flush()
+        if len(self._accuracies) == len(self._buckets):
+            self._log_pending_row()
 
-    def _flush(self) -> None:
-        if not self._cells:
+    def _log_pending_row(self) -> None:
+        """Log the accuracies so far as a row, with NaN for other buckets, if there are any."""
+        if not self._accuracies:
             return
-        cells = [self._cells.get(key, math.nan) for key in self._buckets]
-        self._cells = {}
+        cells = [self._accuracies.get(key, math.nan) for key in self._buckets]
+        self._accuracies = {}
         num_images = [self._num_images.get(key) for key in self._buckets]
         self._log_row(self.trained, self._buckets, cells, num_images)

@@ -75,7 +75,7 @@ _ARTIFACTS = {
 
 
 class _Header(msgspec.Struct, kw_only=True):
-    """The header of a bundle, except for its digest."""
+    """Metadata of an exported run, stored in its folder as JSON with a hash of itself."""
 
     format: str
     run_id: str
@@ -89,18 +89,22 @@ class _Header(msgspec.Struct, kw_only=True):
 
 
 def is_bundle(run: Run) -> bool:
-    """Return True if a run was read from a bundle."""
+    """Return True if a run was read from a bundle (an exported folder or archive)."""
     return bool(run.info.experiment_id == _NO_EXPERIMENT)
 
 
 def get_bundle_path(run: Run) -> Path | None:
-    """Return the path that a run was read from, or None if it is stored in MLflow."""
+    """Return the bundle's path that a run was read from, or None if it is stored in MLflow."""
     path: Path | None = getattr(run, "bundle_path", None)
     return path
 
 
 def list_bundles(path: Path) -> list[Path]:
-    """Return the bundles that a path names: itself, or those directly in a folder."""
+    """Return the paths of the bundles (exported runs) at a path.
+
+    That is the path itself if it is a bundle or names one in an archive; otherwise the bundles
+    directly in the folder, in order of their names. Empty if there are none.
+    """
     with suppress(OSError):  # a string that cannot be the name of a file
         if _is_bundle(path) or _is_archive(path.parent):
             return [path]
@@ -111,7 +115,9 @@ def list_bundles(path: Path) -> list[Path]:
 
 
 def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licence: str) -> None:
-    """Write runs to a new folder or archive: one run at its root, several in a folder each.
+    """Write runs to a new folder, or to a new archive if the name of *to* ends in .tar.xz.
+
+    A single run is written to the root of it, several runs to a folder each.
 
     Raises ConfigError if the path exists or cannot be written, and RecordError if a run has no
     rows.
@@ -127,7 +133,7 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
             for run in runs:
                 _write_bundle(client, run, root / _build_name(run) if runs[1:] else root, licence)
             if to.name.endswith(ARCHIVE):
-                _pack(root, Path(scratch, "packed")).rename(to)
+                _pack_archive(root, Path(scratch, "packed")).rename(to)
             else:
                 root.rename(to)
     except OSError as error:
@@ -135,12 +141,12 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
 
 
 def read_bundles(path: Path) -> list[Run]:
-    """Return the run of a bundle, or all runs of an archive, or one run named behind its path.
+    """Read the runs of a bundle: a folder, an archive, or one run of it as ARCHIVE/NAME.
 
-    Their artifacts are in a temporary folder, which exists as long as one of the runs.
+    The artifacts are unpacked to a temporary folder, which is deleted with the last of the runs.
 
     Raises:
-        RecordError: a byte of a bundle was changed, or the archive has no run of this name.
+        RecordError: a bundle was changed since the export, or the archive has no such run.
     """
     archive = path.parent if _is_archive(path.parent) else path
     scratch = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
@@ -148,7 +154,7 @@ def read_bundles(path: Path) -> list[Run]:
         folders = [path]
         if archive.is_file():
             packed = Path(scratch.name, "packed")
-            _unpack(archive, packed)
+            _unpack_archive(archive, packed)
             folders = list_bundles(packed) or [packed]
         selected = [folder for folder in folders if path == archive or folder.name == path.name]
         if not selected:
@@ -169,9 +175,9 @@ def read_bundles(path: Path) -> list[Run]:
 def drop_copies(
     client: MlflowClient, runs: Iterable[Run | MissingRun]
 ) -> Iterator[Run | MissingRun]:
-    """Keep the most complete copy of each run, whatever order they come in.
+    """Yield each run once: of copies with the same run id, the most complete one.
 
-    Raises ConfigError if two copies have different rows.
+    A run may be in the store and in bundles. Raises ConfigError if two copies differ in a row.
     """
     copies: dict[str, list[Run | MissingRun]] = {}
     for run in runs:
@@ -194,7 +200,10 @@ def drop_copies(
 
 
 def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
-    """Return a key that is higher for a more complete copy: rows, in a store, files, metadata."""
+    """Return a sort key that is larger for a more complete copy of a run.
+
+    Compares the number of rows, then prefers a store to bundles, then more files and metadata.
+    """
     folder = ArtifactFolder(client, run).local if is_bundle(run) else None
     num_files = 0 if folder is None else len(_list_files(folder))
     metadata = sorted(run.data.params.items()), sorted(run.data.tags.items())
@@ -202,12 +211,13 @@ def _rank_copy(client: MlflowClient, run: Run) -> tuple[Any, ...]:
 
 
 def _describe_source(run: Run) -> str:
+    """Return where a run was read from, for a message: "the tracking store", or a path."""
     path = get_bundle_path(run)
     return "the tracking store" if path is None else safe_repr(str(path), 200)
 
 
 def _build_name(run: Run) -> str:
-    """Return the name of a run's folder, short enough for tar's paths of 100 characters."""
+    """Return a folder name for a run, from its name and id, of at most 49 characters."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.info.run_name or "run").strip("-._")
     return f"{name[:40]}-{re.sub('[^0-9a-f]', '', run.info.run_id)[:8]}"
 
@@ -221,11 +231,15 @@ def _is_archive(path: Path) -> bool:
 
 
 def _list_files(folder: Path) -> list[str]:
+    """Return the paths of all files below a folder, relative to it, in no order."""
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir()]
 
 
 def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> None:
-    """Write a run's folder: parameters, tags, artifacts, outcome, and then its header."""
+    """Write parameters, tags, artifacts and status of a run to a new folder, with their hashes.
+
+    Raises RecordError if the run has no rows.
+    """
     path.mkdir(parents=True)
     info, data = run.info, run.data
     folder = RunFolder(path, info.run_id, is_durable=False)
@@ -268,6 +282,7 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
 
 
 def _hash_header(content: Mapping[str, Any]) -> str:
+    """Return "sha256:..." of a bundle's metadata."""
     return f"sha256:{hashlib.sha256(_format_json(content).encode()).hexdigest()}"
 
 
@@ -276,9 +291,9 @@ def _format_json(content: Mapping[str, Any]) -> str:
 
 
 def _read_bundle(folder: Path, target: Path) -> Run:
-    """Check a bundle, write its artifacts to a folder, and return its run.
+    """Check the hashes of a bundle, copy its artifacts to *target*, and return its run.
 
-    Raises RecordError if the bundle was changed.
+    Raises RecordError if a file was changed.
     """
     header = _read_header(folder)
     params: dict[str, str] = {}
@@ -314,7 +329,10 @@ def _read_bundle(folder: Path, target: Path) -> Run:
 
 
 def _read_header(folder: Path) -> _Header:
-    """Return the header of a bundle, or raise RecordError unless it names each of its files."""
+    """Read the metadata of a bundle.
+
+    Raises RecordError if they are missing or changed, or do not list exactly the bundle's files.
+    """
     file = folder / HEADER_JSON
     if file.is_symlink() or not file.is_file():
         raise RecordError(f"lacks {HEADER_JSON}")
@@ -339,7 +357,7 @@ def _read_header(folder: Path) -> _Header:
 
 
 def _is_bundle_file(name: str) -> bool:
-    """Return True if a file of this name may be in a bundle."""
+    """Return True if a bundle may contain a file of this name."""
     match = re.fullmatch(r"\d{8}-(.+)", name)
     if match is None:
         return name == HEADER_JSON
@@ -349,23 +367,23 @@ def _is_bundle_file(name: str) -> bool:
     return match[1] in (PARAMS_JSON, TAGS_JSON, OUTCOME_JSON)
 
 
-def _pack(root: Path, to: Path) -> Path:
-    """Write an archive without times and owners: the same files make the same bytes."""
+def _pack_archive(root: Path, to: Path) -> Path:
+    """Write a folder to a .tar.xz, whose bytes depend only on the files. Returns *to*."""
     with tarfile.open(to, "w:xz", format=_TAR_FORMAT) as archive:
         for name in sorted(_list_files(root)):
             with (root / name).open("rb") as file:
-                archive.addfile(_build_member(name, (root / name).stat().st_size), file)
+                archive.addfile(_build_tar_entry(name, (root / name).stat().st_size), file)
     return to
 
 
-def _build_member(name: str, size: int) -> tarfile.TarInfo:
+def _build_tar_entry(name: str, size: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.size = size
     return member
 
 
 class _XzReader:
-    """Reads an xz stream; a header that demands too much memory for the decoder is an error."""
+    """Reads an xz file in parts. Raises LZMAError if decoding needs more than 128 MiB."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -373,9 +391,9 @@ class _XzReader:
         self.size = 0  # bytes read so far
 
     def read(self, size: int) -> bytes:
-        """Read so many bytes, fewer only at the end of the stream.
+        """Return the next *size* decompressed bytes, or fewer at the end.
 
-        Raises EOFError if the file ends before the stream.
+        Raises EOFError if the file is truncated.
         """
         parts = []
         while size > 0 and not self._decoder.eof:
@@ -387,13 +405,16 @@ class _XzReader:
             self.size += len(parts[-1])
         return b"".join(parts)
 
-    def is_followed(self) -> bool:
-        """Return True if the file has bytes after the stream."""
+    def has_trailing_bytes(self) -> bool:
+        """Return True if the file has bytes after the compressed data."""
         return bool(self._decoder.unused_data or self._file.read(1))
 
 
-def _unpack(path: Path, root: Path) -> None:
-    """Unpack an archive, or raise RecordError unless :func:`_pack` wrote it, byte for byte."""
+def _unpack_archive(path: Path, root: Path) -> None:
+    """Unpack an archive into the folder *root*.
+
+    Raises RecordError if it is not, byte for byte, as :func:`_pack_archive` writes it.
+    """
     previous = ""
     with path.open("rb") as packed:
         tar = _XzReader(packed)
@@ -411,7 +432,7 @@ def _unpack(path: Path, root: Path) -> None:
                 )
             if number >= _MAX_FILES:
                 raise RecordError(f"contains over {_MAX_FILES:,} files")
-            expected = _build_member(member.name, member.size).tobuf(_TAR_FORMAT)
+            expected = _build_tar_entry(member.name, member.size).tobuf(_TAR_FORMAT)
             if member.name <= previous or header != expected:
                 raise RecordError(f"was changed: {member.name} is not as an export writes it")
             if tar.size + member.size > _MAX_BYTES:
@@ -426,5 +447,5 @@ def _unpack(path: Path, root: Path) -> None:
                 raise RecordError(f"was changed after {member.name}, or is cut off")
         # A second empty block, and what fills the last record.
         rest = tarfile.BLOCKSIZE + -(tar.size + tarfile.BLOCKSIZE) % tarfile.RECORDSIZE
-        if tar.read(rest + 1) != bytes(rest) or tar.is_followed():
+        if tar.read(rest + 1) != bytes(rest) or tar.has_trailing_bytes():
             raise RecordError("was changed: other bytes follow its last file")

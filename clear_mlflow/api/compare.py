@@ -36,8 +36,8 @@ def compare(
         filter: condition in MLflow's search syntax, for example ``"params.strategy = 'replay'"``.
         group_by: parameters or tags that the seeds of one method share. none: each run is its own
             group. auto: strategy, dataset and all parameters that affect results and differ.
-        rank_by: metric of ranking and verdicts. auto: ``clear/challenge_score`` where it is
-            defined.
+        rank_by: metric that methods are ranked by and tested for differences. auto:
+            ``clear/challenge_score`` where it is defined.
         lower_is_better: direction of the metric in rank_by if it is your own function. auto:
             declared by the function's attribute lower_is_better.
         metrics: further families of metrics, for example gem or wild_time, and your own metrics as
@@ -45,7 +45,7 @@ def compare(
         baseline: group that all others are tested against, by its name or a label, for example
             naive. Choose it before you see results: fewer comparisons are adjusted for.
         margin: largest difference that does not matter to you, in percentage points, or in the
-            score's own unit. Verdicts then also report which methods are equivalent.
+            score's own unit. It is then also tested which methods are equivalent.
         at_equal: cost that compared runs must share within 1 % (docs/cost.md).
         log: store the result in a run.
 

@@ -28,15 +28,15 @@ def evaluate(
 ) -> list[ScoringResult]:
     """Rebuild the accuracy matrix of stored runs from their rows, and log what MLflow lacks.
 
-    Scores are written into the scored runs. A second call changes nothing. A call that was stopped
-    can be repeated and does the rest. A run that cannot be scored does not stop the others.
+    Metrics are written into the runs themselves. A second call changes nothing. A call that was
+    stopped can be repeated and does the rest. A run with an error does not stop the others.
 
     Args:
         runs: ids of runs, or at least their first six digits, or the name of an experiment; in
             Python, run objects as well. None: runs of all experiments that match filter or
             unscored_only.
         filter: condition in MLflow's search syntax, for example ``"params.strategy = 'replay'"``.
-        unscored_only: skip runs that already have scores.
+        unscored_only: skip runs that already have metrics.
         metrics: further families of metrics, for example gem or wild_time, and your own metrics as
             ``package.module:function`` or as functions (docs/metrics.md).
         rows: path of the rows in runs of another program, for example
@@ -50,7 +50,7 @@ def evaluate(
         dry_run: report what would be done, and write nothing.
 
     Returns:
-        The outcome for each run, in order.
+        A result for each run, in order: what was done, and its metrics.
 
     Raises:
         ConfigError: no runs are chosen, or a family or metric does not exist.
@@ -62,7 +62,10 @@ def evaluate(
 def evaluate_each(
     runs: Runs, *, jobs: int | Literal["auto"], **options: Any
 ) -> Iterator[ScoringResult]:
-    """Score runs like :func:`evaluate`, and yield the outcome of each as soon as it is known."""
+    """Do the work of :func:`evaluate`, and yield the result of each run as soon as it is known.
+
+    Raises ConfigError if jobs is below 1, or if rows are named in a dry run.
+    """
     if jobs != "auto" and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; expected a whole number of at least 1, or auto")
     if options["rows"] and options["dry_run"]:

@@ -52,12 +52,12 @@ _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
 
 @dataclass(frozen=True)
 class ImportedFile:
-    """The outcome of one run of a file, or of a file without a run."""
+    """What the import did with one run of a file, or with a file that contains no run."""
 
     file: str  # path below the folder that was searched
     run_id: str | None = None
     run_name: str | None = None
-    outcome: str = FAILED
+    outcome: str = FAILED  # IMPORTED, STORED (before), SKIPPED or FAILED
     detail: str = ""
 
 
@@ -86,10 +86,10 @@ def import_runs(
     split: str = TEST,
     metrics: Sequence[str] | str = AUTO,
 ) -> Iterator[ImportedFile]:
-    """Store each matrix in files and folders as a run of an experiment, and score it.
+    """Store each matrix in files and folders as an MLflow run, and log its metrics.
 
-    Yields the outcome of each run and of each file without one. A file that cannot be read does not
-    stop the others. A matrix that the experiment contains is not imported again unless *again*.
+    Yields what was done with each run and each file without a run. A file that cannot be read does
+    not stop the others. Content that the experiment has is not imported again unless *again*.
 
     Raises:
         ConfigError: ``same_data_as`` or ``score`` is not valid.
@@ -119,15 +119,17 @@ def import_runs(
         "split": split,
     }
     families = DEFAULT_FAMILIES if metrics == AUTO else split_families(",".join(metrics))
-    imported = {} if again else _find_imported(client, experiment_id)
+    imported = {} if again else _find_imported_runs(client, experiment_id)
     matrices: dict[Path, dict[Path, NDArray[np.float64]]] = {}  # by folder and file
-    for path, label, reason in _list_files(paths):
+    for path, label, reason in _iter_files(paths):
         if reason is not None:
             yield ImportedFile(label, outcome=SKIPPED, detail=reason)
             continue
         try:
             for run in read_runs(load_file(path, options), format_name):
-                if copy := _find_copy(path, run.matrix, matrices.setdefault(path.parent, {})):
+                if copy := _find_file_with_same_matrix(
+                    path, run.matrix, matrices.setdefault(path.parent, {})
+                ):
                     detail = f"contains the same matrix as {copy}"
                     yield ImportedFile(label, outcome=SKIPPED, detail=detail)
                     continue
@@ -161,9 +163,13 @@ def _store_run(
     dataset: DatasetIdentity | None,
     families: tuple[str, ...],
 ) -> tuple[str, int]:
-    """Store, score and close a run. Return its id and its number of metrics.
+    """Create an MLflow run with the rows and metrics of a matrix, and close it.
 
-    If that fails, the run is FAILED and does not count as imported.
+    Returns its run id and its number of metrics. If an error is raised, the run is closed as
+    FAILED, and a later import stores the matrix again.
+
+    file: name of the imported file. dataset: dataset of the same_data_as run, or None. families:
+    families of metrics to log.
     """
     adapt_metrics(ALL_METRICS, run.matrix.score)  # raises ConfigError if the name is taken
     metadata = _merge_metadata(run, overrides)
@@ -190,7 +196,7 @@ def _store_run(
             for record in records:
                 name = f"{ROWS_FOLDER}/{row_file_name(record.row.row)}"
                 folder.append(name, record.to_json().encode())
-            for entry in folder.entries():
+            for entry in folder.list_entries():
                 uploader.upload(entry)
             num_metrics = len(score_run(client, run_id).results.values_by_name)
             uploader.upload(folder.append_outcome(Outcome("FINISHED")))
@@ -209,9 +215,10 @@ def build_records(
     origin: JSON,
     dataset: DatasetIdentity | None = None,
 ) -> list[RowRecord]:
-    """Return the measured rows of another program's matrix as records, without counts.
+    """Convert each row of a matrix that has a measured value to the format in which it is stored.
 
-    origin: where the matrix comes from, stored in each record.
+    metadata: must contain protocol and split. origin: format and hash of the imported file.
+    dataset: name and hash of the test data; None to use the name in *metadata*.
     """
     written_at = utc_now()
     counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
@@ -241,7 +248,7 @@ def parse_seed(text: str | None) -> int | None:
 
 
 def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str]) -> dict[str, str]:
-    """Return tags and parameters to group a run by, without unknown values."""
+    """Return strategy, dataset, seed and so on: those in the file, replaced by the user's."""
     metadata = {**run.metadata, **{key: text for key, text in overrides.items() if text != AUTO}}
     if parse_seed(metadata.get("seed")) is None:
         metadata.pop("seed", None)
@@ -251,9 +258,10 @@ def _merge_metadata(run: ImportedRun, overrides: Mapping[str, str]) -> dict[str,
 
 
 def _read_reference(run: str, dataset: str) -> Record:
-    """Return the record of the run with the same data. Raises ConfigError if its data are unknown.
+    """Load the matrix and dataset of the run in ``same_data_as``.
 
-    dataset: name that the user also stated, which must be equal, or "auto".
+    dataset: name that the user stated as well, or "auto". Raises ConfigError if the run's dataset
+    has another name or no known hash.
     """
     record = load(run).record
     name, digest = record.dataset.name, record.dataset.digest
@@ -265,8 +273,8 @@ def _read_reference(run: str, dataset: str) -> Record:
     return record
 
 
-def _find_imported(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Return the digest of each imported run of an experiment, with its run id and name."""
+def _find_imported_runs(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
+    """Return id and name of each imported run of an experiment, by the hash of its content."""
     condition = f"tags.`{names.IMPORTED_DIGEST_TAG}` != '' and attributes.status = 'FINISHED'"
     return {
         run.data.tags[names.IMPORTED_DIGEST_TAG]: (
@@ -278,6 +286,7 @@ def _find_imported(client: MlflowClient, experiment_id: str) -> dict[str, tuple[
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
+    """Parse numbers with commas between. Raises ConfigError if one is not a number."""
     numbers = [number.strip() for number in text.split(",")]
     if not all(n.isascii() and n.isdecimal() and len(n) <= 16 for n in numbers):
         raise ConfigError(
@@ -287,12 +296,12 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, numbers))
 
 
-def _find_copy(
+def _find_file_with_same_matrix(
     path: Path, matrix: AccuracyMatrix, matrices: dict[Path, NDArray[np.float64]]
 ) -> str:
     """Return the name of a file of another type with the same matrix to 4 digits, or "".
 
-    matrices: values by file of the same folder; the matrix is added if it is new.
+    matrices: matrices by file of the same folder; a matrix that is new is added to it.
     """
     values = matrix.values
     for other, others in matrices.items():
@@ -303,8 +312,8 @@ def _find_copy(
     return ""
 
 
-def _list_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
-    """Yield files, each with its path below the folder and the reason to skip it, or None.
+def _iter_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]:
+    """Yield the files in paths: path, path relative to its folder, and reason to skip it or None.
 
     Hidden files and links in folders are left out. Raises DataError if a folder has too many files.
     """
@@ -330,7 +339,10 @@ def _list_files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, str | None]]
 
 
 def _find_reason_to_skip(path: Path) -> str | None:
-    """Return why a file is not read as results, or None if it is."""
+    """Return why a file of a folder is not imported, or None if it is.
+
+    Files with other endings than .csv, .json and so on are imported if they have a known format.
+    """
     if path.suffix.lower() in _ENDINGS:
         return None  # an error of such a file is reported
     try:

@@ -15,7 +15,7 @@ _UPDATE_SECONDS = 0.5
 
 
 class NotebookProgress(TrainingProgress):
-    """One output of a notebook that is updated during training."""
+    """Progress bar and accuracy matrix in a notebook cell, updated during training."""
 
     def __init__(self, protocol: str) -> None:
         self._protocol = protocol
@@ -37,38 +37,41 @@ class NotebookProgress(TrainingProgress):
         self._update(now=True)
 
     def images_decoded(self, done: int, total: int) -> None:
-        """Show how many images are decoded."""
+        """Show how many of *total* images are decoded."""
         self._text = f"decoding images, {done:,} of {total:,}"
         self._num_done, self._num_steps = done, total
         self._update(now=done == total)
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
-        """Start the bucket's part of the bar."""
+        """Show that training on a bucket begins.
+
+        key: name of the bucket. position: its index, from 0.
+        """
         text = f"bucket {key}: {position + 1} of {num_buckets}"
-        self._start_part(position, num_buckets, text)
+        self._start_bar_segment(position, num_buckets, text)
 
     def steps_planned(self, num_steps: int) -> None:
-        """Set the length of the bucket's part of the bar."""
+        """Set the number of training steps of the current bucket."""
         self._num_steps = num_steps
 
     def step_done(self) -> None:
-        """Move the bar, at most twice a second."""
+        """Count a training step; the output is updated at most twice a second."""
         self._num_done += 1
         self._update()
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Show the row in the matrix."""
+        """Add a measured row to the displayed accuracy matrix."""
         self._rows.append(row)
         text = ", ".join([f"{row.row} of {len(row.buckets)} buckets", *accuracies(row)])
-        self._start_part(row.row, len(row.buckets), text)
+        self._start_bar_segment(row.row, len(row.buckets), text)
 
-    def _start_part(self, bucket_index: int, num_buckets: int, text: str) -> None:
+    def _start_bar_segment(self, bucket_index: int, num_buckets: int, text: str) -> None:
         self._bucket_index, self._num_buckets, self._text = bucket_index, num_buckets, text
         self._num_done = self._num_steps = 0
         self._update(now=True)
 
     def _update(self, *, now: bool = False) -> None:
-        """Replace the output, unless *now* is False and the last update is too recent."""
+        """Replace the output; if *now* is False, only 0.5 s or more after the last update."""
         clock = time.monotonic()
         if self._display is not None and (now or clock - self._updated_at > _UPDATE_SECONDS):
             from IPython.display import HTML
@@ -84,11 +87,14 @@ class NotebookProgress(TrainingProgress):
 
 
 def build_progress(protocol: str) -> TrainingProgress:
-    """Return the progress for a notebook, a terminal or a log file, wherever this runs."""
+    """Return a progress display for a notebook, or for standard error outside of a notebook.
+
+    protocol: evaluation protocol, which decides the cells of the matrix that are shown.
+    """
     return NotebookProgress(protocol) if is_notebook() else progress_for(sys.stderr)
 
 
 def is_notebook() -> bool:
-    """Return True in a notebook's kernel, and False in IPython on a terminal."""
+    """Return True if this process is the kernel of a notebook; False in IPython on a terminal."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

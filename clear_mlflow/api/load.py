@@ -107,14 +107,14 @@ class Run:
 
     @property
     def links(self) -> tuple[str, ...]:
-        """Lines with the addresses of the run."""
+        """Lines of text with the URLs of the run in MLflow, or the path of its bundle."""
         if self.is_bundle:
             return (f"bundle   {get_bundle_path(self._run)}",)
         return tuple(format_run_links(self._client, self._run))
 
     @cached_property
     def record(self) -> Record:
-        """The assembled rows: matrix, protocol, split, dataset, seed.
+        """The accuracy matrix with its protocol, split, dataset and seed, from the stored rows.
 
         Raises:
             RecordError: the run has no rows, or damaged ones.
@@ -131,7 +131,7 @@ class Run:
 
     @property
     def curves(self) -> Mapping[str, Mapping[int, float]]:
-        """The score of each bucket by number of trained buckets, from 0 on."""
+        """Accuracy (or other score) on each bucket, by the number of trained buckets."""
         cells, score = self.matrix.to_frame().dropna(), self.matrix.score.name
         return {
             str(key): dict(zip(group["row"], group[score], strict=True))
@@ -140,7 +140,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> Mapping[str, MetricResult]:
-        """All metrics of the run's families: value, history, interval, or why there is no value."""
+        """All metrics of the run by name: value, history, interval, or why there is no value."""
         results = self.scores.results
         if self.predictions is None or not self.matrix.score.is_accuracy:
             return results
@@ -157,7 +157,7 @@ class Run:
         return self.scores.stored.predictions
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
-        """Draw the matrix without the cells that the protocol excludes.
+        """Plot the accuracy matrix as a heat map, without cells that the protocol excludes.
 
         See :meth:`AccuracyMatrix.plot`.
         """
@@ -209,7 +209,7 @@ class Run:
         return f"Run({self.name!r}, {self.run_id}, {self.status})"
 
     def _describe_problem(self) -> str | None:
-        """Return what to show of a run without readable rows, or None if it has some."""
+        """Return a line with the reason why the matrix cannot be read, or None if it can."""
         try:
             self.record  # noqa: B018
         except RecordError as error:
@@ -218,7 +218,7 @@ class Run:
 
     @cached_property
     def scores(self) -> Scores:
-        """The stored results, from which :attr:`metrics` are built."""
+        """The rows, predictions and metric values that the run has in the store."""
         return load_scores(self._client, self._run)
 
 
@@ -269,7 +269,7 @@ def runs(
 def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[MlflowRun]:
     """Return the runs as a list, or raise TrackingError if one of them does not exist.
 
-    verb: what was to be done with them, for the message.
+    verb: what the caller does with them, for the message, for example "export".
     """
     all_runs = list(runs)
     if missing := [run for run in all_runs if isinstance(run, MissingRun)]:
@@ -279,7 +279,10 @@ def list_existing(runs: Iterable[MlflowRun | MissingRun], verb: str) -> list[Mlf
 
 
 def open_store() -> MlflowClient:
-    """Connect to the store of the environment, to use existing runs."""
+    """Return a client of the tracking store that MLflow's environment variables name.
+
+    Raises TrackingError if the store does not exist or cannot be reached.
+    """
     set_up_mlflow()
     return preflight(opens_run=False)
 
@@ -291,7 +294,18 @@ def choose_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
-    """Return the chosen runs, and True if they were named one by one."""
+    """Find runs in the store and in bundles, and return True with them if each was named.
+
+    Args:
+        client: client of the store.
+        of: runs, ids, names of experiments or paths of bundles. None: all experiments.
+        filter: condition in MLflow's search syntax, for experiments.
+        unscored_only: leave out runs that already have metrics.
+
+    Raises:
+        ConfigError: no run is chosen, or filter is passed with named runs.
+        TrackingError: an experiment does not exist, or the store cannot be reached.
+    """
     if of is None and filter is None and not unscored_only:
         raise ConfigError(
             "no runs are chosen; name runs or an experiment, or pass filter=TEXT, or, to evaluate, "
@@ -342,5 +356,5 @@ def choose_runs(
     return (drop_copies(client, runs) if bundled else runs), bool(ids or bundled)
 
 
-def _is_experiment(client: MlflowClient, text: str) -> bool:
-    return not is_missing_store(client.tracking_uri) and has_experiment(client, text)
+def _is_experiment(client: MlflowClient, name: str) -> bool:
+    return not is_missing_store(client.tracking_uri) and has_experiment(client, name)

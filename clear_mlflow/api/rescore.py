@@ -1,4 +1,4 @@
-"""Score stored runs from their rows, one by one, and report the outcome of each."""
+"""Compute and log the metrics of stored runs from their rows, and report what was done."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """Outcome of scoring one run.
+    """What was done to score one run: compute its metrics from its rows, and log them.
 
     Attributes:
         run_id: id of the run.
         run_name: name of the run.
         action: "scored", "unchanged", "skipped" or "failed".
         detail: description of what was written, or the reason why nothing was.
-        scores: metrics of the run; None if it has no rows that could be read.
+        scores: metrics of the run, or None if none of its rows could be read.
         is_problem: True if the user should look at the run.
         is_partial: True if rows are missing, at the end or in between.
         undefined: names of the user's own metrics that are undefined for the run.
@@ -76,7 +76,7 @@ class ScoringResult:
     undefined: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Return the outcome for JSON, with metric values and the reasons of undefined metrics."""
+        """Return ids, action, metric values and the reasons of undefined metrics, for JSON."""
         results = self.scores.results if self.scores else {}
         return {
             "run_id": self.run_id,
@@ -102,9 +102,10 @@ def rescore_chosen_runs(
     jobs: int | None,
     dry_run: bool,
 ) -> Iterator[ScoringResult]:
-    """Score runs of the store, and yield the outcome of each; see :func:`clear_mlflow.evaluate`.
+    """Compute and log metrics of chosen runs, and yield a result for each run.
 
-    Under ``mlflow run -e evaluate``, the outcomes are also logged in the run that MLflow opened.
+    The options are those of :func:`clear_mlflow.evaluate`. Under ``mlflow run -e evaluate``, the
+    results are also logged in the run that MLflow opened.
     """
     added_metrics = load_metrics(metrics)
     prepare = None
@@ -142,14 +143,14 @@ def rescore_runs(
     jobs: int | None = None,
     prepare: Callable[[MlflowClient, Run], object] | None = None,
 ) -> Iterator[ScoringResult]:
-    """Score runs from their stored rows, and yield the outcome of each in order.
+    """Compute metrics of runs from their stored rows, and yield a result for each run in order.
 
-    Logs what the store lacks. Closes runs whose process is dead as KILLED. A run that cannot be
-    scored does not stop the others.
+    Logs metrics, tags and artifacts that the store lacks. Closes runs whose process is dead as
+    KILLED. An error of one run is in its result and does not stop the others.
 
     Args:
         client: client of the store.
-        runs: stored runs, and placeholders of runs that the store lacks.
+        runs: stored runs; a MissingRun has the id of a run that the store lacks.
         explicit: True if the user named the runs one by one: all artifacts are read again, and a
             run without rows is a problem instead of being skipped.
         dry_run: report what would be done, and write nothing.
@@ -176,6 +177,7 @@ def _score_run(
     dry_run: bool,
     prepare: Callable[[MlflowClient, Run], object] | None,
 ) -> ScoringResult:
+    """Score one run as :func:`rescore_runs` does; an error becomes the result "failed"."""
     if isinstance(run, MissingRun):
         return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
     run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
@@ -246,6 +248,7 @@ def _score_run(
 def _describe_scores(
     scores: Scores, missing_rows: Sequence[int], undefined: Sequence[MetricResult], dry_run: bool
 ) -> Iterator[str]:
+    """Yield the facts for ScoringResult.detail: numbers of rows and values, and problems."""
     if scores.record is None:
         yield "no rows"
         return
@@ -254,8 +257,8 @@ def _describe_scores(
         yield f"missing {', '.join(f'row {row}' for row in missing_rows)}"
     if dry_run and not scores.changes.is_empty:
         yield f"would write {scores.changes}"
-    elif scores.changes.points:
-        yield f"{len(scores.changes.points)} metric values logged"
+    elif scores.changes.metric_values:
+        yield f"{len(scores.changes.metric_values)} metric values logged"
     if scores.changes.changed:
         yield f"values changed: {', '.join(scores.changes.changed)}"
     if scores.stored.problem is not None:
@@ -265,6 +268,7 @@ def _describe_scores(
 
 
 def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
+    """Return how many runs to score at a time: more for a server or remote artifacts."""
     if is_server(client.tracking_uri):
         return _JOBS_SERVER
     if isinstance(first, MissingRun) or is_local(first.info.artifact_uri):
@@ -275,6 +279,10 @@ def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
 def _log_outcomes(
     client: MlflowClient, run_id: str, outcomes: Sequence[Mapping[str, object]]
 ) -> None:
+    """Log what was done for each run as JSON, with a description, into a run.
+
+    outcomes: results of :meth:`ScoringResult.to_dict`.
+    """
     counts = Counter(str(outcome["action"]) for outcome in outcomes)
     summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
     note = (
@@ -289,9 +297,10 @@ def _log_outcomes(
 def copy_foreign_rows(
     client: MlflowClient, run: Run, pattern: RowPattern, options: ReadOptions
 ) -> None:
-    """Write the rows that another program stored in a run as rows of this package.
+    """Convert a matrix that another program logged as artifacts of a run, and store it as rows.
 
-    Rows that are already stored are kept, and runs whose rows a training wrote are not changed.
+    Does nothing if no artifact matches, or if this package trained the run. Rows that were already
+    stored are kept. Raises RecordError if an artifact cannot be read.
     """
     stored_rows = parse_rows(read_row_files(client, run, may_be_missing=None))
     if any("imported" not in record.extra for record in stored_rows.values()):
@@ -315,7 +324,10 @@ def copy_foreign_rows(
 
 
 def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
-    """Return the paths of artifacts that match, searching folder by folder."""
+    """Return the paths of a run's artifacts that match a pattern.
+
+    Raises RecordError if there are too many artifacts, or one is too large.
+    """
     folders, num_listed = [""], 0
     for depth in range(len(pattern.parts)):
         is_last = depth == len(pattern.parts) - 1
@@ -350,9 +362,10 @@ def _list_matching_artifacts(client: MlflowClient, run: Run, pattern: RowPattern
 def _read_matrix(
     client: MlflowClient, run: Run, paths: Mapping[int | None, str], options: ReadOptions
 ) -> AccuracyMatrix:
-    """Read artifacts by their row number, or the one with key None, which has the complete matrix.
+    """Download artifacts, and return the accuracy matrix in them.
 
-    Raises RecordError if that one contains more than one run.
+    paths: path of each row's artifact by number of trained buckets; the key None means that one
+    artifact has the complete matrix. Raises RecordError if they are not valid.
     """
     rows: dict[int, list[float]] = {}
     for row, path in paths.items():

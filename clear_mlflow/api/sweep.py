@@ -43,11 +43,11 @@ def sweep(
         retries: number of times to resume a run that was killed or whose machine went down.
         group_by: parameters or tags that the seeds of one method share. auto: strategy, dataset
             and the parameters that the grid varies, except seeds.
-        rank_by: metric of ranking and verdicts. auto: ``clear/challenge_score`` where it is
-            defined.
+        rank_by: metric that methods are ranked by and tested for differences. auto:
+            ``clear/challenge_score`` where it is defined.
 
     Returns:
-        The outcome of each run, and the comparison as ``compared``.
+        The runs with their states as ``runs``, and their comparison as ``compared``.
 
     Raises:
         ConfigError: a run of the grid cannot be trained.

@@ -1,4 +1,4 @@
-"""The work of a sweep: a loop over a table of planned runs, whose states are read from the store.
+"""Train and compare a sweep: a loop over planned runs, whose states are read from the store.
 
 Two sweeps may share runs. A run belongs to whoever trains it, and its state is read immediately
 before it is trained, so each run is trained once.
@@ -49,7 +49,7 @@ from clear_mlflow.grids.grid import (
     read_grid,
 )
 from clear_mlflow.journal.run_folder import Outcome, Status
-from clear_mlflow.journal.uploader import is_final, store_outcome
+from clear_mlflow.journal.uploader import is_permanent_error, store_outcome
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -74,7 +74,12 @@ from clear_mlflow.store.search import (
 from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.store.ui_urls import format_comparison_links, read_sweep_comparison
 from clear_mlflow.tracking.lifecycle import create_run
-from clear_mlflow.tracking.resume import claim_run, has_rows, is_claimed, read_resume_point
+from clear_mlflow.tracking.resume import (
+    has_rows,
+    is_resume_reserved,
+    read_resume_point,
+    reserve_resume,
+)
 from clear_mlflow.tracking.tracked_training import train_sweep_run
 
 Engine: TypeAlias = LocalEngine | RayEngine
@@ -91,7 +96,7 @@ _RETRY_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
 
 @dataclass
 class SweepRun:
-    """One planned run of a sweep: a row of its table."""
+    """A run of a sweep: one combination of parameters, with its state and MLflow run."""
 
     planned: PlannedRun = field(repr=False)
     state: str = NOT_DONE
@@ -112,7 +117,7 @@ class SweepRun:
         return self.planned.name
 
     def to_dict(self) -> dict[str, Any]:
-        """Return id, name, state, error, parameters and config hash, for JSON."""
+        """Return run id, name, state, error, parameters and their hash, for JSON."""
         return {
             "run_id": self.run_id,
             "name": self.planned.name,
@@ -125,7 +130,7 @@ class SweepRun:
 
 @dataclass(frozen=True, repr=False)
 class SweepResult:
-    """Outcome of a sweep; a notebook shows the comparison, and ``print`` its tables.
+    """The runs of a sweep and their comparison, which notebooks and ``print`` show.
 
     ``clear_mlflow.runs(EXPERIMENT)`` returns the runs as objects.
     """
@@ -142,12 +147,12 @@ class SweepResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every run is done, and all are compared."""
+        """True if every run is done and nothing else went wrong, such as the comparison."""
         return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
 
     @property
     def compared(self) -> ComparedRuns:
-        """Comparison of all runs that are done. Raises ConfigError if there is none."""
+        """The comparison of the runs. Raises ConfigError if nothing was compared."""
         if self.comparison is None:
             problem = f"nothing was compared in {self.summary}"
             raise ConfigError("; ".join([problem, *self.problems]))
@@ -171,7 +176,7 @@ class SweepResult:
         return lines if self.comparison is None else lines + self.comparison._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the outcome of each run, the comparison and the problems, for JSON."""
+        """Return the runs with their states, the comparison and the problems, for JSON."""
         return {
             "run_id": self.run_id,
             "runs": [run.to_dict() for run in self.runs],
@@ -193,10 +198,11 @@ def run_sweep(
 ) -> tuple[SweepResult, StoppingSignals]:
     """Train and compare the runs of a grid, like :func:`clear_mlflow.sweep`.
 
-    Prints the outcome of each run to standard error. If signals stopped the sweep, they are
-    returned with the result.
+    Prints a line to standard error when a run starts or ends. Also returns the received signals:
+    a signal such as SIGINT ends the sweep early, and does not raise.
 
-    choose_program: returns how to start a training process, given the number of runs to train.
+    choose_program: takes the number of runs to train, and returns the function that starts a
+    training process, as ``engines.local.start_program`` does.
     """
     if retries < 0:
         raise ConfigError(f"retries is {retries}; expected a whole number of at least 0")
@@ -236,9 +242,9 @@ def run_sweep(
 
 
 def plan_sweep(grid: GridSource, **engine_options: Any) -> tuple[list[SweepRun], str]:
-    """Return the states of a grid's runs, and how many would be trained at a time.
+    """Return the runs of a grid with their states, and a text: how many would train at a time.
 
-    Creates neither a store nor an experiment. The text is empty if no run would be trained.
+    Writes nothing to the store and trains nothing. The text is empty if no run would be trained.
     """
     planned = read_checked_grid(grid, engine_options["engine"])
     engine = build_engine(planned, **engine_options)
@@ -259,9 +265,10 @@ def plan_sweep(grid: GridSource, **engine_options: Any) -> tuple[list[SweepRun],
 
 
 def read_checked_grid(grid: GridSource, engine: str) -> Grid:
-    """Read a grid and check the parameters, folders and weights of every run.
+    """Read a grid and check the parameters of every run.
 
-    Raises ConfigError if a run cannot be trained, or if two runs are equal in effect.
+    engine: "local" or "ray"; with "local", data folders and weights must exist, too. Raises
+    ConfigError if a run is invalid, or if two runs would train the same.
     """
     if grid is None:
         raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
@@ -279,7 +286,10 @@ def read_checked_grid(grid: GridSource, engine: str) -> Grid:
 def build_engine(
     grid: Grid, *, engine: str, jobs: int | str, address: str, cpus: float, gpus: float | str
 ) -> Engine:
-    """Return where the runs of a grid are trained. Raises ConfigError if an option is invalid."""
+    """Return the engine that trains the runs: processes on this machine, or a Ray cluster.
+
+    The options are those of :func:`clear_mlflow.sweep`. Raises ConfigError if one is invalid.
+    """
     if isinstance(jobs, int) and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; expected a whole number of at least 1, or auto")
     for name, amount in (("cpus", cpus), ("gpus", gpus)):
@@ -319,12 +329,14 @@ def train_and_compare(
     should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[SweepRun], None] = lambda _: None,
 ) -> SweepResult:
-    """Train the runs of a grid that are not done, compare all, and store the outcome.
+    """Train the runs of a grid that are not done, compare all, and store the result.
+
+    The parent run is opened, and closed with the comparison. If an error is raised, it is FAILED.
 
     Args:
         grid: planned runs.
         client: client of the store.
-        experiment_id: experiment of the runs.
+        experiment_id: id of the experiment of the runs.
         engine: trains the runs; the caller has entered it.
         retries: number of times to resume a run whose process was killed.
         group_by: labels of the comparison, or "auto".
@@ -353,7 +365,10 @@ def train_and_compare(
 
 
 def make_reporter(total: int) -> Callable[[SweepRun], None]:
-    """Return a function that prints the state of a run to standard error, and counts ended runs."""
+    """Return a function that prints the state of a run to standard error, after "[ended/total]".
+
+    total: number of runs in the sweep.
+    """
     num_ended = 0
 
     def report(run: SweepRun) -> None:
@@ -382,7 +397,11 @@ def _train_runs(
     should_stop: Callable[[], bool],
     report: Callable[[SweepRun], None],
 ) -> None:
-    """Train the runs that are not done, until all have ended or the sweep is stopped."""
+    """Train the runs that are not done, until all have ended or *should_stop* returns True.
+
+    Sets the state of each run, and calls *report* with it when it starts and when it ends.
+    retries: number of times to resume a run whose process was killed.
+    """
     queue = deque(run for run in runs if run.state != DONE_BEFORE)
     active: dict[str, SweepRun] = {}
     is_stopped = False
@@ -390,7 +409,7 @@ def _train_runs(
     while active or (queue and not should_stop()):
         while queue and not should_stop() and engine.room() > 0:
             run = queue[0]
-            _retry_while_away(partial(store.claim, run), should_stop)
+            _retry_while_unreachable(partial(store.claim, run), should_stop)
             queue.popleft()
             if run.state == TRAINING and run.run_id is not None:
                 active[run.run_id] = run
@@ -402,7 +421,7 @@ def _train_runs(
         for task_end in engine.ended(_POLL_SECONDS):
             run = active[task_end.run_id]
             may_retry = run.num_tries <= retries
-            _retry_while_away(
+            _retry_while_unreachable(
                 partial(store.record_end, run, task_end, may_retry, should_stop), should_stop
             )
             del active[task_end.run_id]
@@ -418,8 +437,11 @@ def _train_runs(
             run.state = DONE_BEFORE
 
 
-def _retry_while_away(step: Callable[[], object], should_stop: Callable[[], bool]) -> None:
-    """Call *step*, again for up to 10 minutes while it raises TrackingError, unless stopped."""
+def _retry_while_unreachable(step: Callable[[], object], should_stop: Callable[[], bool]) -> None:
+    """Call *step*, and repeat it while the tracking store cannot be reached.
+
+    Raises its TrackingError after 10 minutes, or if *should_stop* returns True.
+    """
     deadline = time.monotonic() + _RETRY_SECONDS
     while True:
         try:
@@ -432,7 +454,7 @@ def _retry_while_away(step: Callable[[], object], should_stop: Callable[[], bool
 
 
 class SweepStore:
-    """The runs of a sweep in MLflow.
+    """Reads and writes the MLflow runs of a sweep: its parent run, and one run per training.
 
     Args:
         client: client of the store.
@@ -445,38 +467,41 @@ class SweepStore:
         self._parent_id: str | None = None  # id of the parent run, after it was opened
 
     def plan(self, grid: Grid) -> list[SweepRun]:
-        """Return a row for each run of a grid: done, training elsewhere, or not done."""
+        """Return each run of a grid with its state: done, trained elsewhere, or not done.
+
+        Only reads the store.
+        """
         attempts: dict[str, list[Run]] = {}
-        for stored_run in self._search("!= ''"):
+        for stored_run in self._search_sweep_runs("!= ''"):
             attempts.setdefault(_compute_fingerprint(stored_run, grid), []).append(stored_run)
         runs = [SweepRun(planned) for planned in grid.runs]
         for run in runs:
-            self._settle(run, attempts.get(run.planned.fingerprint, []))
+            self._set_state_from_attempts(run, attempts.get(run.planned.fingerprint, []))
         return runs
 
     def build_task(self, run: SweepRun) -> Task:
-        """Return the task that trains into the run's MLflow run."""
+        """Return the parameters, run id, experiment and store that an engine needs to train."""
         uri = resolve_store_uri(self._client.tracking_uri)
         return Task(run.planned.asked, str(run.run_id), self._experiment_id, uri)
 
     def claim(self, run: SweepRun) -> None:
-        """Read a run's state, and open an MLflow run to train into if it is neither done nor held.
+        """Open or resume an MLflow run for a run, unless it is done or trained elsewhere.
 
-        Sets the state to "done before", "trains elsewhere" or "training". An interrupted attempt
-        is resumed if possible; other attempts are deleted.
+        Sets the state to "done before", "trains elsewhere" or "training". Earlier MLflow runs of
+        the same parameters that cannot be resumed are deleted.
         """
         while not self._try_to_claim(run):
             time.sleep(random.uniform(0.5, 2.0))  # noqa: S311  (so that one of two is first)
 
     def _try_to_claim(self, run: SweepRun) -> bool:
-        """Claim a run, or return False if another sweep opens the same run at this moment.
+        """Do the work of :meth:`claim`, or return False if another sweep does so at this moment.
 
         Both write first and read then, so at least one sees the other and withdraws.
         """
         attempts = self._list_attempts(run)
-        if self._settle(run, attempts):
+        if self._set_state_from_attempts(run, attempts):
             return True
-        interrupted, note = self._find_interrupted(run, attempts)
+        interrupted, note = self._find_resumable_attempt(run, attempts)
         resumes_before = None
         with mlflow_errors("open a run of the sweep"):
             if interrupted is None:
@@ -494,7 +519,7 @@ class SweepStore:
                 self._client.update_run(run_id, name=run.name)
                 resumes_before = interrupted.data.tags.get(names.RESUMES_TAG, "0")
             others = [r for r in self._list_attempts(run) if r.info.run_id != run_id]
-            if self._settle(run, others):
+            if self._set_state_from_attempts(run, others):
                 run.state, run.run_id = NOT_DONE, None
                 if interrupted is None:
                     outcome = Outcome("KILLED", "another sweep started the same run")
@@ -511,9 +536,10 @@ class SweepStore:
     def record_end(
         self, run: SweepRun, task_end: Ended, may_retry: bool, should_stop: Callable[[], bool]
     ) -> None:
-        """Set the state of a run after its training; "not done" means: train it again.
+        """Set the state of a run after its training process ended; "not done": train it again.
 
-        Closes and scores the MLflow run if its own process could not.
+        Closes and scores the MLflow run if the process could not. may_retry: True if a run whose
+        process was killed may be resumed.
         """
         with mlflow_errors(f"read run {task_end.run_id}"):
             stored_run = self._client.get_run(task_end.run_id)
@@ -527,7 +553,7 @@ class SweepStore:
         is_refused = run.resumes_before == resumes and not task_end.lost
         if _is_done(stored_run):
             state, reason = DONE, None
-        elif task_end.exit_code == 2 and self._is_held_elsewhere(stored_run):
+        elif task_end.exit_code == 2 and self._is_trained_elsewhere(stored_run):
             state, reason = ELSEWHERE, None
         elif task_end.lost and may_retry and not should_stop():
             # Only the engine knows so far that the process is dead.
@@ -549,12 +575,12 @@ class SweepStore:
         run.seconds = time.monotonic() - run.started_at
 
     def is_done_now(self, run: SweepRun) -> bool:
-        """Return True if the MLflow run of a run is done meanwhile."""
+        """Read the MLflow run of a run again, and return True if it is done."""
         with mlflow_errors(f"read run {run.run_id}"):
             return _is_done(self._client.get_run(str(run.run_id)))
 
     def renew_lease(self) -> None:
-        """Report that this sweep is alive, in its parent run."""
+        """Write a new expiry time into the parent run, so that no other process takes it over."""
         Lease(self._client, str(self._parent_id)).renew()
 
     def open_parent_run(self, grid: Grid, name: str | None) -> str:
@@ -599,7 +625,7 @@ class SweepStore:
                         MLFLOW_RUN_NOTE: f"Continued the sweep of run {run_id}.",
                     }
                     log_tags(client, project_run.info.run_id, project_tags)
-                tags[names.RESUMES_TAG] = str(claim_run(client, parent))
+                tags[names.RESUMES_TAG] = str(reserve_resume(client, parent))
             log_tags(client, run_id, tags)
             client.update_run(run_id, status="RUNNING")
             client.log_text(run_id, grid.text, names.SWEEP_GRID)
@@ -609,12 +635,16 @@ class SweepStore:
     def compare(
         self, result: SweepResult, labels: Sequence[str], rank_by: str
     ) -> tuple[SweepResult, Run | None]:
-        """Compare all runs with rows. Return the extended result and the run with the comparison.
+        """Compare the runs. Return the result with the comparison, and the run that stores it.
 
-        A stored comparison of the same runs is reused. If the runs cannot be compared, that is a
-        problem of the result.
+        A stored comparison of the same runs is reused. If the runs cannot be compared, the error
+        is added to the problems of the result, and the run is None.
+
+        labels: parameters or tags that the seeds of one method share. rank_by: metric, or "auto".
         """
-        run_ids = tuple(run_id for run in result.runs for run_id in self._list_compared(run))
+        run_ids = tuple(
+            run_id for run in result.runs for run_id in self._list_run_ids_to_compare(run)
+        )
         if not run_ids:
             return result, None
         params = {"group_by": ",".join(labels) or NONE, "rank_by": rank_by}
@@ -645,7 +675,11 @@ class SweepStore:
     def close_parent_run(
         self, result: SweepResult, comparison_run: Run | None, *, is_stopped: bool
     ) -> None:
-        """Store the outcomes, a description and the leader's metrics, and set the status."""
+        """Write the final states of all runs into the parent run, and set its status.
+
+        Also logs a description, and the metrics of the best method. comparison_run: run that
+        stores the comparison, or None.
+        """
         status: Status = "FINISHED" if result.is_complete else "FAILED"
         with mlflow_errors(f"close run {result.run_id}"):
             text = json.dumps([run.to_dict() for run in result.runs], indent=2) + "\n"
@@ -666,55 +700,58 @@ class SweepStore:
             self._client.log_batch(result.run_id, metrics=metrics, tags=run_tags)
             store_outcome(self._client, result.run_id, Outcome("KILLED" if is_stopped else status))
 
-    def _search(self, condition: str) -> list[Run]:
-        """Return the runs of all sweeps in the experiment, newest first.
+    def _search_sweep_runs(self, condition: str) -> list[Run]:
+        """Return the MLflow runs that sweeps trained in the experiment, newest first.
 
-        condition: comparison in MLflow's search syntax with a run's fingerprint.
+        condition: comparison with the hash of a run's parameters, for example "= '0f3a'".
         """
         condition = f"tags.`{names.SWEEP_RUN_TAG}` {condition}"
         return list(search_runs(self._client, [self._experiment_id], condition))
 
     def _list_attempts(self, run: SweepRun) -> list[Run]:
-        """Return the MLflow runs of a run, except those that failed in another live sweep."""
+        """Return the MLflow runs with a run's parameters, but no failures of active sweeps."""
         return [
             attempt
-            for attempt in self._search(f"= '{run.planned.fingerprint}'")
+            for attempt in self._search_sweep_runs(f"= '{run.planned.fingerprint}'")
             if attempt.info.status != "FAILED" or not self._is_in_other_live_sweep(attempt)
         ]
 
-    def _settle(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
-        """Set state and id of a run that is done or held elsewhere, or return False.
+    def _set_state_from_attempts(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
+        """Set state and run id if a run is done or trained elsewhere; return False if it is not.
 
-        attempts: MLflow runs of the run, newest first; the oldest that is done counts.
+        attempts: MLflow runs with the parameters of the run, newest first. The oldest one that is
+        done is used.
         """
-        for state, is_settled in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_held_elsewhere)):
+        for state, is_settled in ((DONE_BEFORE, _is_done), (ELSEWHERE, self._is_trained_elsewhere)):
             for attempt in reversed(attempts):
                 if is_settled(attempt):
                     run.state, run.run_id, run.note = state, str(attempt.info.run_id), None
                     return True
         return False
 
-    def _is_held_elsewhere(self, stored_run: Run) -> bool:
-        """Return True if another process trains into a run, or another live sweep will."""
-        if is_held(self._client, stored_run) or is_claimed(stored_run):
+    def _is_trained_elsewhere(self, stored_run: Run) -> bool:
+        """Return True if another process trains into a run, or another active sweep will."""
+        if is_held(self._client, stored_run) or is_resume_reserved(stored_run):
             return True
         # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
         is_open = stored_run.info.status not in ("FINISHED", "FAILED")
         return is_open and self._is_in_other_live_sweep(stored_run)
 
     def _is_in_other_live_sweep(self, stored_run: Run) -> bool:
+        """Return True if the parent run is of another sweep whose process is alive."""
         parent_id = stored_run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id in (None, self._parent_id):
             return False
         (parent,) = select_runs(self._client, run_ids=[parent_id])
         return isinstance(parent, Run) and is_held(self._client, parent)
 
-    def _find_interrupted(
+    def _find_resumable_attempt(
         self, run: SweepRun, attempts: Sequence[Run]
     ) -> tuple[Run | None, str | None]:
-        """Return the newest attempt that can be resumed, and a note about it for the user.
+        """Return the newest interrupted MLflow run to resume, or None, and a note for the user.
 
-        Returns None, and the reason why an attempt that measured rows is not resumed, otherwise.
+        The note names the row to resume after, or why the training begins anew. It is None if
+        there was no interrupted run.
         """
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):
@@ -730,8 +767,12 @@ class SweepStore:
                     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
                         point = read_resume_point(self._client, run_id, Path(folder))
                 except ClearError as error:
-                    if isinstance(error, TrackingError) and error.__cause__ and not is_final(error):
-                        raise  # the store is away, which proves nothing about the run
+                    if (
+                        isinstance(error, TrackingError)
+                        and error.__cause__
+                        and not is_permanent_error(error)
+                    ):
+                        raise  # without an answer of the store, nothing is known about the run
                     reason = str(error)
                 else:
                     if point.records:
@@ -741,7 +782,10 @@ class SweepStore:
         return None, note
 
     def _delete_attempt(self, attempt: Run, successor_id: str) -> None:
-        """Move an attempt and its members to MLflow's trash."""
+        """Move an earlier MLflow run to MLflow's trash, with the members if it is an ensemble.
+
+        successor_id: id of the run that replaces it, for its description.
+        """
         status: Status | None = None
         reason = str(attempt.data.tags.get(names.ERROR_TAG, "it ended early"))
         if attempt.info.status in ("RUNNING", "SCHEDULED"):
@@ -754,22 +798,23 @@ class SweepStore:
         self._client.delete_run(run_id)
 
     def _list_members(self, run_id: str) -> list[str]:
+        """Return the ids of the child runs of an ensemble."""
         condition = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
         members = self._client.search_runs([self._experiment_id], condition, max_results=1000)
         return [str(member.info.run_id) for member in members]
 
     def _close_run(self, stored_run: Run, status: Status, error: str) -> None:
-        """Close and score a run that is still open: its process was killed, or never began."""
+        """Set the final status of a run that is still open, store the error, and score its rows."""
         if stored_run.info.status not in ("RUNNING", "SCHEDULED"):
             return
         closed = store_outcome(self._client, stored_run.info.run_id, Outcome(status, error))
         for _ in rescore_runs(self._client, [closed]):
             pass
 
-    def _list_compared(self, run: SweepRun) -> list[str]:
-        """Return the ids of the runs with rows: the run, or the members of an ensemble.
+    def _list_run_ids_to_compare(self, run: SweepRun) -> list[str]:
+        """Return the ids of the MLflow runs to compare: the run, or the members of an ensemble.
 
-        A failed run counts only if it diverged.
+        Empty if the run is not done, or failed for another reason than that its loss diverged.
         """
         if run.run_id is None or run.state not in (DONE, DONE_BEFORE, FAILED):
             return []
@@ -782,6 +827,7 @@ class SweepStore:
             return [run.run_id] if is_single else self._list_members(run.run_id)
 
     def _find_parent_run(self, grid: Grid) -> Run | None:
+        """Return the oldest parent run of the same grid, or None if there is none."""
         parents = self._client.search_runs(
             [self._experiment_id],
             f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
@@ -791,7 +837,10 @@ class SweepStore:
         return parents[0] if parents else None
 
     def _find_comparison(self, parent_id: str, digest: str) -> Run | None:
-        """Return the stored comparison of the same runs, or None if it does not exist."""
+        """Return the run that stores the comparison of a sweep, or None if it does not exist.
+
+        digest: hash of the compared run ids and options, which must be the same.
+        """
         with mlflow_errors(f"read run {parent_id}"):
             reference = read_sweep_comparison(self._client.get_run(parent_id).data.tags)
         if reference.get("of") != digest:
@@ -801,7 +850,7 @@ class SweepStore:
 
 
 def _is_done(stored_run: Run) -> bool:
-    """Return True if a run is FINISHED with all its rows, or an ensemble with all its members."""
+    """Return True if a run is FINISHED and all its matrix rows, or all members, are stored."""
     if stored_run.info.status != "FINISHED":
         return False
     if stored_run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
@@ -810,7 +859,7 @@ def _is_done(stored_run: Run) -> bool:
 
 
 def _compute_fingerprint(stored_run: Run, grid: Grid) -> str:
-    """Return the fingerprint of a run's logged parameters, or its tag if it has none yet."""
+    """Return the hash of a run's logged parameters, or that in its tag if none are logged."""
     parameters = logged_parameters(stored_run.data.params)
     # The user's code that a store names is imported only if the grid names it, too.
     trusted = {(planned.config.strategy, planned.config.dataset) for planned in grid.runs}
@@ -828,7 +877,7 @@ def _build_name(grid: Grid) -> str:
 
 
 def _build_note(result: SweepResult, comparison_run: Run | None) -> str:
-    """Return the parent run's description: states, failed runs, the comparison's description."""
+    """Return Markdown for the parent run: counts of states, failed runs, and the comparison."""
     counts = Counter("done" if run.state == DONE_BEFORE else run.state for run in result.runs)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     lines = [f"{len(result.runs)} runs: {states}. All of them: `{names.SWEEP_RUNS_JSON}`.", ""]
@@ -849,6 +898,7 @@ def _build_note(result: SweepResult, comparison_run: Run | None) -> str:
 
 
 def _split_labels(group_by: str | Sequence[str]) -> tuple[str, ...]:
+    """Split names at commas; "none" becomes an empty tuple, and a sequence a tuple."""
     if isinstance(group_by, str):
         return () if group_by == NONE else tuple(label.strip() for label in group_by.split(","))
     return tuple(group_by)

@@ -24,7 +24,10 @@ from clear_mlflow.core.version import __version__
 
 
 class _Group(HeadedGroup):
-    """Tells an error that a user can mend in one line; anything else is a bug, with traceback."""
+    """The top command: prints user errors in one line, and lets other errors raise.
+
+    Exit code 2 after a ClearError, 130 after Ctrl-C.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -103,6 +103,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
 def _check_own_stream(
     folder: Path | None, dataset: str, dataset_args: str, progress: Steps
 ) -> Findings:
+    """Return the contents and problems of a stream that is not in CLEAR's folder layout."""
     from clear_mlflow.data.checking.findings import check_own
     from clear_mlflow.data.sources import is_own_stream, needs_folder
     from clear_mlflow.learning.arguments import named_dataset
@@ -120,7 +121,7 @@ def _check_own_stream(
 
 
 def _print_findings(findings: Findings) -> None:
-    """Print the dataset in a few lines, its buckets in a table, and the problems by their kind."""
+    """Print a summary of a dataset, a table of its buckets, and its problems by type."""
     from clear_mlflow.data.problems import KINDS, Problem
 
     out = console()
@@ -145,6 +146,7 @@ def _print_findings(findings: Findings) -> None:
 
 
 def _describe_dataset(findings: Findings) -> list[tuple[str, str]]:
+    """Return pairs of label and text: folder, layout, hash, buckets and classes."""
     return [
         ("folder", path_text(findings.root)),
         ("layout", findings.layout),
@@ -155,7 +157,7 @@ def _describe_dataset(findings: Findings) -> list[tuple[str, str]]:
 
 
 def _build_bucket_table(findings: Findings) -> Table:
-    """Build a row for each bucket: images of each split, and the range over classes."""
+    """Return a table of the number of images per bucket and split, and their range by class."""
     images: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # a number for each class
     for count in findings.counts:
         images[count.split, count.bucket].append(count.images)
@@ -172,10 +174,12 @@ def _build_bucket_table(findings: Findings) -> Table:
 
 
 def _format_path(path: Path, root: Path) -> str:
+    """Return a path relative to *root*, printable on one line."""
     return path_text(Path(os.path.relpath(path, root)))
 
 
 def _escape(text: str) -> str:
+    """Replace characters that cannot be printed by their escape sequences."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -260,6 +264,7 @@ def features(
 
 
 def _check_feature_name(name: str) -> str:
+    """Return a name for stored features. Raises ConfigError if it is "none" or not valid."""
     if name == NONE:
         raise ConfigError("name is 'none'; for train, that means no features: pass another name")
     try:
@@ -273,7 +278,10 @@ for _command in (download, check, features):
 
 
 class Steps:
-    """Shows steps of work on standard error: bars on a terminal, otherwise a line for each step."""
+    """Progress on standard error: bars on a terminal, otherwise a line for each step.
+
+    of_bytes: True if progress is counted in bytes.
+    """
 
     def __init__(self, *, of_bytes: bool = False) -> None:
         from rich import progress
@@ -305,7 +313,10 @@ class Steps:
         self._bars.stop()
 
     def report(self, step: str, done: int, total: int | None) -> None:
-        """Show how much of a step is done; a total of 0 shows the step as a message only."""
+        """Show that *done* of *total* is done of the step with this name.
+
+        A total of 0 prints the name only; None means that the total is unknown.
+        """
         if not self._shows_bars or total == 0:
             if step != self._step:
                 self._bars.console.print(step, markup=False, highlight=False, soft_wrap=True)

@@ -53,7 +53,10 @@ _MAX_NAME_LENGTH = 100
 )
 @json_option
 def evaluate(**options: Any) -> None:
-    """Score runs one by one, and print the outcomes; after Ctrl-C, those until then."""
+    """Score runs one by one, and print what was done; after Ctrl-C, that of the runs so far.
+
+    Exits with code 2 if a run has a problem.
+    """
     summary, outcomes, dry_run = Summary(), [], options["dry_run"]
     with interrupt_on_signal() as received:
         failure: ClearError | None = None
@@ -86,7 +89,7 @@ def evaluate(**options: Any) -> None:
 
 
 class Summary:
-    """Counts of outcomes, and the few outcomes that are printed.
+    """Counts what was done with the scored runs, and keeps the results to print.
 
     Attributes:
         counts: number of runs by action.
@@ -104,13 +107,13 @@ class Summary:
         self._num_undefined: Counter[str] = Counter()  # by the name of a user's own metric
 
     def add(self, result: ScoringResult) -> None:
-        """Count the outcome of a run."""
+        """Count the result of a run."""
         self.counts[result.action] += 1
         if result.action in ("scored", "unchanged"):
             self.last_run_ids = [*self.last_run_ids[-1:], result.run_id]
         self._last_scores = result.scores
         if result.scores is not None:
-            self._num_values += len(result.scores.changes.points)
+            self._num_values += len(result.scores.changes.metric_values)
         self._num_partial += result.is_partial
         self.num_problems += result.is_problem
         self._num_undefined.update(result.undefined)
@@ -122,9 +125,10 @@ class Summary:
         return counts or "no run to score"
 
     def print(self, *, dry_run: bool, stopped: bool, only_problems: bool) -> None:
-        """Print the outcomes and totals on standard output, and problems on standard error.
+        """Print a table of results and totals to standard output, and problems to standard error.
 
-        If there is only one run, its scores are printed as well.
+        If there is only one run, its metrics are printed as well. only_problems: print nothing to
+        standard output. stopped: True if the user stopped the command.
         """
         lists_all = self.counts.total() <= _MAX_LISTED
         results = [result for result in self._listed if lists_all or _is_notable(result)]
@@ -150,6 +154,7 @@ class Summary:
             console().print(plain_table(("run", "name", "outcome", "detail"), rows))
 
     def _describe_totals(self, dry_run: bool, stopped: bool) -> Iterator[str]:
+        """Yield parts of the last line: numbers of runs by action, of metric values, and so on."""
         yield f"\n{self}"
         yield f"{self._num_values} metric values {'would be logged' if dry_run else 'logged'}"
         if self._num_partial:
@@ -163,11 +168,12 @@ class Summary:
 
 
 def _is_notable(result: ScoringResult) -> bool:
+    """Return True if a run has a problem or lacks rows."""
     return result.is_problem or result.is_partial
 
 
 def _show_progress(results: Iterable[ScoringResult], summary: Summary) -> Iterator[ScoringResult]:
-    """Yield results; if standard error is a terminal, show a bar with the counts so far."""
+    """Yield the results unchanged; on a terminal, show a progress bar with the counts so far."""
     if not can_show_bars(sys.stderr):
         yield from results
         return

@@ -21,5 +21,5 @@ from clear_mlflow.cli.options import SELECTION
     ),
 )
 def export(**options: Any) -> None:
-    """Export runs, and print where they are."""
+    """Export runs, and print the path that was written."""
     click.echo(f"written to {export_runs(**options)}")

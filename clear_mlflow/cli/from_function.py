@@ -135,7 +135,10 @@ def build_options(
 
 
 def parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return a docstring's description and its ``Args:`` entries, without reStructuredText."""
+    """Return the description in a docstring, and the text of each parameter in ``Args:``.
+
+    Markup is removed, and None is written as the command line's word none.
+    """
     description, *sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", inspect.getdoc(function) or "")
     arguments = next((section for section in sections if section.startswith("Args:")), "")
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, re.M)
@@ -146,11 +149,13 @@ def parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _strip_markup(text: str) -> str:
+    """Remove reStructuredText roles and double backquotes; None becomes none."""
     text = re.sub(r":\w+:`([^`]+)`", r"\1", text).replace("``", "")
     return re.sub(r"\bNone\b", NONE, text)
 
 
 def _build_argument(function: Callable[..., Any], name: str, placeholder: str) -> click.Argument:
+    """Return the positional argument for a parameter; see :func:`command` for *placeholder*."""
     # The option of an entry point has the parameter's own name.
     keywords: dict[str, Any] = {"metavar": placeholder, "required": placeholder[0] != "["}
     if placeholder.endswith("..."):
@@ -161,7 +166,10 @@ def _build_argument(function: Callable[..., Any], name: str, placeholder: str) -
 
 
 def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> None:
-    """Replace an argument, and the option of the same name if there is one, by one value."""
+    """Merge the values of an argument and of the option of the same name into values[name].
+
+    Raises ConfigError if both were passed, unless the argument takes several values.
+    """
     name = parameter.name
     argument, option = values.pop(f"{name}_argument"), values.get(name)
     if isinstance(argument, tuple):
@@ -178,7 +186,7 @@ def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> Non
 
 
 def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) -> dict[str, Any]:
-    """Return the keywords of the option for a parameter: type, default and placeholder.
+    """Return arguments of click.Option for a parameter, from its annotation and default.
 
     Only this annotation is evaluated: others may name types that only type checkers import.
     """
@@ -211,13 +219,14 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
 
 
 def _describe_default(default: Any) -> str:
+    """Return a default as text of the command line: yes, no, none, or the value."""
     if isinstance(default, bool):
         return "yes" if default else "no"
     return NONE if default in (None, ()) else str(default)
 
 
 class _Value(click.ParamType[Any]):
-    """Converts text: some words have fixed values, anything else is parsed."""
+    """click type that looks a word up in *values*, and otherwise calls *parse* with it."""
 
     name = "value"
 
@@ -238,7 +247,7 @@ class _Value(click.ParamType[Any]):
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Return the names in a text with commas between, each once.
+    """Split a text at commas, without duplicates. Raises ValueError if there are no names.
 
     >>> split_names("a, b,,a")
     ('a', 'b')

@@ -49,8 +49,8 @@ _METADATA = "What the files may not contain"
     "--format",
     [AUTO, *FORMATS],
     "Format of the files. auto: detected from each file.",
-    under=_READING,
-    to="format_name",
+    heading=_READING,
+    parameter="format_name",
 )
 @json_option
 def import_runs(
@@ -141,6 +141,7 @@ def import_runs(
 
 
 def _print_files(files: Sequence[ImportedFile], *, is_stopped: bool) -> None:
+    """Print a table of the files and what was done with each, or JSON if --json was passed."""
     counts = Counter(file.outcome for file in files)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     with suppress(OSError):  # the reader may be gone

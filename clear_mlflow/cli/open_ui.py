@@ -63,16 +63,19 @@ def open_ui(
         signal.pause()
 
 
-def _print_and_open(address: str, in_browser: bool) -> None:
-    click.echo(address)
+def _print_and_open(url: str, in_browser: bool) -> None:
+    click.echo(url)
     sys.stdout.flush()
     if in_browser:
-        webbrowser.open(address)
+        webbrowser.open(url)
 
 
 @contextmanager
 def _run_server(store: str, port: int) -> Iterator[str]:
-    """Start an MLflow server for a store, yield its address, and end it."""
+    """Start an MLflow server on this machine, yield its URL when it answers, and end it.
+
+    store: URI of the tracking store. Raises TrackingError if the server does not answer.
+    """
     base = f"http://{_HOST}:{port}"
     server_command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
     server_command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
@@ -96,17 +99,21 @@ def _run_server(store: str, port: int) -> Iterator[str]:
             server.wait()
 
 
-def _is_ready(base: str) -> bool:
+def _is_ready(server_url: str) -> bool:
+    """Return True if a server answers."""
     import requests  # already loaded by MLflow
 
     try:
-        return bool(requests.get(f"{base}/health", timeout=2).ok)
+        return bool(requests.get(f"{server_url}/health", timeout=2).ok)
     except requests.RequestException:
         return False
 
 
 def _find_free_port(requested: int) -> int:
-    """Return the requested port, or any for 0. Raises ConfigError if it is not free."""
+    """Return the requested port, or any free one if it is 0.
+
+    Raises ConfigError if the port is taken.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

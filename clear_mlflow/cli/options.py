@@ -1,4 +1,4 @@
-"""How options are declared, how their texts become values, and those that several commands take."""
+"""Declarations of options, conversion of their text, and options that several commands have."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from clear_mlflow.process.streams import open_output
 _Decorator: TypeAlias = Callable[[Any], Any]
 
 
-class Maybe(click.ParamType[Any]):
-    """None for the default word, as ``mlflow run`` has texts alone; else what a parser gives."""
+class OptionalValue(click.ParamType[Any]):
+    """Converts text with *parse*; the default "none" or "auto" becomes None.
+
+    ``mlflow run`` passes every option as text, so a word must stand for None.
+    """
 
     name = "value"
 
@@ -29,7 +32,7 @@ class Maybe(click.ParamType[Any]):
         self.parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value, or a ConfigError that says what was expected."""
+        """Return the parsed value, or None. Raises ConfigError if the value is invalid."""
         if param is None or (value == param.default and value in (NONE, AUTO)):
             return None
         try:
@@ -41,34 +44,55 @@ class Maybe(click.ParamType[Any]):
 def option(
     name: str,
     values: str | Sequence[str],
-    text: str,
+    help_text: str,
     *,
     default: str | None = None,
-    under: str = OTHER,
+    heading: str = OTHER,
     parse: Callable[[str], Any] = str,
-    to: str | None = None,
-    **more: Any,
+    parameter: str | None = None,
+    **click_arguments: Any,
 ) -> _Decorator:
-    """An option under a heading; the first of choices is its default; *to* is its parameter."""
+    """Return a decorator that adds an option to a command.
+
+    Args:
+        name: the option, for example ``--format``.
+        values: list of choices, of which the first is the default, or a placeholder for the help.
+        help_text: text of the help.
+        default: default value; None for the first choice, or "none" if any text may be passed.
+        heading: heading of the help that lists the option.
+        parse: converts the text; its ValueError becomes a ConfigError.
+        parameter: name of the function's parameter; None for that of the option.
+        **click_arguments: passed on to :func:`click.option`, and override the above.
+    """
     if isinstance(values, str):
-        if "required" not in more:
-            more["default"] = default or NONE
-        more = {"type": Maybe(parse), "metavar": values, **more}
+        if "required" not in click_arguments:
+            click_arguments["default"] = default or NONE
+        declared: dict[str, Any] = {"type": OptionalValue(parse), "metavar": values}
     else:
-        more = {"type": click.Choice(values), "default": default or values[0], **more}
-    return click.option(name, *([to] if to else []), cls=Option, group=under, help=text, **more)
+        declared = {"type": click.Choice(values), "default": default or values[0]}
+    parameter_names = [parameter] if parameter else []
+    keywords = {"group": heading, "help": help_text, **declared, **click_arguments}
+    return click.option(name, *parameter_names, cls=Option, **keywords)
 
 
-def yes_or_no(name: str, text: str, *, under: str) -> _Decorator:
-    """An option that is no unless given: ``mlflow run`` hands yes on, a user the bare name."""
-    more: dict[str, Any] = {"is_flag": False, "flag_value": "yes"}
+def flag_option(name: str, help_text: str, *, heading: str) -> _Decorator:
+    """Return a decorator that adds a boolean option, False by default.
+
+    True is passed as the bare option, or as "yes", which ``mlflow run`` needs.
+    """
     return option(
-        name, ["no", "yes"], text, under=under, callback=lambda _, __, v: v == "yes", **more
+        name,
+        ["no", "yes"],
+        help_text,
+        heading=heading,
+        callback=lambda _context, _option, word: word == "yes",
+        is_flag=False,
+        flag_value="yes",
     )
 
 
-def together(*options: _Decorator) -> _Decorator:
-    """Several options as one decorator; the command's help lists them in this order."""
+def combine_options(*options: _Decorator) -> _Decorator:
+    """Return one decorator that adds several options, in this order."""
 
     def decorate(command: Any) -> Any:
         for declared in reversed(options):
@@ -87,9 +111,9 @@ JSON_OUT = "clear_mlflow.json_out"
 
 @contextmanager
 def _redirect_stdout() -> Iterator[IO[str]]:
-    """Yield standard output; everything else that is printed goes to standard error.
+    """Yield a file that writes to standard output, and redirect all other output to stderr.
 
-    Includes what C libraries and child processes print.
+    Output of C libraries and child processes is redirected, too. Restored at the end.
     """
     with ExitStack() as stack:
         stdout: IO[str] = sys.stdout
@@ -103,7 +127,10 @@ def _redirect_stdout() -> Iterator[IO[str]]:
 
 
 def _reserve_stdout_for_json(context: click.Context, _: click.Parameter, is_given: bool) -> None:
-    """Send what libraries and the user's code print to standard error, if --json was passed."""
+    """If --json was passed, keep standard output for :func:`print_json` (callback of the option).
+
+    Until the command ends, everything else that is printed goes to standard error.
+    """
     if is_given:
         context.meta[JSON_OUT] = context.with_resource(_redirect_stdout())
 
@@ -124,20 +151,22 @@ def wants_json() -> bool:
     return JSON_OUT in click.get_current_context().meta
 
 
-dry_run_option = yes_or_no("--dry-run", "Say what would be done, and write nothing.", under=WORK)
+dry_run_option = flag_option(
+    "--dry-run", "Say what would be done, and write nothing.", heading=WORK
+)
 
 
 RUN = "Run"
 # Not parameters of MLproject: mlflow run has options of its own for these, and opens the run.
-run_options = together(
+run_options = combine_options(
     option(
         "--experiment",
         "NAME",
         "MLflow experiment; created where there is none. none: that of MLFLOW_EXPERIMENT_NAME, "
         "else Default.",
-        under=RUN,
+        heading=RUN,
     ),
-    option("--run-name", "NAME", "Name of the run; none: made of what it trains.", under=RUN),
+    option("--run-name", "NAME", "Name of the run; none: made of what it trains.", heading=RUN),
     click.option(
         "--tag",
         cls=Option,
@@ -152,9 +181,10 @@ run_options = together(
 def apply_run_options(
     experiment: str | None, run_name: str | None, tag: Sequence[str], *, resume: str | None = None
 ) -> None:
-    """Set MLflow's environment variables, which apply to all runs that this process opens.
+    """Set MLflow's environment variables for the experiment and tags of runs opened from now on.
 
-    Raises ConfigError if the process continues an existing run, which keeps what it has.
+    run_name is only checked. resume: id of the run that is resumed, or None. Raises ConfigError
+    if options are passed although an existing run is continued, or if a tag is not KEY=TEXT.
     """
     passed = [
         f"{name} is {value!r}"
@@ -178,6 +208,7 @@ def apply_run_options(
 
 
 def _split_tag(tag: str) -> tuple[str, str]:
+    """Split KEY=TEXT. Raises ConfigError if it has no key, or one that MLflow uses itself."""
     key, sign, text = tag.partition("=")
     if not key.strip() or not sign:
         raise ConfigError(f"tag is {tag!r}; expected a key, = and a text, for example paper=draft")

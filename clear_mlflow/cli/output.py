@@ -45,7 +45,7 @@ def print_outcome(outcome: RunResult) -> None:
             print_scores(outcome.scores, console())
         if outcome.members:
             console().print(_members_table(outcome.members), "")
-        if outcome.run_id is not None and not outcome.is_lost:
+        if outcome.run_id is not None and not outcome.has_lost_lease:
             where = " (not stored yet)" if outcome.unsent else ""
             click.echo(f"run {outcome.run_id} {outcome.status}{where}")
         if outcome.note is not None:

@@ -71,7 +71,7 @@ def sweep(
     rank_by: str,
     **engine_options: Any,
 ) -> None:
-    """Train and compare the runs of a grid, and print the outcome; with dry_run, the plan."""
+    """Train and compare the runs of a grid, and print the result; with dry_run, only the plan."""
     if grid is None:
         raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
     apply_run_options(experiment, run_name, tag)
@@ -109,7 +109,10 @@ def sweep(
 
 
 def _choose_program(num_runs: int) -> Any:
-    """Return how to start trainings: three or more are forked from one process with torch."""
+    """Return the function that starts a training process for a sweep of so many runs.
+
+    On Linux, three or more are forked from one process that has loaded torch.
+    """
     if sys.platform != "linux" or num_runs < _MIN_FORKED_RUNS:
         return start_program
     from clear_mlflow.cli.preloaded import PreloadedProgram
@@ -118,6 +121,7 @@ def _choose_program(num_runs: int) -> Any:
 
 
 def _print_plan(runs: Sequence[SweepRun], plan: str) -> None:
+    """Print the states of the runs. plan: how many would train at a time, or empty."""
     if wants_json():
         print_json({"runs": [run.to_dict() for run in runs]})
         return
@@ -132,6 +136,7 @@ def _print_plan(runs: Sequence[SweepRun], plan: str) -> None:
 
 
 def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
+    """Print the runs with their states, and the comparison. is_stopped: the sweep ended early."""
     from clear_mlflow.api.sweep_runs import DONE, DONE_BEFORE
 
     out = console()
@@ -154,5 +159,6 @@ def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
 
 
 def _build_table(runs: Sequence[SweepRun]) -> Table:
+    """Return a table of name, state and id of the first 50 runs."""
     rows = ((run.name, run.state, run.run_id or "-") for run in runs[:_MAX_LISTED])
     return plain_table(("run", "state", "run id"), rows)

@@ -38,7 +38,7 @@ def sync(folder: Path | None) -> None:
     links: tuple[str, ...] = ()
     with interrupt_on_signal() as received:
         try:
-            for synced in sync_folders(folders, uses_header_store=folder is None):
+            for synced in sync_folders(folders, use_recorded_store=folder is None):
                 failed += not (synced.is_stored or synced.is_live)
                 links = synced.links or links
                 which = f"run {synced.run_id}" if synced.run_id else str(synced.folder)

@@ -33,8 +33,8 @@ def train_options(command_function: Callable[..., Any]) -> Callable[..., Any]:
         "--config",
         "FILE",
         "config.json of an earlier run, to repeat it. Options that are passed override the file.",
-        under=RUN,
-        to="config_file",
+        heading=RUN,
+        parameter="config_file",
     )(command_function)
     for name, parameter in reversed(PARAMETERS.items()):
         choices = parameter["choices"]
@@ -43,7 +43,7 @@ def train_options(command_function: Callable[..., Any]) -> Callable[..., Any]:
             f"[{'|'.join(choices)}]" if choices else "VALUE",
             " ".join(filter(None, (parameter["help"], auto_text(name)))),
             default=parameter["default"],
-            under=parameter["group"],
+            heading=parameter["group"],
             type=str,
         )(command_function)
     return command_function

@@ -39,7 +39,10 @@ __all__ = [
 
 
 def _load_formats() -> dict[str, Format]:
-    """Import the modules of this package, and return their formats, general ones last."""
+    """Import the modules of this package, and return their formats by name.
+
+    Formats that many programs write (CSV, NumPy, JSON) are last, since they are detected last.
+    """
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     formats = [subclass() for subclass in Format.__subclasses__()]
@@ -51,7 +54,11 @@ FORMATS = _load_formats()
 
 
 def load_file(path: Path, options: ReadOptions | None = None) -> ResultFile:
-    """Read a file of at most 64 MiB. Raises DataError if it is larger or cannot be read."""
+    """Read a result file into memory, without parsing it.
+
+    options: how to read it later; None for the defaults. Raises DataError if the file is larger
+    than 64 MiB or cannot be read.
+    """
     try:
         if not path.is_file():
             raise DataError(f"{safe_repr(path.name)} is not a file; expected a file of results")
@@ -68,10 +75,10 @@ def detect_format(file: ResultFile) -> Format | None:
 
 
 def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun, ...]:
-    """Return the runs in a file. *format_name*: a key of :data:`FORMATS`, or "auto".
+    """Parse a result file, and return the accuracy matrix and metadata of each run in it.
 
-    Raises RecordError if the file is invalid or has no known format, and ConfigError if the
-    options of the file contradict its format.
+    format_name: a key of :data:`FORMATS`, or "auto" to detect it. Raises RecordError if the file
+    is invalid or has no known format, and ConfigError if its options contradict the format.
     """
     if format_name != "auto" and format_name not in FORMATS:
         raise ConfigError(
@@ -96,7 +103,10 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
 
 
 def find_skipped_files(names: Sequence[str]) -> dict[str, str]:
-    """Return the files of one folder to skip, each with the reason."""
+    """Return which files of a folder contain no run, as a dictionary from name to reason.
+
+    names: names of all files in the folder.
+    """
     reasons: dict[str, str] = {}
     for file_format in FORMATS.values():
         reasons |= file_format.find_skipped(names)

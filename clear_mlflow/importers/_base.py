@@ -31,7 +31,7 @@ _Rows = Annotated[list[Any], msgspec.Meta(max_length=MAX_BUCKETS + 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How the user wants files to be read that leave something open."""
+    """What the user states about result files; "auto" means that the file must prove it."""
 
     scale: str = "auto"  # "fraction" or "percent"
     initial: str = "auto"  # "first-row": the first row is the untrained model
@@ -41,7 +41,7 @@ class ReadOptions:
     row_labels: str = "auto"  # "use": the first column orders the rows; "ignore": skip it
     num_instances: tuple[int, ...] | None = None  # test images per bucket, or one number for all
     buckets: tuple[str, ...] | None = None
-    score: Score = ACCURACY  # what the cells are, if the file does not define it
+    score: Score = ACCURACY  # what the numbers are, if the file does not define it
     same_data_as: AccuracyMatrix | None = None  # matrix of a run tested on the same data
 
     @property
@@ -53,7 +53,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """A file of results: its name without folder, all its bytes, and how to read it."""
+    """A result file: its name without the folder, its bytes, and the options to read it."""
 
     name: str
     content: bytes  # at most untrusted.MAX_LOG_BYTES
@@ -98,7 +98,7 @@ class ResultFile:
 
 @dataclass(frozen=True)
 class ParsedRun:
-    """The matrix of one run as its file contains it, accuracies in the file's own scale."""
+    """One run as its file contains it: not yet checked, reordered or converted to fractions."""
 
     rows: Sequence[Sequence[float]]  # a row per bucket trained; NaN = not measured
     initial: Sequence[float] | None = None  # row of the untrained model, if the format marks it
@@ -108,13 +108,13 @@ class ParsedRun:
     orientation: str = "auto"  # as in ReadOptions, if the file proves it
     metadata: Mapping[str, str] = field(default_factory=dict)  # strategy, dataset, model, seed
     label: str = ""  # name of the run within its file; empty if it is the only one
-    part: bytes | None = None  # bytes of the file that are this run, or None if all are
-    score: Score = ACCURACY  # what the cells are, if the file defines it
-    hint: str = ""  # advice for the user if a cell is too large for an accuracy
+    source_bytes: bytes | None = None  # bytes of the file that are this run; None: all of them
+    score: Score = ACCURACY  # what the numbers are, if the file defines it
+    hint: str = ""  # advice for the user if a number is too large for an accuracy
 
 
 class Format(ABC):
-    """A file format of results. Each subclass in a module of this package is one format."""
+    """Base class of file formats. Each subclass in this package detects and parses one format."""
 
     name: str  # value of --format
     title: str  # for messages
@@ -132,7 +132,10 @@ class Format(ABC):
         """Yield the runs of a file. Raises RecordError if the file is not valid."""
 
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the files of a folder to skip, since they contain no run, each with the reason."""
+        """Return which files of a folder contain no run, as a dictionary from name to reason.
+
+        names: names of all files in the folder.
+        """
         return {}
 
 
@@ -155,7 +158,10 @@ def to_rows(values: object, name: str) -> list[list[float]]:
 
 
 def parse_index(digits: str, name: str, largest: int = MAX_BUCKETS) -> int:
-    """Convert digits to the number of a bucket. Raises RecordError if it exceeds *largest*."""
+    """Convert a string of digits to an integer. Raises RecordError if it exceeds *largest*.
+
+    name: what the integer is, for the message, for example "a task".
+    """
     number = digits.lstrip("0") or "0"
     if len(number) > 6 or int(number) > largest:
         raise RecordError(f"{name} is {safe_repr(digits)}; at most {MAX_BUCKETS} buckets are read")

@@ -36,7 +36,11 @@ class ImportedRun:
 
 
 def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> ImportedRun:
-    """Convert a parsed run to fractions, or to its score, with NaN where nothing was measured."""
+    """Convert a parsed run to a matrix of fractions with NaN where nothing was measured.
+
+    A score other than accuracy keeps its unit. Raises RecordError if the file is ambiguous or
+    invalid, and ConfigError if an option contradicts it.
+    """
     options = file.options
     rows, buckets, labels = [*parsed.rows], parsed.buckets, parsed.labels
     if _is_transposed(file_format, parsed, options):
@@ -86,7 +90,7 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
         raise RecordError(f"contains no measured {score.name}")
     if matrix.num_instances is not None and score.is_accuracy:
         _check_against_counts(cells, matrix.num_instances)
-    content = file.content if parsed.part is None else parsed.part
+    content = file.content if parsed.source_bytes is None else parsed.source_bytes
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     return ImportedRun(matrix, dict(parsed.metadata), parsed.label, digest, file_format.name)
 
@@ -139,7 +143,10 @@ def _is_transposed(file_format: Format, parsed: ParsedRun, options: ReadOptions)
 def _order_rows(
     rows: Sequence[Sequence[float]], labels: Sequence[str], buckets: Sequence[str] | None
 ) -> list[Sequence[float]]:
-    """Return the rows in the order of their labels, with NaN for missing rows."""
+    """Return the rows in the order of the buckets that their labels name, NaN for missing rows.
+
+    Raises RecordError if a label names no bucket.
+    """
     width = max(map(len, rows), default=0)
     try:
         positions = row_positions(labels, buckets or [str(j + 1) for j in range(width)])
@@ -150,7 +157,7 @@ def _order_rows(
 
 
 def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
-    """Raise RecordError if no number of correct images results in one of the accuracies."""
+    """Raise RecordError if an accuracy is not k / num_instances for an integer k, if rounded."""
     off = np.abs(np.round(cells * num_instances) / num_instances - cells)
     is_possible = np.isnan(cells) | (off <= 1e-6)
     for digits in range(1, 6):  # accuracies may be rounded
@@ -165,7 +172,10 @@ def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> No
 
 
 def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) -> Score:
-    """Return the file's score, else the user's. Raises ConfigError if they contradict."""
+    """Return what the numbers are (accuracy or another score), from the file or the options.
+
+    Raises ConfigError if both define it and differ.
+    """
     score = parsed.score
     if not options.score.is_accuracy and options.score != score:
         if not file_format.is_general or not score.is_accuracy:
@@ -188,7 +198,10 @@ def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) 
 def _convert_to_fractions(
     cells: _Cells, file_format: Format, options: ReadOptions, hint: str
 ) -> _Cells:
-    """Return accuracies as fractions. Raises RecordError if one is impossible in its scale."""
+    """Convert accuracies to fractions. Raises RecordError if one is out of range in its scale.
+
+    hint: advice for the user that is part of the error if a value is too large.
+    """
     scale = file_format.scale or options.scale
     if options.scale not in ("auto", scale):
         raise ConfigError(

@@ -33,9 +33,10 @@ _PLACEHOLDER = re.compile(r"(\{row0?\}|\*|\?)")
 
 
 class RowPattern:
-    """Path of row artifacts with {row} (buckets trained), {row0} (one less), * or ?.
+    """Pattern of the paths of artifacts that each contain one row of an accuracy matrix.
 
-    Raises ConfigError if the pattern is not a path within a run.
+    ``{row}`` stands for the number of trained buckets, ``{row0}`` for one less, and * and ? for
+    any characters of a name. Raises ConfigError if the pattern is not a path within a run.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -61,9 +62,10 @@ class RowPattern:
         return bool(_compile_pattern(self.parts[depth]).fullmatch(name))
 
     def find_rows(self, paths: Iterable[str]) -> dict[int | None, str]:
-        """Return row number to path, in order. A complete matrix has the key None.
+        """Return the paths that match, by their number of trained buckets, in order.
 
-        Raises RecordError if two paths are the same row, or several match without a number.
+        A pattern without {row} matches a complete matrix, whose key is None. Raises RecordError
+        if two paths have the same number, or if several match such a pattern.
         """
         regex = _compile_pattern(self.pattern)
         matches = {path: match for path in paths if (match := regex.fullmatch(path))}
@@ -88,9 +90,10 @@ class RowPattern:
 
 
 def read_row(file: ResultFile) -> list[float]:
-    """Return the numbers of a file with one row: a JSON list, a line or column of text, or .npy.
+    """Return the numbers of a file that contains a single row of a matrix.
 
-    Raises RecordError if the file contains anything else.
+    The file is a JSON list, a line or column of text, or a .npy array. Raises RecordError if it
+    contains anything else.
     """
     bounded(file.content, MAX_RESULTS_BYTES)
     if file.looks_like_json:
@@ -112,9 +115,10 @@ def read_row(file: ResultFile) -> list[float]:
 
 
 def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> AccuracyMatrix:
-    """Return the matrix of rows by number of buckets trained, 0 for the untrained model.
+    """Build an accuracy matrix from rows by number of trained buckets, 0 for the untrained model.
 
-    A missing row is not measured. Raises RecordError and ConfigError as :func:`read_runs` does.
+    Missing rows become NaN. Raises RecordError if the rows are ambiguous or invalid, and
+    ConfigError if an option contradicts them.
     """
     width = max(map(len, rows.values()))
     parsed = ParsedRun(

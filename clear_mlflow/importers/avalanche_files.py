@@ -50,11 +50,14 @@ class AvalancheCSV(Format):
     marks_initial = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the file begins with one of the logger's two header lines."""
+        """Return True if the first line has the columns that CSVLogger writes."""
         return file.head.startswith((_EVAL_HEADER, _TRAINING_HEADER))
 
     def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return the run. Raises RecordError if a cell occurs twice with different accuracies."""
+        """Return a list of the file's one run.
+
+        Raises RecordError if there are two accuracies of one experience after one training.
+        """
         lines = file.iter_lines(MAX_LINES)
         header = next(lines, "")
         if header == _TRAINING_HEADER:
@@ -91,7 +94,7 @@ class AvalancheCSV(Format):
         return [ParsedRun(rows=rows, initial=initial)]
 
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
-        """Return training_results.csv if eval_results.csv is next to it."""
+        """Return the reason to skip training_results.csv if eval_results.csv is next to it."""
         if not {"training_results.csv", "eval_results.csv"} <= set(names):
             return {}
         return {
@@ -100,20 +103,20 @@ class AvalancheCSV(Format):
 
 
 class AvalancheResults(Format):
-    """A dictionary of metrics per test in a list, or one dictionary with all values of each key."""
+    """JSON of ``strategy.eval``: a list of metrics per test, or a dictionary of all values."""
 
     name = "avalanche-results"
     title = "Avalanche's evaluation results"
     scale = "fraction"
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the file is JSON with a metric of a phase near its beginning."""
+        """Return True if the file is JSON with a name like ``eval_phase/`` near its beginning."""
         return file.looks_like_json and "_phase/" in file.head
 
     def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return the run. The stream called test takes precedence.
+        """Return a list of the file's one run, a row for each test in the file.
 
-        The number of rows is the number of tests: the file does not mark an untrained model.
+        If several streams were tested, that called test is read. Raises RecordError if none is.
         """
         document = file.json
         tests = _split_tests(document) if isinstance(document, dict) else document
@@ -153,7 +156,10 @@ def _parse_experience(digits: str) -> int:
 
 
 def _split_tests(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Split a dictionary of [steps, values] per key into one dictionary per test."""
+    """Split a dictionary of [steps, values] per key into a dictionary of key to value per test.
+
+    Raises RecordError if the keys differ in their number of values.
+    """
     entries = {key: value for key, value in document.items() if _METRIC.fullmatch(key)}
     if not entries:
         raise RecordError(f"contains no key like {_PREFIX}test_stream/Task000/Exp000")

@@ -29,7 +29,7 @@ class JSONMatrix(Format):
         return file.looks_like_json
 
     def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return the run."""
+        """Return a list of the file's one run. Raises RecordError if it contains no matrix."""
         document = file.json
         if isinstance(document, list):
             return [ParsedRun(rows=to_rows(document, "the matrix"))]
@@ -73,6 +73,7 @@ def _is_name_or_number(value: object) -> bool:
 
 
 def _read_score(document: dict[str, Any]) -> Score:
+    """Return the score of our own JSON format, which is accuracy if the field is missing."""
     if document.get("score") is None:
         return ACCURACY
     stored: StoredScore = convert(document["score"], StoredScore, "score")

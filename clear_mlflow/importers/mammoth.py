@@ -3,7 +3,7 @@
 Source: utils/loggers.py, ``Logger.write``, and utils/training.py of aimagelab/mammoth, e75a491.
 ``accuracy_<j>_task<i>`` is the accuracy in percent on task j at test i, which is the test of the
 tasks so far after task i. With ``--eval_future`` each test is followed by a test of the tasks to
-come, numbered on: its accuracies begin with the next task. The lines are split into parts and
+come, numbered on: its accuracies begin with the next task. The lines are split into tokens and
 never executed or evaluated: the arguments of a run may be anything.
 """
 
@@ -17,7 +17,7 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINE_CHARACTERS, MAX_LOG_BYTES, MAX_RUNS
 from clear_mlflow.importers._base import NAN, Format, ParsedRun, ResultFile, parse_index
 
-_PART = re.compile(
+_TOKEN = re.compile(
     r"""\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[({])|(?P<close>[\])}])"""
     r"""|(?P<mark>[,:])|(?P<word>[^\s'"\[\](){},:]+))""",
     re.DOTALL,
@@ -49,7 +49,7 @@ class Mammoth(Format):
         )
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield a run per line, labelled by its line if there are several."""
+        """Yield a run per line, labelled "line N" if there are several."""
         is_single = sum(1 for _ in file.iter_lines(MAX_RUNS)) == 1
         for number, line in enumerate(file.iter_lines(MAX_RUNS), start=1):
             text = line.strip()
@@ -62,17 +62,21 @@ class Mammoth(Format):
                 rows=rows,
                 metadata=_read_metadata(entries),
                 label="" if is_single else f"line {number}",
-                part=text.encode(),
+                source_bytes=text.encode(),
             )
 
 
 def _build_rows(entries: dict[str, list[str]]) -> list[list[float]]:
-    """Return the rows: task i's accuracies after task i, and future ones with ``--eval_future``."""
+    """Return row i: the accuracies on the tasks 1 to i after task i, and with eval_future on all.
+
+    entries: keys of the line, each with the tokens of its value. Raises RecordError if an accuracy
+    is missing.
+    """
     tests: dict[int, dict[int, float]] = {}
-    for key, parts in entries.items():
+    for key, tokens in entries.items():
         if match := _CELL.fullmatch(key):
             task, test = (parse_index(n, "a task", 2 * MAX_BUCKETS) for n in match.groups())
-            tests.setdefault(test, {})[task] = _parse_accuracy(key, parts)
+            tests.setdefault(test, {})[task] = _parse_accuracy(key, tokens)
     if not tests:
         raise RecordError(
             "contains no accuracy_<j>_task<i>: mammoth stores accuracies per task only for "
@@ -104,18 +108,18 @@ def _build_rows(entries: dict[str, list[str]]) -> list[list[float]]:
 
 
 def _read_metadata(entries: dict[str, list[str]]) -> dict[str, str]:
-    """Return strategy, dataset, model and seed if they are short printable values."""
+    """Return strategy, dataset, model and seed, without those that are long or unprintable."""
     metadata = {}
     for name, our_name in _METADATA_NAMES.items():
-        parts = entries.get(name, [])
-        value = _unquote(parts[0]) if len(parts) == 1 else "None"
+        tokens = entries.get(name, [])
+        value = _unquote(tokens[0]) if len(tokens) == 1 else "None"
         if value != "None" and 1 <= len(value) <= 100 and value.isprintable():
             metadata[our_name] = value
     return metadata
 
 
 def _split_entries(line: str) -> dict[str, list[str]]:
-    """Return the keys of a dictionary's repr, each with the parts of its value, at any depth.
+    """Return the keys of a dictionary's repr, each with the tokens of its value, brackets included.
 
     Raises RecordError if the line is not the repr of one dictionary.
     """
@@ -125,41 +129,44 @@ def _split_entries(line: str) -> dict[str, list[str]]:
         raise RecordError(f"is {safe_repr(line)}; expected the text of a Python dictionary")
     entries: dict[str, list[str]] = {}
     key: str | None = None
-    parts: list[str] = []
+    tokens: list[str] = []
     depth, offset = 0, 0
     while offset < len(line):
-        match = _PART.match(line, offset)
+        match = _TOKEN.match(line, offset)
         if match is None:
             raise RecordError(
                 f"is not a Python dictionary at {safe_repr(line[offset : offset + 20])}"
             )
-        offset, part = match.end(), match[0].strip()
+        offset, word = match.end(), match[0].strip()
         depth += bool(match["open"]) - bool(match["close"])
         if depth < 0 or (depth == 0 and offset < len(line)):
             raise RecordError("is not a single Python dictionary: its brackets do not match")
-        if depth == 1 and part == ":" and key is None and len(parts) == 1:
-            key, parts = _unquote(parts[0]), []
-        elif (depth == 1 and part == ",") or depth == 0:
+        if depth == 1 and word == ":" and key is None and len(tokens) == 1:
+            key, tokens = _unquote(tokens[0]), []
+        elif (depth == 1 and word == ",") or depth == 0:
             if key is not None:
-                entries[key] = parts
-            key, parts = None, []
-        elif not (depth == 1 and part == "{" and offset == 1):
-            parts.append(part)
+                entries[key] = tokens
+            key, tokens = None, []
+        elif not (depth == 1 and word == "{" and offset == 1):
+            tokens.append(word)
     if depth != 0:
         raise RecordError("is cut off: a bracket is not closed")
     return entries
 
 
-def _parse_accuracy(key: str, parts: list[str]) -> float:
-    """Return a number, or NaN for nan and None. Raises RecordError for anything else."""
-    if len(parts) == 4 and parts[0] in _NUMPY_TYPES and parts[1::2] == ["(", ")"]:
-        parts = parts[2:3]
-    if parts in (["nan"], ["None"]):
+def _parse_accuracy(key: str, tokens: list[str]) -> float:
+    """Convert the tokens of a value to a float, NaN for nan and None.
+
+    Raises RecordError for anything else, with the key in the message.
+    """
+    if len(tokens) == 4 and tokens[0] in _NUMPY_TYPES and tokens[1::2] == ["(", ")"]:
+        tokens = tokens[2:3]
+    if tokens in (["nan"], ["None"]):
         return NAN
-    if len(parts) != 1 or not _NUMBER.fullmatch(parts[0]):
-        raise RecordError(f"contains {safe_repr(' '.join(parts))} for {key}; expected a number")
-    return float(parts[0])
+    if len(tokens) != 1 or not _NUMBER.fullmatch(tokens[0]):
+        raise RecordError(f"contains {safe_repr(' '.join(tokens))} for {key}; expected a number")
+    return float(tokens[0])
 
 
-def _unquote(part: str) -> str:
-    return part[1:-1] if part[0] in "'\"" else part
+def _unquote(word: str) -> str:
+    return word[1:-1] if word[0] in "'\"" else word

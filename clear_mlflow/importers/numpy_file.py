@@ -27,12 +27,12 @@ class NumpyFile(Format):
     is_general = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the file begins like a .npy file, or is an archive named .npz."""
+        """Return True if the content is a .npy file, or a zip archive whose name ends in .npz."""
         is_archive = file.content[:4] == b"PK\x03\x04" and file.name.lower().endswith(".npz")
         return is_npy(file.content) or is_archive
 
     def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return the run. Raises RecordError if it is not clear which array is the matrix."""
+        """Return a list of the file's one run. Raises RecordError if it contains no matrix."""
         if is_npy(file.content):
             return [ParsedRun(rows=read_npy_rows(file.content))]
         arrays = _read_npz(file.content)
@@ -55,7 +55,7 @@ class NumpyFile(Format):
 
 
 def is_npy(content: bytes) -> bool:
-    """Return True if bytes begin like a .npy file."""
+    """Return True if bytes begin with the signature of a .npy file."""
     return content[:6] == npy.MAGIC_PREFIX
 
 
@@ -80,9 +80,10 @@ def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def _read_npy(content: bytes) -> NDArray[np.generic]:
-    """Return the array of a .npy file. Raises RecordError, before it takes memory, if it is large.
+    """Return the array of a .npy file; nothing is unpickled.
 
-    Entries must be numbers or text; nothing is unpickled.
+    Raises RecordError unless it contains numbers or text in at most two dimensions. The size is
+    checked before memory is allocated.
     """
     file = io.BytesIO(content)
     try:

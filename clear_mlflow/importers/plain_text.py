@@ -20,37 +20,37 @@ _INITIAL_LABELS = ("initial", "init")
 _LABEL_TITLES = ("", "trained_through", "trained", "task", "bucket")
 _TRAINED, _TESTED = re.compile("train|after", re.I), re.compile("test|eval", re.I)
 # Columns that are never buckets.
-_NO_BUCKET = re.compile(
+_NEVER_BUCKETS = re.compile(
     r"(epochs?|steps?|seeds?|loss|avg|average|means?|median|std|stdev|sd)([_ -]?acc(uracy)?)?", re.I
 )
 _NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
 
 
 class PlainText(Format):
-    """Rows of numbers; a first line and a first column of names are optional."""
+    """Text with a matrix of numbers, optionally with column names and row labels."""
 
     name = "text"
     title = "a plain text matrix"
     is_general = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if one of the first three lines is a row of numbers.
-
-        A header and a row of names may come before it. Lines of prose have no such row.
-        """
+        """Return True if one of the first three lines that are no comments is a row of numbers."""
         if file.looks_like_json or "\x00" in file.head:
             return False
         lines = [ln for ln in file.head.splitlines() if ln.strip() and ln.lstrip()[0] != "#"]
-        return file.is_printed_array or any(_is_row(line) for line in lines[:3])
+        return file.is_printed_array or any(_is_row_of_numbers(line) for line in lines[:3])
 
     def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return the run. Raises RecordError if an option has to decide how the table is read."""
+        """Return a list of the file's one run.
+
+        Raises RecordError if the table can be read in several ways, with the option that decides.
+        """
         table, options = read_table(file), file.options
         if not table:
             raise RecordError("contains no row of numbers")
         first = table[0] if table[0][0] else table[0][1:]
         may_be_names = all(cell.isdecimal() and float(cell) > 100 for cell in first)
-        names = table.pop(0) if _has_header(table, options.bucket_names) else None
+        names = table.pop(0) if _has_column_names(table, options.bucket_names) else None
         labels, corner = None, ""
         if _has_labels(table, names, options):
             labels, table = [_unescape(row[0]) for row in table if row], [row[1:] for row in table]
@@ -87,9 +87,10 @@ class PlainText(Format):
 
 
 def read_table(file: ResultFile) -> list[list[str]]:
-    """Return the cells of each line that is not a remark, or of a printed NumPy array.
+    """Split a text into lines of cells, as strings; lines that begin with # are skipped.
 
-    Raises RecordError if there are more rows or cells than a matrix can have.
+    A NumPy array as ``print`` writes it is read, too. Raises RecordError if there are more lines
+    or cells than a matrix can have.
     """
     table = []
     if file.is_printed_array:
@@ -140,22 +141,22 @@ def _unescape(name: str) -> str:
     return name.removeprefix("'")
 
 
-def _is_cell(text: str) -> bool:
+def _is_number_or_missing(text: str) -> bool:
     return text.lower() in _NOT_MEASURED or bool(_NUMBER.fullmatch(text))
 
 
-def _is_row(line: str) -> bool:
-    """Return True if a line has a number and, after its first cell, only cells of a matrix."""
+def _is_row_of_numbers(line: str) -> bool:
+    """Return True if a line has a number, and only its first cell may be a label."""
     try:
         cells = _split_line(line)
     except RecordError:
         return False
     has_number = any(_NUMBER.fullmatch(cell) or cell.lower() == "nan" for cell in cells)
-    return has_number and all(map(_is_cell, cells[1:]))
+    return has_number and all(map(_is_number_or_missing, cells[1:]))
 
 
 def _is_label_title(name: str) -> bool:
-    """Return True if a name is the title of the row labels, and not a bucket."""
+    """Return True if a column's name shows that it contains row labels and is not a bucket."""
     names_axis = bool(_TRAINED.search(name) or _TESTED.search(name))
     return name.lower() in _LABEL_TITLES or (names_axis and not re.search("[0-9]", name))
 
@@ -163,25 +164,31 @@ def _is_label_title(name: str) -> bool:
 def _has_labels(
     table: Sequence[Sequence[str]], names: Sequence[str] | None, options: ReadOptions
 ) -> bool:
-    """Return True if the first column contains row labels, by the user, its cells or its title."""
+    """Return True if the first column contains row labels: options, cells or its name prove it.
+
+    names: column names, or None if the table has none.
+    """
     column = [row[0] for row in table if row]
     return bool(
         options.row_labels != "auto"
-        or not any(map(_is_cell, column))
+        or not any(map(_is_number_or_missing, column))
         or column[0].lower() in _INITIAL_LABELS
         or (names and (_is_label_title(names[0]) or column == names[1 : len(column) + 1]))
     )
 
 
-def _has_header(table: Sequence[Sequence[str]], bucket_names: Sequence[str]) -> bool:
-    """Return True if the first line contains names and not cells.
+def _has_column_names(table: Sequence[Sequence[str]], bucket_names: Sequence[str]) -> bool:
+    """Return True if the first line contains column names and no numbers of the matrix.
 
-    Raises RecordError if it contains both, or numbers that may be names, such as years.
+    bucket_names: names that the user stated. Raises RecordError if the line contains both, or
+    numbers that may be names, such as years.
     """
     first, *rest = table[0]
     if bucket_names and list(bucket_names) in ([first, *rest], rest):
         return True
-    are_names = [not _is_cell(cell) for cell in rest] or [not _is_cell(first)]
+    are_names = [not _is_number_or_missing(cell) for cell in rest] or [
+        not _is_number_or_missing(first)
+    ]
     if all(are_names):
         return not _NUMBER.fullmatch(first)
     line = safe_repr(",".join(table[0]))
@@ -199,7 +206,7 @@ def _has_header(table: Sequence[Sequence[str]], bucket_names: Sequence[str]) -> 
 
 
 def _suggest_buckets(cells: Sequence[str]) -> str:
-    """Return the advice for a first line of numbers that may be names, such as years."""
+    """Return advice to pass buckets=..., for a first line of numbers that may be names."""
     return f"if the first line names the buckets, pass buckets={safe_repr(','.join(cells))}"
 
 
@@ -209,7 +216,10 @@ def _is_range(cells: Sequence[str]) -> bool:
 
 
 def _detect_orientation(corner: str, names: Sequence[str]) -> str:
-    """Return "rows" if names prove that a row is one test, "columns" if a column, else "auto"."""
+    """Return "rows" if names prove that a row is one test, "columns" if a column, else "auto".
+
+    corner: name of the column of row labels. names: names of the other columns.
+    """
     are_tested, are_trained = (
         bool(names) and all(map(pattern.search, names)) for pattern in (_TESTED, _TRAINED)
     )
@@ -219,7 +229,9 @@ def _detect_orientation(corner: str, names: Sequence[str]) -> str:
 
 
 def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOptions) -> list[int]:
-    """Return the positions of the columns that are buckets.
+    """Return the indices of the columns that are buckets.
+
+    names: column names, or None if the table has none. width: number of columns.
 
     Raises ConfigError if a requested column is missing, RecordError if it is not clear whether a
     column is a bucket.
@@ -232,7 +244,7 @@ def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOption
         )
     if options.columns or all_names == options.bucket_names:
         return [all_names.index(name) for name in options.columns or all_names]
-    buckets = [name for name in all_names if not _NO_BUCKET.fullmatch(name)]
+    buckets = [name for name in all_names if not _NEVER_BUCKETS.fullmatch(name)]
     without_number = [name for name in buckets if not re.search("[0-9]", name)]
     if 0 < len(without_number) < len(buckets):
         raise RecordError(

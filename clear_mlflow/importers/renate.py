@@ -31,11 +31,11 @@ class RenateCSV(Format):
     marks_initial = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the file begins with Renate's first column."""
+        """Return True if the file begins with "Task ID,", as Renate's CSV files do."""
         return file.head.startswith("Task ID,")
 
     def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return the run. Raises RecordError if the file is the summary without a matrix."""
+        """Return a list of the file's one run. Raises RecordError if it contains no matrix."""
         table = read_table(file)
         if len(table) < 2 or "Average Accuracy" in table[0]:
             raise RecordError(
@@ -62,7 +62,10 @@ class RenateCSV(Format):
         return [ParsedRun(rows=rows)]
 
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
-        """Return all updates except the last, which contains all rows, and the summary."""
+        """Return reasons to skip the summary and all updates except the last.
+
+        The file of the last update contains all rows.
+        """
         updates = {name: int(match[1]) for name in names if (match := _UPDATE.fullmatch(name))}
         if not updates:
             return {}
@@ -77,7 +80,7 @@ class RenateCSV(Format):
 
 
 class RenateResults(Format):
-    """The results dictionary: a list of rows per metric, and the untrained model's row."""
+    """JSON of Renate's results: a list of rows per metric, and the row of the untrained model."""
 
     name = "renate-results"
     title = "Renate's results dictionary"
@@ -89,7 +92,7 @@ class RenateResults(Format):
         return file.looks_like_json and f'"{_METRIC}_init"'.encode() in file.content
 
     def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return the run."""
+        """Return a list of the file's one run. Raises RecordError if it is not valid."""
         document = file.json
         if not isinstance(document, dict):
             raise RecordError(f"is {safe_repr(document)}; expected Renate's results dictionary")

@@ -51,13 +51,13 @@ _ENTRY = re.compile(r"([0-9]{8})-((?:(?!\.)[A-Za-z0-9._-]+\+)*(?!\.)[A-Za-z0-9._
 Status: TypeAlias = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-class FolderHeldError(TrackingError):
-    """Another process appends to a run's folder now."""
+class FolderLockedError(TrackingError):
+    """Another process has locked a run folder, because it writes to it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The final status of a run, its error, and whether the training diverged."""
 
     status: Status | None  # None: the status in the store stays as it is
     error: str | None = None  # one line
@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunHeader:
-    """The run that a folder belongs to, and the store of that run."""
+    """The content of a folder's run.json: its run, and the store of that run."""
 
     run_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None = None
     tracking_uri: Annotated[str, msgspec.Meta(max_length=2000)] = ""  # without credentials
@@ -76,23 +76,26 @@ class RunHeader:
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a run's folder."""
+    """One file of a run folder, to be uploaded: an artifact, or JSON with tags, metrics, etc."""
 
     run_id: str
     file: Path
 
     @property
     def name(self) -> str:
-        """The path among the run's artifacts, or the name of an entry that is not an artifact."""
+        """The path among the run's artifacts, or for example "tags.json" if it is no artifact."""
         return self.file.name[9:].replace("+", "/")
 
     def read_params(self) -> dict[str, str]:
-        """Return parameter names and values, or raise TrackingError if the file is damaged."""
+        """Return the parameters in a params.json. Raises TrackingError if the file is damaged."""
         params: dict[str, str] = _read_json(self.file, dict[str, str])
         return params
 
     def read_tags(self) -> dict[str, str]:
-        """Return tag names and values, or raise TrackingError if the file is damaged."""
+        """Return the tags in a tags.json.
+
+        Raises TrackingError if the file is damaged or has a tag that this package does not write.
+        """
         tags: dict[str, str] = _read_json(self.file, dict[str, str])
         if invalid := tags.keys() - _VALID_TAGS:
             raise TrackingError(
@@ -101,25 +104,37 @@ class Entry:
         return tags
 
     def read_metrics(self) -> list[Metric]:
-        """Return the points of metrics, or raise TrackingError if the file is damaged."""
+        """Return the values in a metrics.json. Raises TrackingError if the file is damaged."""
         points = _read_json(self.file, list[tuple[str, float, int, int]])
         return [Metric(name, value, time, step) for name, value, time, step in points]
 
     def read_outcome(self) -> Outcome:
-        """Return how the run ended, or raise TrackingError if the file is damaged."""
+        """Return the status and error in an outcome.json. Raises TrackingError if it is damaged.
+
+        An error of more than 4,000 characters is truncated.
+        """
         outcome: Outcome = _read_json(self.file, Outcome)
         return replace(
             outcome, error=outcome.error and truncate(outcome.error, _MAX_ERROR_CHARACTERS)
         )
 
     def remove(self) -> None:
-        """Remove the file. If that fails, it is uploaded again, which changes nothing."""
+        """Delete the file. Errors are ignored: uploading it again would change nothing."""
         with suppress(OSError):
             self.file.unlink()
 
 
 class RunFolder:
-    """A folder of entries, locked for this process until it is closed."""
+    """A folder on local disk with files of one run that are to be uploaded, in order.
+
+    Locked for this process until it is closed; raises FolderLockedError if another process has it
+    locked.
+
+    Args:
+        folder: path of a folder that exists.
+        run_id: id of the run.
+        is_durable: False to write faster; a power cut may then damage files.
+    """
 
     def __init__(self, folder: Path, run_id: str = "", *, is_durable: bool = True) -> None:
         self.folder = folder
@@ -130,16 +145,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, folder: Path, run_id: str | None, tracking_uri: str | None) -> RunFolder:
-        """Create the folder of a run that begins here, with or without an id and a store.
+        """Create and lock the folder of a run, and write its run.json.
 
-        Raises OSError if it cannot be written, and TrackingError if entries of an earlier process
-        are in it. An outcome of an earlier process is removed.
+        run_id, tracking_uri: None for a run that no store has. Raises OSError if the folder cannot
+        be written, and TrackingError if files of an earlier process wait in it. Deletes a final
+        status of an earlier process.
         """
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         run_folder = cls(folder, run_id or "")
         try:
-            if num_entries := len(run_folder.entries()):
+            if num_entries := len(run_folder.list_entries()):
                 raise TrackingError(
                     f"{num_entries} files that an earlier process measured for run {run_id} wait "
                     f"in {folder}; send them first: clear-mlflow sync {folder}"
@@ -157,9 +173,9 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, folder: Path, run_id: str) -> RunFolder:
-        """Open the folder that an earlier process left.
+        """Lock and return the folder that an earlier process left.
 
-        Raises FolderHeldError if that process is still alive, and TrackingError if the folder
+        Raises FolderLockedError if that process is still alive, and TrackingError if the folder
         cannot be opened.
         """
         try:
@@ -168,9 +184,10 @@ class RunFolder:
             raise TrackingError(f"{folder} cannot be opened: {error.strerror}") from error
 
     def append(self, name: str, content: bytes) -> Entry:
-        """Write an entry, which is on the disk when this returns.
+        """Write a file and return it. It survives a power cut once this has returned.
 
-        Raises OSError if the disk does not take it; no part of it is left then.
+        name: artifact path, or for example "tags.json". Raises OSError if the disk is full; no part
+        of the file remains then.
         """
         file = self.folder / f"{self._next_number:08d}-{name.replace('/', '+')}"
         if self._is_durable:
@@ -181,17 +198,17 @@ class RunFolder:
         return Entry(self.run_id, file)
 
     def append_params(self, params: Mapping[str, str]) -> Entry:
-        """Write parameters of the run like :meth:`append`."""
+        """Write parameters of the run to a file. Raises OSError if the disk is full."""
         return self.append(PARAMS_JSON, json.dumps(params).encode())
 
     def append_tags(self, tags: Mapping[str, str]) -> Entry:
-        """Write tags of the run like :meth:`append`."""
+        """Write tags of the run to a file. Raises OSError if the disk is full."""
         return self.append(TAGS_JSON, json.dumps(tags).encode())
 
     def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
-        """Write points of metrics, in as few entries as possible.
+        """Write values of metrics to files of at most 900 values, and return the files.
 
-        Raises OSError if the disk does not take all of them; none of them is left then.
+        Raises OSError if the disk is full; none of the files remains then.
         """
         entries: list[Entry] = []
         try:
@@ -206,15 +223,15 @@ class RunFolder:
         return entries
 
     def append_outcome(self, outcome: Outcome) -> Entry:
-        """Write how the run ended like :meth:`append`. The last outcome counts."""
+        """Write the final status and error of the run to a file, which replaces an earlier one."""
         return self.append(OUTCOME_JSON, json.dumps(asdict(outcome)).encode())
 
-    def entries(self) -> list[Entry]:
-        """Return the entries in order, without outcomes."""
-        return [entry for entry in self._list_entries() if entry.name != OUTCOME_JSON]
+    def list_entries(self) -> list[Entry]:
+        """Return the files to upload in order, without those of the run's final status."""
+        return [entry for entry in self._list_all_entries() if entry.name != OUTCOME_JSON]
 
     def read_outcome(self) -> Outcome | None:
-        """Return how the run ended, or None if that was not written.
+        """Return the final status and error of the run, or None if they were not written.
 
         Raises TrackingError if the file is damaged.
         """
@@ -224,7 +241,7 @@ class RunFolder:
     def close(self, *, remove: bool = False) -> None:
         """Unlock the folder.
 
-        remove: delete header, outcomes and folder first. If it contains other files, it is kept.
+        remove: delete the folder first, unless it has files that are not uploaded.
         """
         if remove:
             with suppress(OSError):
@@ -238,13 +255,16 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def _list_entries(self) -> list[Entry]:
+    def _list_all_entries(self) -> list[Entry]:
+        """Return all numbered files, in order."""
         return [Entry(self.run_id, self.folder / name) for _, name in sorted(self._list_numbered())]
 
     def _list_outcomes(self) -> list[Entry]:
-        return [entry for entry in self._list_entries() if entry.name == OUTCOME_JSON]
+        """Return the files with a final status of the run, in order."""
+        return [entry for entry in self._list_all_entries() if entry.name == OUTCOME_JSON]
 
     def _list_numbered(self) -> Iterator[tuple[int, str]]:
+        """Yield number and name of each numbered file; skip symbolic links."""
         for path in self.folder.iterdir():
             # A link may lead to any file of this machine, which would then be uploaded.
             match = _ENTRY.fullmatch(path.name)
@@ -253,12 +273,18 @@ class RunFolder:
 
 
 def default_root() -> Path:
-    """Return the folder for run folders in the cache folder, or raise DataError without one."""
+    """Return the folder in the user's cache that contains all run folders.
+
+    Raises DataError if there is no cache folder.
+    """
     return default_cache_dir() / "unsent"
 
 
-def candidate_folders(run_id: str) -> list[Path]:
-    """Return the folders that a run may be kept in, the best first, then the working folder's."""
+def list_candidate_folders(run_id: str) -> list[Path]:
+    """Return the two folders that a run's files may be written to, the preferred one first.
+
+    The first is in the user's cache, the second in the working folder. They need not exist.
+    """
     folders = [Path("unsent_rows", run_id).absolute()]
     with suppress(DataError):  # no cache folder
         folders.insert(0, default_root() / run_id)
@@ -266,9 +292,12 @@ def candidate_folders(run_id: str) -> list[Path]:
 
 
 def find_run_folders(run_id: str | None = None) -> list[Path]:
-    """Return the existing folders of one run or of all runs, in the default locations."""
+    """Return the existing folders of one run, or of all runs if *run_id* is None.
+
+    Searches the user's cache and the working folder.
+    """
     folders = []
-    for candidate in candidate_folders("any"):
+    for candidate in list_candidate_folders("any"):
         with suppress(OSError):
             folders += [
                 path for path in list_run_folders(candidate.parent) if run_id in (None, path.name)
@@ -277,12 +306,15 @@ def find_run_folders(run_id: str | None = None) -> list[Path]:
 
 
 def list_run_folders(parent: Path) -> list[Path]:
-    """Return the run folders directly in a folder."""
+    """Return the folders in *parent* that have a run.json. Raises OSError if it cannot be read."""
     return sorted(path for path in parent.iterdir() if (path / HEADER_JSON).is_file())
 
 
 def read_header(folder: Path) -> RunHeader:
-    """Return a folder's header, or raise TrackingError if it is damaged or of another format."""
+    """Return the content of a folder's run.json: its run and the run's store.
+
+    Raises TrackingError if the file is damaged or has an unknown format.
+    """
     file = folder / HEADER_JSON
     version: Any = _read_json(file, dict[str, Any]).get("format")
     if version != FORMAT:
@@ -294,20 +326,24 @@ def read_header(folder: Path) -> RunHeader:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Lock a folder until this process ends, and return the lock's file descriptor."""
+    """Lock a folder until this process ends, and return the file descriptor of the lock.
+
+    Raises FolderLockedError if another process has locked it.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(folder / _LOCK, flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise FolderHeldError(
+        raise FolderLockedError(
             f"another process writes to {folder} now and uploads it itself"
         ) from None
     return lock
 
 
 def _read_json(file: Path, expected_type: Any) -> Any:
+    """Return the JSON content of a file as *expected_type*, or raise TrackingError."""
     try:
         if not stat.S_ISREG(file.lstat().st_mode):  # opening a pipe would never return
             raise RecordError("it is not a regular file")

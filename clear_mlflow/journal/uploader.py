@@ -1,7 +1,7 @@
 """Upload the entries of run folders to MLflow, in order: during training, by ``sync``, on a resume.
 
-During training a thread uploads. While the store is away, entries stay on disk and training
-continues.
+During training a thread uploads. While the store cannot be reached, entries stay on disk and
+training continues.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ _RETRY_STATUSES = (408, 425, 429)
 
 
 class UnsentError(TrackingError):
-    """Training is over, and some of what it measured is only on local disk."""
+    """Training is over, and some of what it measured is only on local disk.
+
+    folders: run id to a folder with files of the run.
+    """
 
     def __init__(self, message: str, folders: Mapping[str, Path]) -> None:
         super().__init__(message)
@@ -66,9 +69,10 @@ class UnsentError(TrackingError):
 
 
 class Uploader:
-    """Uploads entries in order, from a thread or in the calling thread.
+    """Uploads files of run folders to MLflow in order, in a thread or in the calling thread.
 
-    Every upload checks the run's lease first, and may be repeated without a change in the store.
+    Before every upload, it checks that this process still has the run's lease, the right to write
+    to the run. An upload may be repeated: it changes nothing then.
     """
 
     def __init__(self, client: MlflowClient) -> None:
@@ -86,17 +90,20 @@ class Uploader:
         self._thread = threading.Thread(target=self._work, name="clear_mlflow upload", daemon=True)
 
     @property
-    def is_away(self) -> bool:
-        """True if the store did not take the last entry that it was sent."""
+    def is_failing(self) -> bool:
+        """True if the store did not take the last file that was sent."""
         return self.problem is not None
 
     @property
     def lease_error(self) -> LeaseLostError | None:
-        """The error that another process has the lease, or None. Nothing is uploaded after it."""
+        """The error that another process has taken over a run, or None.
+
+        Nothing is uploaded after it.
+        """
         return next((lease.lost for lease in list(self._leases.values()) if lease.lost), None)
 
     def get_lease(self, run_id: str) -> Lease:
-        """Return this process's lease of a run."""
+        """Return this process's Lease of a run, which may not be acquired yet."""
         return self._leases.setdefault(run_id, Lease(self._client, run_id))
 
     def start(self) -> None:
@@ -104,22 +111,23 @@ class Uploader:
         self._thread.start()
 
     def enqueue(self, *items: Entry | Callable[[], None]) -> None:
-        """Have the thread upload entries, or call functions, after all earlier items.
+        """Have the thread upload files, or call functions, after all earlier items.
 
-        A function is called once; a TrackingError of it is printed as a warning.
+        A function is called once; if it raises TrackingError, that is printed as a warning.
         """
         with self._changed:
             self._queue.extend(items)
             self._changed.notify_all()
 
     def wait_until_stored(self, seconds: float = _WAIT_SECONDS) -> None:
-        """Wait until the store has all items, unless the store is known to be away.
+        """Wait until all items are uploaded, at most *seconds*. Returns at once while uploads fail.
 
-        Raises LeaseLostError if another process has acquired the run's lease.
+        After the time limit, it prints a warning, and later calls return at once until an upload
+        has succeeded. Raises LeaseLostError if another process has taken over the run.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._queue or self.is_away, seconds)
-            if self._queue and not self.is_away:
+            self._changed.wait_for(lambda: not self._queue or self.is_failing, seconds)
+            if self._queue and not self.is_failing:
                 # Later rows do not wait, until the store has taken something again.
                 entry = next((item for item in self._queue if isinstance(item, Entry)), None)
                 name = "the training state" if entry is None else entry.name
@@ -131,7 +139,9 @@ class Uploader:
     def finish(self, seconds: float) -> None:
         """Upload what is left and stop the thread.
 
-        Gives up when the store has taken nothing for so many seconds, or the lease is lost.
+        seconds: gives up when no upload has succeeded for so long. Gives up at once if another
+        process has taken over a run. Raises nothing: :meth:`build_unsent_error` reports what was
+        not uploaded.
         """
         with self._changed:
             self._is_finishing = True
@@ -150,11 +160,11 @@ class Uploader:
             self._thread.join(_JOIN_SECONDS)
 
     def hurry(self) -> None:
-        """Shorten the wait of :meth:`finish` to 2 seconds. Safe in a signal handler."""
+        """Shorten the time limit of :meth:`finish` to 2 seconds. Safe in a signal handler."""
         self._max_wait = _HURRIED_WAIT_SECONDS
 
     def list_unsent(self) -> dict[str, list[Entry]]:
-        """Return the entries that the store does not have, by run id."""
+        """Return the enqueued files that the store does not have, by run id."""
         with self._changed:
             unsent: dict[str, list[Entry]] = {}
             for item in (*self._queue, *self._refused):
@@ -163,7 +173,7 @@ class Uploader:
             return unsent
 
     def build_unsent_error(self) -> UnsentError | None:
-        """Return the error that names what the store does not have, or None if it has all."""
+        """Return the error that names the files not uploaded and how to upload them, or None."""
         unsent = self.list_unsent()
         if not unsent:
             return None
@@ -182,12 +192,12 @@ class Uploader:
         )
 
     def upload(self, entry: Entry) -> None:
-        """Store one entry. A row that is stored with the same numbers is left as it is.
+        """Upload one file. A row that is stored with the same numbers is left as it is.
 
         Raises:
-            LeaseLostError: another process has acquired the run's lease.
+            LeaseLostError: another process has taken over the run.
             RowConflictError: the row is stored with other numbers.
-            TrackingError: the store does not take the entry.
+            TrackingError: the store does not take the file.
         """
         run_id, name = entry.run_id, entry.name
         run = self.get_lease(run_id).check()
@@ -208,17 +218,17 @@ class Uploader:
                 log_durably(self._client, run_id, entry.file.read_bytes(), name)
 
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
-        """Upload what an earlier process left in order, and remove and yield each stored entry.
+        """Upload what an earlier process left; delete and yield each file once it is stored.
 
-        Acquires the run's lease, and keeps it unless this fails. Outcomes are not uploaded. An
-        entry that the store refuses for good is kept, and the error is raised at the end.
+        Acquires the run's lease, and keeps it unless this fails. The final status of the run is not
+        uploaded. A file that the store rejects is kept, and the error is raised at the end.
 
         Raises:
-            RecordError: a row is damaged, or the run lacks rows that it was stored with.
-            RowConflictError: a row is stored with other numbers. Later entries are kept, too.
-            TrackingError: the store does not take an entry.
+            RecordError: a row is damaged, or rows that the run once had are missing.
+            RowConflictError: a row is stored with other numbers. Later files are kept, too.
+            TrackingError: the store does not take a file.
         """
-        entries = folder.entries()
+        entries = folder.list_entries()
         unsent_rows = {entry.name.removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
         read_row_files(self._client, run, may_be_missing=unsent_rows)  # raises if rows are missing
         read_steps = cache(lambda: read_curve_steps(self._client, run))
@@ -243,7 +253,7 @@ class Uploader:
                         "row is right"
                     ) from error
                 except TrackingError as error:
-                    if not is_final(error) or isinstance(error, LeaseLostError):
+                    if not is_permanent_error(error) or isinstance(error, LeaseLostError):
                         raise
                     refusal = refusal or error
                     continue
@@ -257,10 +267,13 @@ class Uploader:
             raise
 
     def _upload_curve(self, entry: Entry, read_steps: Callable[[], CurveSteps]) -> None:
-        """Store the points of an entry that belong to the training curve and are not stored.
+        """Upload values of the training curve from a metrics.json, except steps that are stored.
 
-        Other points follow from rows: scoring logs those that are missing. If another process has
-        stored the same rows since, this entry's points have other times and would be duplicates.
+        Other metrics are computed from rows: scoring logs those that are missing. If another
+        process has stored the same rows since, these values have other times and would be
+        duplicates.
+
+        read_steps: returns the steps that are stored, by metric name.
         """
         curve = [point for point in entry.read_metrics() if point.key in names.CURVE]
         if curve and (points := drop_stored_points(curve, read_steps())):
@@ -269,6 +282,7 @@ class Uploader:
                 self._client.log_batch(entry.run_id, metrics=points)
 
     def _work(self) -> None:
+        """Upload enqueued items until the uploader is stopped; retry after a pause."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             with self._changed:
@@ -291,7 +305,7 @@ class Uploader:
                 with self._changed:
                     if self._is_stopped:
                         return
-                    if entry is None or is_final(error):
+                    if entry is None or is_permanent_error(error):
                         self._set_aside(error, entry)
                     else:
                         self._report_failure(error, entry)
@@ -315,7 +329,10 @@ class Uploader:
                 self._changed.notify_all()
 
     def _set_aside(self, error: TrackingError, entry: Entry | None) -> None:
-        """Continue with the next item. An entry is kept for the end, a function is dropped."""
+        """Skip the first item: a file that was rejected or a function that failed. Print *error*.
+
+        A rejected file is uploaded once more at the end. entry: the file, or None for a function.
+        """
         self._queue.popleft()
         self._refused += filter(None, [entry])
         self.problem = error
@@ -323,13 +340,14 @@ class Uploader:
         self._changed.notify_all()
 
     def _pause(self, seconds: float) -> None:
-        """Wait between two tries, at most until :meth:`finish` begins or ends."""
+        """Wait between two tries, but not beyond the call or the end of :meth:`finish`."""
         was_finishing = self._is_finishing
         self._changed.wait_for(
             lambda: self._is_stopped or self._is_finishing != was_finishing, seconds
         )
 
     def _report_failure(self, error: TrackingError, entry: Entry | None) -> None:
+        """Remember *error*, and print it unless uploads failed before and that was printed."""
         self.problem = error
         if not self._has_warned:
             location = "on local disk" if entry is None else f"in {entry.file.parent}"
@@ -342,12 +360,13 @@ class Uploader:
 
 
 def upload_left_folders(client: MlflowClient, run: Run) -> None:
-    """Upload and remove what earlier processes on this machine left of a run, except outcomes.
+    """Upload what earlier processes on this machine left of a run, and delete their folders.
 
-    Releases the run's lease afterwards, since another process may continue the run.
+    Does not set the final status of the run. Releases the run's lease afterwards, since another
+    process may continue the run.
 
     Raises:
-        FolderHeldError: one of these processes is still alive.
+        FolderLockedError: one of these processes is still alive.
         RecordError, TrackingError: as :meth:`Uploader.upload_folder`.
     """
     run_id = run.info.run_id
@@ -377,10 +396,10 @@ def store_outcome(
     *,
     check: Callable[[Run], object] | None = None,
 ) -> Run:
-    """Set the tags and the status of an ended run, and return it.
+    """Set the final status and error of a run in the store, and return the run.
 
     Deletes the tag of the process that trained it, and an outdated error of a run that is FINISHED
-    now.
+    now. A status of None leaves the status as it is.
 
     check: function that is called first, with the stored run, and may raise.
     """
@@ -419,7 +438,7 @@ def list_artifacts(client: MlflowClient, run_id: str, folder: str) -> frozenset[
 
 
 def read_curve_steps(client: MlflowClient, run: Run) -> CurveSteps:
-    """Return the steps at which a run has points of its training curve."""
+    """Return the steps at which a run has values of the training curve, by metric name."""
     run_id = run.info.run_id
     steps = {}
     for name in names.CURVE:
@@ -431,12 +450,12 @@ def read_curve_steps(client: MlflowClient, run: Run) -> CurveSteps:
 
 
 def drop_stored_points(points: Iterable[Metric], steps: CurveSteps) -> list[Metric]:
-    """Return the points at whose steps the run has none: the first point of a step is kept."""
+    """Return the metric values whose steps are not stored. steps: stored steps by metric name."""
     return [point for point in points if point.step not in steps.get(point.key, ())]
 
 
-def is_final(error: ClearError) -> bool:
-    """Return True if the store will not take this, however often it is sent."""
+def is_permanent_error(error: ClearError) -> bool:
+    """Return True if sending the same again cannot succeed, because the store rejects it."""
     if isinstance(error, (LeaseLostError, RowConflictError)):
         return True
     cause = error.__cause__
@@ -448,9 +467,10 @@ def is_final(error: ClearError) -> bool:
 
 
 def read_exit_wait() -> float:
-    """Return how many seconds the end of a training waits for a store that takes nothing.
+    """Return how many seconds a training waits at its end for a store that does not respond.
 
-    Raises TrackingError if the environment variable is not a number of seconds.
+    From the environment variable CLEAR_MLFLOW_EXIT_WAIT, by default 60. Raises TrackingError if it
+    is not a number from 0 to 86,400.
     """
     value = os.environ.get(EXIT_WAIT_VARIABLE, "")
     try:
@@ -466,7 +486,7 @@ def read_exit_wait() -> float:
 
 
 def _check_row(entry: Entry) -> None:
-    """Raise RecordError if an entry that is a row is damaged or has another row's name."""
+    """Raise RecordError if a file with a row is damaged or has the name of another row."""
     folder, _, name = entry.name.rpartition("/")
     if folder == ROWS_FOLDER and row_index(name) is not None:
         assemble(parse_rows({name: entry.file.read_bytes()}))

@@ -2,7 +2,7 @@
 
 The same word means different things in different papers, so the family is part of each name. A new
 metric is a function and a line in its family's ``METRICS``; a new family is a new module in this
-folder. Which metrics exist and where each is shown is known to the registry only.
+folder.
 """
 
 from clear_mlflow.metrics._metric import (

@@ -1,4 +1,4 @@
-"""Declare a metric, and read cells of the matrix without skipping unmeasured ones."""
+"""Declare a metric, and select values of the matrix without skipping unmeasured ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WITHIN_BUCKET = "within_bucket"  # an AnytimeMatrix
 
 # Role of a metric for matrices of another score than accuracy. Its function then receives values
 # for which higher is better: R, or -R if lower is better. The result is:
-LEVEL = "level"  # a value of the score, for example a mean of cells; its sign is turned back
+LEVEL = "level"  # a value of the score, for example a mean of R[i, j]; its sign is turned back
 CHANGE = "change"  # a difference, positive if the score became better
 ACCURACY_ONLY = "accuracy"  # undefined: the definition needs counts of correct images
 ANY = "any"  # what the function returns for the matrix as it is
@@ -32,26 +32,27 @@ ANY = "any"  # what the function returns for the matrix as it is
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A number computed from the measurements of a run, and where it is shown.
+    """A metric of a run: its function, and how its values are named, ranked and displayed.
 
     Args:
         name: family and metric, for example ``clear/in_domain_accuracy``.
-        function: takes the input that *needs* names and returns the value. Raises
-            UndefinedMetricError if the metric has no value for this run.
+        function: computes the value from the input that *needs* names. Raises
+            UndefinedMetricError if the metric is undefined for a run.
         needs: input of the function: ``matrix``, ``costs`` (a matrix whose rows have costs),
             ``predictions`` or ``within_bucket`` (tests within buckets).
-        higher_is_better: direction, or None if it is not declared.
+        higher_is_better: False if lower values are better, or None if not declared.
         unit: unit of the value; empty for a fraction and for values in the unit of the score.
-        version: number to raise when the definition changes, so that stored values are replaced.
-        headline: short name under which it is shown before all others; empty if it is not.
+        version: version number of the formula. Increase it when the formula changes: logged values
+            with a lower number are then computed again.
+        headline: short name in lists of the most important metrics; empty to leave it out of them.
         rank_priority: priority for the ranking of a comparison if the user names no metric: among
             metrics that most groups define, the highest wins. None if it never ranks.
         ranks_new_classes: True to keep that priority for runs whose classes arrive over time.
-        score_role: role for matrices of another score than accuracy: :data:`LEVEL`,
-            :data:`CHANGE`, :data:`ACCURACY_ONLY` or :data:`ANY`.
+        score_role: how the value follows from a matrix of another score than accuracy, for example
+            of RMSE: :data:`LEVEL`, :data:`CHANGE`, :data:`ACCURACY_ONLY` or :data:`ANY`.
         score_name: name for such a matrix, for example ``clear/in_domain_{score}``; the same as
             *name* if empty. ``{lowest}`` becomes ``highest`` if lower is better.
-        skip_if: returns True for inputs for which the metric is left out without a reason.
+        skip_if: function that returns True for an input for which results omit the metric.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Metric:
 
     @cached_property
     def meaning(self) -> str:
-        """First line of the function's docstring, with the score that replaces accuracy."""
+        """First line of the function's docstring, naming the score if it is not accuracy."""
         line = self.documentation.partition("\n")[0]
         wrapped = self.function
         if not isinstance(wrapped, _OrientedFunction) or wrapped.score_role == ACCURACY_ONLY:
@@ -92,14 +93,14 @@ class Metric:
 
     @property
     def documentation(self) -> str:
-        """Docstring of the innermost function, below wrappers and partial arguments."""
+        """Docstring of the function inside wrappers and ``partial``, or an empty string."""
         function: Any = self.function
         while (inner := getattr(function, "func", getattr(function, "function", None))) is not None:
             function = inner
         return inspect.getdoc(function) or ""
 
     def adapt(self, score: Score) -> Metric:
-        """Return the metric for matrices of a score, with the name that it has there.
+        """Return the metric, renamed, for matrices that contain *score* instead of accuracy.
 
         >>> accuracy = level("a/accuracy", len, score_name="a/{score}")
         >>> accuracy.adapt(Score("rmse", higher_is_better=False)).name
@@ -124,7 +125,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class _OrientedFunction:
-    """Function of a metric for matrices of another score than accuracy."""
+    """Function of a metric, converted for matrices of another score than accuracy.
+
+    Raises UndefinedMetricError if the metric is defined for accuracy only.
+    """
 
     function: Callable[[AccuracyMatrix], float]
     score: Score
@@ -141,17 +145,23 @@ class _OrientedFunction:
 def level(
     name: str, function: Callable[[AccuracyMatrix], float], score_name: str = "", **fields: Any
 ) -> Metric:
-    """Declare a metric in the unit of the score, for example a mean of cells."""
+    """Create a metric whose value is in the unit of the score, for example a mean of R[i, j]."""
     return Metric(name=name, function=function, score_role=LEVEL, score_name=score_name, **fields)
 
 
 def change(name: str, function: Callable[[AccuracyMatrix], float], **fields: Any) -> Metric:
-    """Declare a metric that is a difference of scores."""
+    """Create a metric whose value is a difference of scores."""
     return Metric(name=name, function=function, score_role=CHANGE, **fields)
 
 
 def require_trained(matrix: AccuracyMatrix, minimum: int, requirement: str) -> None:
-    """Raise UndefinedMetricError if fewer than *minimum* buckets were trained."""
+    """Raise UndefinedMetricError if fewer than *minimum* buckets were trained.
+
+    Args:
+        matrix: matrix with a row for each trained bucket.
+        minimum: smallest number of trained buckets.
+        requirement: description of what is needed, for the message: "a past bucket".
+    """
     if matrix.num_rows < minimum:
         raise UndefinedMetricError(
             f"needs {requirement}: k >= {minimum} (trained on {matrix.num_rows})"
@@ -166,52 +176,72 @@ def require_future(matrix: AccuracyMatrix) -> None:
 
 
 def require_measured(
-    cells: NDArray[np.float64], name_position: Callable[[int], str]
+    values: NDArray[np.float64], describe_position: Callable[[int], str]
 ) -> NDArray[np.float64]:
-    """Return the cells unchanged, or raise UndefinedMetricError if one of them is NaN."""
-    # A mean of the measured cells would be a different quantity under the same name.
-    gaps = np.isnan(cells)
-    if gaps.any():
-        raise UndefinedMetricError(f"{name_position(int(gaps.argmax()))} was not measured")
-    return cells
+    """Return *values*, or raise UndefinedMetricError if one of them is NaN.
+
+    Args:
+        values: (n,) values of the matrix.
+        describe_position: function from an index of *values* to its description in the message.
+    """
+    # A mean of the measured values would be a different quantity under the same name.
+    is_missing = np.isnan(values)
+    if is_missing.any():
+        raise UndefinedMetricError(
+            f"{describe_position(int(is_missing.argmax()))} was not measured"
+        )
+    return values
 
 
-def name_cell(row: int, column: int) -> str:
-    """Return the name of R[row, column] in messages, which count from 1 as tables do."""
+def format_position(row: int, column: int) -> str:
+    """Return "row 2, column 4" for R[1, 3]: messages count from 1."""
     return f"row {row + 1}, column {column + 1}"
 
 
-def select_cells(matrix: AccuracyMatrix, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the cells selected by a (k, n) mask of the first n columns, row by row.
+def select_values(matrix: AccuracyMatrix, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the values R[i, j] where *mask* is True, as a flat array in row order.
 
-    Raises UndefinedMetricError if one of them was not measured.
+    Args:
+        matrix: matrix of k rows.
+        mask: (k, n) mask of the first n columns.
+
+    Raises UndefinedMetricError if one of the values was not measured.
     """
 
-    def name_position(position: int) -> str:
-        i, j = np.argwhere(mask)[position]
-        return name_cell(int(i), int(j))
+    def describe_position(index: int) -> str:
+        i, j = np.argwhere(mask)[index]
+        return format_position(int(i), int(j))
 
-    return require_measured(matrix.values[:, : mask.shape[1]][mask], name_position)
+    return require_measured(matrix.values[:, : mask.shape[1]][mask], describe_position)
 
 
-def select_trained_cells(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the lower triangle with its diagonal: cells of buckets trained on by then."""
+def select_trained_values(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """Return all R[i, j] with j <= i, as a flat array in row order.
+
+    Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
+    """
     require_trained(matrix, 1, "a trained bucket")
-    return select_cells(matrix, np.tri(*matrix.values.shape, dtype=np.bool_))
+    return select_values(matrix, np.tri(*matrix.values.shape, dtype=np.bool_))
 
 
 def select_last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """Return the (k,) cells of the last row on the buckets trained on."""
+    """Return the (k,) values of the last row on the k buckets trained on.
+
+    Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
+    """
     require_trained(matrix, 1, "a trained bucket")
     last = matrix.num_rows - 1
-    return require_measured(matrix.values[last, : last + 1], lambda j: name_cell(last, j))
+    return require_measured(matrix.values[last, : last + 1], lambda j: format_position(last, j))
 
 
 def compute_change_on_past(matrix: AccuracyMatrix) -> float:
-    """Return the mean of R[i, j] - R[j, j] over j < i."""
+    """Return the mean of R[i, j] - R[j, j] over j < i.
+
+    Raises UndefinedMetricError if one was not measured, or if fewer than 2 buckets were trained.
+    """
     require_trained(matrix, 2, "a past bucket")
     k = matrix.num_rows
-    past = select_cells(matrix, np.tri(k, k - 1, -1, dtype=np.bool_))
-    diagonal = select_cells(matrix, np.eye(k, k - 1, dtype=np.bool_))
+    past = select_values(matrix, np.tri(k, k - 1, -1, dtype=np.bool_))
+    diagonal = select_values(matrix, np.eye(k, k - 1, dtype=np.bool_))
     # Bucket j is in the past of k - 1 - j rows.
     return float((past.sum() - (diagonal * np.arange(k - 1, 0, -1)).sum()) / len(past))

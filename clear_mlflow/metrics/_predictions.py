@@ -17,11 +17,12 @@ from clear_mlflow.core.text import safe_repr
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The predictions of one run for every test image, in every row that kept them.
+    """The predictions of one run for all test images, after each bucket that stored them.
 
     Args:
         images: test images of all buckets, with their labels.
-        rows: row number to its predictions; 0 is the untrained model. Rows may be missing.
+        rows: number of buckets trained to the predictions then; 0 is the untrained model. Rows may
+            be missing.
         protocol: ``iid``, or ``streaming``, under which images of trained buckets do not count.
         num_rows: number of buckets trained, k; the highest row if None.
 
@@ -44,7 +45,9 @@ class Predictions:
             predictions.check(self.images)
         if self.num_rows is None:
             if not self.rows:
-                raise RecordError("no predictions arrived; expected those of a row at least")
+                raise RecordError(
+                    "no predictions arrived; expected predictions of at least one row"
+                )
             object.__setattr__(self, "num_rows", max(self.rows))
         ordered = {row: self.rows[row] for row in sorted(self.rows)}
         object.__setattr__(self, "rows", MappingProxyType(ordered))
@@ -55,7 +58,10 @@ class Predictions:
         return self.num_rows or 0
 
     def check(self, matrix: AccuracyMatrix) -> None:
-        """Raise RecordError if the predictions contradict the accuracy matrix of the run."""
+        """Raise RecordError if the predictions contradict an accuracy matrix.
+
+        They do if their buckets or numbers of images differ, or an accuracy computed from them.
+        """
         images, counts = self.images, np.array(self.images.num_instances)
         if images.buckets != matrix.buckets:
             raise RecordError(
@@ -76,26 +82,29 @@ class Predictions:
             predictions.check(images, accuracies.tolist())
 
     def after(self, k: int) -> Predictions:
-        """Return the predictions of the run cut off after k buckets."""
+        """Return the predictions up to row k, as if the run had ended after k buckets."""
         rows = {row: predictions for row, predictions in self.rows.items() if row <= k}
         return Predictions(self.images, rows, self.protocol, k)
 
     def get_row(self, row: int) -> RowPredictions:
-        """Return the predictions of a row, or raise UndefinedMetricError without them."""
+        """Return the predictions after *row* buckets.
+
+        Raises UndefinedMetricError if they were not stored.
+        """
         if row not in self.rows:
             raise UndefinedMetricError(f"the predictions of row {row} were not stored")
         return self.rows[row]
 
     def counted_images(self, row: int) -> NDArray[np.bool_]:
-        """Return an (N,) mask of the images that count in a row under the protocol."""
+        """Return an (N,) mask of the test images that the protocol counts after *row* buckets."""
         if self.protocol == "streaming":
             return np.greater_equal(self.images.bucket, row)
         return np.ones(len(self.images), dtype=np.bool_)
 
     def trained_images(self) -> NDArray[np.bool_]:
-        """Return an (N,) mask of the images of trained buckets that count in the last row.
+        """Return an (N,) mask of the test images of trained buckets, after the last bucket.
 
-        Raises UndefinedMetricError if there are none.
+        Raises UndefinedMetricError if there are none, or if the protocol excludes them.
         """
         if self.k < 1:
             raise UndefinedMetricError("needs a trained bucket: k >= 1 (trained on 0)")
@@ -108,36 +117,37 @@ class Predictions:
 
 
 def class_accuracies(predictions: Predictions) -> NDArray[np.float64]:
-    """Return (k + 1, T, classes): accuracy per row (0 is the untrained model), bucket and class.
+    """Return the accuracy on each class of each bucket after each row, as (k + 1, T, classes).
 
-    NaN if the bucket has no test image of the class, if the row's predictions were not stored, and
-    for cells that the protocol excludes.
+    Index 0 of the first axis is the untrained model. A value is NaN if the bucket lacks test images
+    of the class, if the predictions were not stored, or if the protocol excludes the bucket.
     """
     images = predictions.images
     width, classes = len(images.buckets), len(images.class_names)
-    cell = images.bucket.astype(np.int64) * classes + images.label
+    pair = images.bucket.astype(np.int64) * classes + images.label
     accuracies = np.full((predictions.k + 1, width, classes), np.nan)
     for row, row_predictions in predictions.rows.items():
         mask = predictions.counted_images(row)
-        totals = np.bincount(cell[mask], minlength=width * classes)
-        correct = np.bincount(cell[mask & row_predictions.hits(images)], minlength=width * classes)
+        totals = np.bincount(pair[mask], minlength=width * classes)
+        correct = np.bincount(pair[mask & row_predictions.hits(images)], minlength=width * classes)
         with np.errstate(invalid="ignore"):
             accuracies[row] = (correct / totals).reshape(width, classes)
     return accuracies
 
 
 def macro_matrix(predictions: Predictions) -> AccuracyMatrix:
-    """Return the accuracy matrix in which all classes of a bucket have the same weight.
+    """Return the matrix whose R[i, j] is the mean over classes of the accuracy on a class.
 
-    A class without test images in a bucket does not count there. Raises UndefinedMetricError if
-    the predictions of the last row were not stored.
+    A class without test images in bucket j is left out of R[i, j]. R[i, j] is NaN if predictions
+    were not stored, or if the protocol excludes it. Raises UndefinedMetricError if the predictions
+    of the last row were not stored.
     """
     if predictions.k:
         predictions.get_row(predictions.k)
-    # Under streaming no cell of the last row may count, but it has to stay a row. Therefore the
-    # matrix is made of all cells first, and masked then.
-    all_cells = Predictions(predictions.images, predictions.rows, num_rows=predictions.k)
-    accuracies = class_accuracies(all_cells)
+    # Under streaming no value of the last row may count, but it has to stay a row. Therefore the
+    # matrix is made of all images first, and masked then.
+    unmasked = Predictions(predictions.images, predictions.rows, num_rows=predictions.k)
+    accuracies = class_accuracies(unmasked)
     is_measured = ~np.isnan(accuracies)
     with np.errstate(invalid="ignore"):
         means = np.where(is_measured, accuracies, 0.0).sum(axis=2) / is_measured.sum(axis=2)
@@ -148,9 +158,10 @@ def macro_matrix(predictions: Predictions) -> AccuracyMatrix:
 
 
 def confusion(predictions: Predictions, row: int) -> NDArray[np.int64]:
-    """Return (classes, classes): number of test images by true (row) and predicted class (column).
+    """Return the (classes, classes) confusion matrix: row = true class, column = predicted class.
 
-    Counts the images of all buckets that count under the protocol.
+    Counts the test images of all buckets that the protocol does not exclude, after *row* buckets.
+    Raises UndefinedMetricError if the predictions of that row were not stored.
     """
     images, classes = predictions.images, len(predictions.images.class_names)
     mask = predictions.counted_images(row)

@@ -1,7 +1,7 @@
-"""The registry of all metrics that come with this package.
+"""The registry of all built-in metrics.
 
-Each module of this folder whose name has no underscore declares metrics in ``METRICS``. A metric
-says there what it needs and where it is shown; no other place lists metrics.
+Each module of this folder without a leading underscore declares metrics in ``METRICS``, with their
+input and how they are displayed. No other list of metrics exists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_metric_names(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
         ):
             raise ValueError(f"MLflow refuses the metric name {name!r}; use family/metric_name")
         if name in by_name:
-            raise ValueError(f"two metrics are named {name!r}; give each its own name")
+            raise ValueError(f"two metrics are named {name!r}; choose different names")
         by_name[name] = metric
     return tuple(by_name.values())
 
@@ -55,7 +55,7 @@ _MODULES = {
     for info in pkgutil.iter_modules([str(Path(__file__).parent)])
     if not info.name.startswith("_")
 }
-# Titles of the families that are computed by default, and shown first on the page of a run.
+# Titles of the families that are computed by default, and come first on the page of a run.
 DEFAULT_TITLES: Mapping[str, str] = MappingProxyType(
     {name: module.TITLE for name, module in _MODULES.items() if hasattr(module, "TITLE")}
 )
@@ -82,44 +82,43 @@ FAMILIES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
 ALL_METRICS = tuple(metric for family in FAMILIES.values() for metric in family)
 # Metrics that are computed if no family is chosen.
 METRICS = tuple(metric for family in DEFAULT_FAMILIES for metric in FAMILIES[family])
-# Families that come with this package, those of predictions and tests within buckets included.
+# All built-in families, including families of predictions and of tests within buckets.
 BUILT_IN_FAMILIES = frozenset(metric.family for metric in _DECLARED)
 _BY_NAME = {metric.name: metric for metric in ALL_METRICS}
 
 
 def get_family_metrics(families: Iterable[str]) -> tuple[Metric, ...]:
-    """Return the metrics of some families."""
+    """Return the metrics of families, in order. Raises KeyError for an unknown name."""
     return tuple(metric for family in families for metric in FAMILIES[family])
 
 
-def split_families(text: str) -> tuple[str, ...]:
-    """Return the families named in a text, separated by commas, each once.
+def split_families(family_names: str) -> tuple[str, ...]:
+    """Return the names of families in a text separated by commas, without repetitions.
 
-    Raises:
-        ConfigError: it names none, or one that does not exist.
+    Raises ConfigError if a family does not exist, or if the text is empty.
 
     >>> split_families("clear, gem,clear")
     ('clear', 'gem')
     """
-    families = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    families = tuple(dict.fromkeys(name.strip() for name in family_names.split(",")))
     if unknown := [name for name in families if name not in FAMILIES]:
         raise ConfigError(
-            f"metrics is {safe_repr(text)}, but {safe_repr(unknown[0])} is no family of metrics; "
-            f"expected some of {', '.join(FAMILIES)}, separated by commas"
+            f"metrics is {safe_repr(family_names)}, but the family {safe_repr(unknown[0])} does "
+            f"not exist; expected some of {', '.join(FAMILIES)}, separated by commas"
         )
     return families
 
 
 def add_cost_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple[Metric, ...]:
-    """Return the metrics, and those of costs if a row of the matrix has a cost."""
+    """Return *metrics*, followed by all cost metrics if a row of the matrix has a cost."""
     costs = COST_METRICS if any(cost is not None for cost in matrix.costs) else ()
     return tuple({metric.name: metric for metric in (*metrics, *costs)}.values())
 
 
 def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
-    """Return the metrics as they are for matrices of a score.
+    """Return each metric for matrices that contain *score* instead of accuracy.
 
-    Raises ConfigError if two of them get the same name.
+    Names change with the score. Raises ConfigError if two metrics get the same name.
 
     >>> gem = FAMILIES["gem"]
     >>> [m.name for m in adapt_metrics(gem, Score("rmse", higher_is_better=False))]
@@ -130,14 +129,16 @@ def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]
         if metric.name in by_name and not score.is_accuracy:
             raise ConfigError(
                 f"score is {safe_repr(score.name)}, which would make two metrics {metric.name!r}; "
-                "give the score another name"
+                "rename the score"
             )
         by_name[metric.name] = metric
     return tuple(by_name.values())
 
 
 def adapt_name(name: str, score: Score) -> str:
-    """Return the name that a metric of accuracies has for another score.
+    """Return the name that a built-in metric has for matrices of a score.
+
+    Raises KeyError if *name* is not the name of a metric of the accuracy matrix.
 
     >>> adapt_name("clear/in_domain_accuracy", Score("rmse", higher_is_better=False))
     'clear/in_domain_rmse'
@@ -147,18 +148,18 @@ def adapt_name(name: str, score: Score) -> str:
 
 @lru_cache(maxsize=8)
 def get_built_in_metrics(score: Score) -> Mapping[str, Metric]:
-    """Return all metrics that come with this package by the name that they have for a score."""
+    """Return name to metric, for all built-in metrics, for matrices of a score."""
     metrics = (*adapt_metrics(ALL_METRICS, score), *PREDICTION_METRICS, *WITHIN_BUCKET_METRICS)
     return MappingProxyType({metric.name: metric for metric in metrics})
 
 
 def get_headlines(score: Score) -> tuple[Metric, ...]:
-    """Return the metrics that are shown before all others, in order."""
+    """Return the metrics that have a headline: the most important ones, in order."""
     return tuple(metric for metric in get_built_in_metrics(score).values() if metric.headline)
 
 
 def get_first_ranking_metric(score: Score) -> Metric:
-    """Return the metric that ranks runs of a score if all metrics have a value."""
+    """Return the built-in metric with the highest ``rank_priority`` for matrices of a score."""
     metrics = [metric for metric in ALL_METRICS if metric.rank_priority is not None]
     if not score.is_accuracy:
         metrics = [metric for metric in metrics if metric.score_role != ACCURACY_ONLY]
@@ -166,12 +167,12 @@ def get_first_ranking_metric(score: Score) -> Metric:
 
 
 def is_cost(name: str) -> bool:
-    """Return True if a metric measures what a run cost."""
+    """Return True if *name* is a cost metric, such as ``cost/seconds``."""
     return any(metric.name == name for metric in COST_METRICS)
 
 
 def format_value(name: str, value: float, score: Score) -> str:
-    """Return a metric's value as text: four digits, in its own unit or that of the score.
+    """Return a metric's value as text, rounded to four digits, or like *score* without a unit.
 
     >>> from clear_mlflow.core.score import ACCURACY
     >>> format_value("cost/images", 1234567, ACCURACY), format_value("gem/x", 0.5, ACCURACY)

@@ -1,4 +1,4 @@
-"""Evaluate metrics, and return each with its history or with the reason why it has no value."""
+"""Evaluate metrics: the value and history of each, or the reason why it is undefined."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from clear_mlflow.metrics._registry import (
 
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
-    """Result of one metric for one run.
+    """Value of one metric for one run, with its history, or the reason why it is undefined.
 
     Attributes:
         name: family and metric, for example ``clear/in_domain_accuracy``.
         value: value after the last row; an accuracy is a fraction. None if it is undefined.
-        reason: why it has no value; empty if it has one.
-        series: number of trained buckets to the value of the run cut off there, where defined.
+        reason: why the value is undefined, or an empty string.
+        series: history: number of trained buckets to the value then, without undefined values.
         interval: low and high end of the 95 % interval over the test images of this trained model;
             None without stored predictions.
-        higher_is_better: direction.
-        formula: formula with R[i, j] for bucket j after bucket i, from 0; empty for custom metrics.
-        meaning: one line; empty for custom metrics.
-        score: score that the matrix contains.
-        version: version of the definition; None if the value was logged earlier.
-        is_failed: True if the metric has no value because its own function is wrong.
+        higher_is_better: False if lower values are better.
+        formula: formula, where R[i, j] is the accuracy on bucket j after training on bucket i, from
+            0; empty for custom metrics.
+        meaning: explanation in one line; empty for custom metrics.
+        score: score in the matrix, for example accuracy.
+        version: :attr:`Metric.version`; None if the value was not computed here but logged before.
+        is_failed: True if a custom metric's function raised an error or returned no finite number.
     """
 
     name: str
@@ -61,17 +62,17 @@ class MetricResult:
 
     @property
     def is_built_in(self) -> bool:
-        """Return True if the metric comes with this package."""
+        """Return True if the metric is built in, not custom."""
         return bool(self.meaning)
 
     @property
     def text(self) -> str:
-        """Rounded value for people, or a dash."""
+        """Rounded value, or a dash if it is undefined."""
         return NOT_MEASURED if self.value is None else self._format(self.value)
 
     @property
     def note(self) -> str:
-        """Reason why there is no value, or "lower is better", or an empty string."""
+        """Reason why the value is undefined, "lower is better", or an empty string."""
         return self.reason or ("" if self.higher_is_better else "lower is better")
 
     def _format(self, value: float) -> str:
@@ -87,7 +88,7 @@ class MetricResult:
         return f"MetricResult({self})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON, with None and a reason for an undefined value."""
+        """Return the most important fields as JSON types. An undefined value is None."""
         return {
             "value": self.value,
             "reason": self.reason or None,
@@ -99,7 +100,7 @@ class MetricResult:
 
 
 class MetricResults(dict[str, MetricResult]):
-    """Results by the name of the metric; printed as a table, also in notebooks."""
+    """Metric name to its result. Prints as a table, also in notebooks."""
 
     @property
     def values_by_name(self) -> dict[str, float]:
@@ -119,7 +120,12 @@ class MetricResults(dict[str, MetricResult]):
 def compute_values(
     measurements: Any, metrics: Sequence[Metric]
 ) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
-    """Return the values by name, and for the other metrics the errors that say why."""
+    """Return name to value, and name to error for the metrics that are undefined.
+
+    Args:
+        measurements: input of the metrics' functions, for example an AccuracyMatrix.
+        metrics: metrics that need this input.
+    """
     values: dict[str, float] = {}
     errors: dict[str, UndefinedMetricError] = {}
     for metric in metrics:
@@ -133,16 +139,22 @@ def compute_values(
 def summarize(
     matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
 ) -> dict[str, float]:
-    """Return name and value of each metric that the matrix defines under a protocol."""
+    """Return metric name to value, without metrics that are undefined.
+
+    Under the protocol ``streaming``, R[i, j] with j <= i does not count.
+    """
     return compute_values(matrix.masked(protocol), adapt_metrics(metrics, matrix.score))[0]
 
 
 def explain_undefined(
     matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
 ) -> dict[str, UndefinedMetricError]:
-    """Return why each metric that :func:`summarize` leaves out has no value, by its name."""
+    """Return name to error for the metrics that are undefined for a matrix.
+
+    Each error's message is the reason. :func:`summarize` returns the other metrics.
+    """
     errors = compute_values(matrix.masked(protocol), adapt_metrics(metrics, matrix.score))[1]
-    return {name: _name_protocol(error, protocol) for name, error in errors.items()}
+    return {name: _explain_masked_value(error, protocol) for name, error in errors.items()}
 
 
 def evaluate_metrics(
@@ -153,9 +165,10 @@ def evaluate_metrics(
     predictions: Predictions | None = None,
     tests: AnytimeMatrix | None = None,
 ) -> MetricResults:
-    """Evaluate metrics of a run after each of its buckets, built-in ones first.
+    """Compute metrics with their history: the value after each bucket of the run.
 
-    Metrics of predictions, or of tests within buckets, are left out if these are None.
+    Undefined metrics have a reason instead of a value. Metrics that need predictions, or tests
+    within buckets, are left out if these are None. Built-in metrics come first.
     """
     masked_matrix, k = matrix.masked(protocol), matrix.num_rows
     results: dict[str, MetricResult] = {}
@@ -183,7 +196,7 @@ def evaluate_metrics(
         for metric in group:
             error = errors.get(metric.name)
             if error is not None and data is masked_matrix:
-                error = _name_protocol(error, protocol)
+                error = _explain_masked_value(error, protocol)
             results[metric.name] = MetricResult(
                 **_describe_metric(metric, matrix.score),
                 value=values.get(metric.name),
@@ -196,7 +209,13 @@ def evaluate_metrics(
 
 
 def build_logged_result(name: str, value: float, score: Score) -> MetricResult:
-    """Return a result for a value that an earlier scoring logged, without its history."""
+    """Return a result without history for a logged value.
+
+    Args:
+        name: name of the metric; any name is valid.
+        value: logged value.
+        score: score in the matrix of the run.
+    """
     metric = get_built_in_metrics(score).get(name)
     if metric is None:
         return MetricResult(name=name, value=value, score=score)
@@ -204,14 +223,14 @@ def build_logged_result(name: str, value: float, score: Score) -> MetricResult:
 
 
 def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
-    """Return results in the order of the registry, custom metrics last."""
+    """Return the results of built-in metrics in a fixed order, then of custom metrics."""
     built_in = {name: None for r in results.values() for name in get_built_in_metrics(r.score)}
     names = [*(name for name in built_in if name in results), *results]
     return MetricResults((name, results[name]) for name in dict.fromkeys(names))
 
 
 def _describe_metric(metric: Metric, score: Score) -> dict[str, Any]:
-    """Return the fields of a result that its metric declares."""
+    """Return the arguments of MetricResult that do not depend on the run."""
     is_built_in = metric.name in get_built_in_metrics(score)
     return {
         "name": metric.name,
@@ -222,8 +241,8 @@ def _describe_metric(metric: Metric, score: Score) -> dict[str, Any]:
     }
 
 
-def _name_protocol(error: UndefinedMetricError, protocol: str) -> UndefinedMetricError:
-    """Return the error, or one that blames the protocol if that excludes the missing cell."""
+def _explain_masked_value(error: UndefinedMetricError, protocol: str) -> UndefinedMetricError:
+    """Return the error, or one that names the protocol if it excludes the missing value."""
     cell = re.match("row ([0-9]+), column ([0-9]+)", str(error))
     if protocol == "iid" or cell is None or int(cell[2]) > int(cell[1]):
         return error
@@ -237,17 +256,18 @@ def scores(
     protocol: str = "iid",
     metrics: str | Sequence[str | Metric] = DEFAULT_FAMILIES,
 ) -> MetricResults:
-    """Return every chosen metric of a matrix: its value and history, or why it has none.
+    """Compute metrics of an accuracy matrix, each with its history.
 
     Args:
-        matrix: (k, T); row = trained through, column = tested on. Lists, an array, or a data frame
-            with the layout of ``AccuracyMatrix.to_frame(wide=True)``, whose index orders the rows,
-            are converted.
-        protocol: ``iid``, or ``streaming``, under which cells with j <= i do not count.
+        matrix: (k, T) accuracies: R[i, j] on bucket j after training on bucket i. Lists, an array,
+            or a data frame with the layout of ``AccuracyMatrix.to_frame(wide=True)``, whose index
+            orders the rows, are converted.
+        protocol: ``iid``, or ``streaming``, under which R[i, j] with j <= i does not count.
         metrics: names of families, for example ``["clear", "gem"]``, and metrics.
 
     Returns:
-        Metric name to its result. For another score than accuracy, names and values are those of
+        Metric name to its value and history, or the reason why it is undefined. For another
+        score than accuracy, names and values are as described in
         :meth:`Metric.adapt`.
 
     Raises:

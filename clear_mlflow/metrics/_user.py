@@ -1,6 +1,6 @@
-"""Load metrics that a user names: families, own functions ``package.module:function``, or objects.
+"""Load built-in families by name, and custom metrics by import path or as objects.
 
-An error in a user's function is reported with its name, and the other metrics are still computed.
+An error in a custom function is reported with its name; other metrics are still computed.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _EXPECTED = (
 
 
 def load_metrics(metrics: str | Sequence[Any]) -> tuple[Metric, ...]:
-    """Return the metrics of families given by name, and then the user's own metrics.
+    """Return the metrics of built-in families, followed by custom metrics.
 
     Args:
-        metrics: names of families, ``package.module:function``, functions, and metrics; in a text,
-            names separated by commas.
+        metrics: items, or a string of items separated by commas. An item is the name of a family,
+            an import path ``package.module:function``, a function, or a Metric.
 
     Raises:
-        ConfigError: a family does not exist, or an own metric cannot be loaded, has a name that is
-            taken, or does not declare which input it needs.
+        ConfigError: a family does not exist, or a custom metric cannot be imported, has a name that
+            is taken, or is a function whose argument is not called matrix or predictions.
     """
     items = metrics.split(",") if isinstance(metrics, str) else metrics
     families = [item for item in items if isinstance(item, str) and ":" not in item]
@@ -49,9 +49,13 @@ def load_metrics(metrics: str | Sequence[Any]) -> tuple[Metric, ...]:
 
 
 def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
-    """Return the metrics named ``package.module:function``, or passed as functions or metrics.
+    """Return custom metrics, guarded against errors in their functions.
 
-    Their functions return finite numbers, or raise UndefinedMetricError or FailedMetricError.
+    Args:
+        references: import paths ``package.module:function``, functions or metrics.
+
+    A function that raises an error, or returns no finite number, raises FailedMetricError instead.
+    Raises ConfigError if a metric cannot be imported, or has an invalid name or signature.
     """
     loaded: dict[str, tuple[str, Metric]] = {}
     for item in references:
@@ -61,20 +65,27 @@ def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
             if metric.name in loaded and loaded[metric.name][0] != address:
                 raise ConfigError(
                     f"metrics {loaded[metric.name][0]} and {address} are both named "
-                    f"{metric.name!r}; give one of them another name"
+                    f"{metric.name!r}; rename one of them"
                 )
             loaded[metric.name] = (address, metric)
     return tuple(metric for _, metric in loaded.values())
 
 
 def _find_address(item: Any) -> str:
-    """Return ``package.module:function`` of a function or a metric."""
+    """Return the import path ``package.module:function`` of a function or a metric's function."""
     function = getattr(item, "function", item)
     return f"{getattr(function, '__module__', 'own')}:{getattr(function, '__name__', 'metric')}"
 
 
 def _to_metrics(address: str, item: Any) -> tuple[Metric, ...]:
-    """Return a function, a metric or a sequence of metrics as checked and guarded metrics."""
+    """Convert a function, a metric or a sequence of metrics to guarded metrics.
+
+    Args:
+        address: import path, from which a function gets its metric name, and for messages.
+        item: the object at that path.
+
+    Raises ConfigError if a name or a signature is invalid.
+    """
     metrics: list[Any] = [*item] if isinstance(item, (tuple, list)) else [item]
     if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
         package, _, function = address.replace(":", ".").partition(".")
@@ -93,7 +104,7 @@ def _to_metrics(address: str, item: Any) -> tuple[Metric, ...]:
         if metric.family in BUILT_IN_FAMILIES | _RESERVED_FAMILIES:
             raise ConfigError(
                 f"metric {address} is named {metric.name!r}, but the family {metric.family!r} is "
-                "taken; give it another one: Metric(name='mylab/...', function=...)"
+                "taken; choose another one: Metric(name='mylab/...', function=...)"
             )
     try:
         return check_metric_names(
@@ -122,13 +133,18 @@ def _import_metric(address: str) -> Any:
 
 
 def _find_input(address: str, function: object) -> str:
-    """Return the input that a function needs: the name of its only required argument."""
+    """Return the name of a function's only required argument: ``matrix`` or ``predictions``.
+
+    Raises ConfigError if it has other required arguments or is not a function.
+    """
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"metric {address} is {safe_repr(function)}; {_EXPECTED}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"metric {address} has no readable signature; {_EXPECTED}") from error
+        raise ConfigError(
+            f"metric {address} does not have a readable signature; {_EXPECTED}"
+        ) from error
     required = [
         parameter.name
         for parameter in parameters
@@ -144,9 +160,9 @@ def _find_input(address: str, function: object) -> str:
 
 @dataclass(frozen=True)
 class _GuardedFunction:
-    """A user's function that raises FailedMetricError instead of any other error.
+    """A custom metric's function, whose errors become FailedMetricError.
 
-    It can be pickled if the function can.
+    UndefinedMetricError passes unchanged. Can be pickled if the function can.
     """
 
     address: str
@@ -170,7 +186,7 @@ class _GuardedFunction:
 
 
 def _summarize_error(error: BaseException) -> str:
-    """Return type and first line of an error's message, in printable characters."""
+    """Return ``TypeName: first line of the message`` in printable characters."""
     lines = str(error).splitlines()
     line = "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else ""
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

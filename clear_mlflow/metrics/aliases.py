@@ -1,11 +1,11 @@
-"""Metrics that are a metric of another family under the name that a paper or program uses.
+"""Metrics with the formula of another family's metric, under the name of a paper or program.
 
 GEM (Lopez-Paz & Ranzato, NeurIPS 2017, arXiv:1706.08840, equations 2 to 4; ``metrics/metrics.py``
 of facebookresearch/GradientEpisodicMemory, 34c6b8e): the equations, as in Renate, mammoth and
 Avalanche. The authors' program divides backward and forward transfer by T instead of T - 1.
 
 TiC-CLIP (Garg et al., ICLR 2024, arXiv:2310.16226): CLEAR's regions. TiC-LM (Li et al., ACL 2025,
-arXiv:2504.02107) takes the same means of log-perplexities minus those of an oracle.
+arXiv:2504.02107) takes the same means of log-perplexities minus the means of an oracle.
 
 The sources of the other families are named in their own modules: ``chaudhry`` (A_k, and F_k as
 their ``compute_fgt`` computes it), ``diaz_rodriguez`` (A and FWT), ``capymoa`` (the same quantities

@@ -66,9 +66,9 @@ def brier_score(predictions: Predictions) -> float:
 def _bin_by_confidence(
     is_correct: NDArray[np.bool_], confidence: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return number of images, accuracy and mean confidence of each of 15 bins.
+    """Return (15,) each: number of images, accuracy and mean confidence per confidence bin.
 
-    Bins include their upper end. Accuracy and confidence of an empty bin are NaN.
+    Bins have equal width and include their upper end. Values of an empty bin are NaN.
     """
     bins = np.clip(np.ceil(confidence * _NUM_BINS).astype(np.int64) - 1, 0, _NUM_BINS - 1)
     count = np.bincount(bins, minlength=_NUM_BINS)
@@ -79,7 +79,11 @@ def _bin_by_confidence(
 
 
 def _get_confidences(predictions: Predictions) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return (n,) each: is the prediction correct, and the probability of the predicted class."""
+    """Return (n,) each, for the n images of trained buckets after the last bucket.
+
+    The first array is True where the prediction is correct, the second is the probability of the
+    predicted class. Raises UndefinedMetricError if probabilities were not stored.
+    """
     probabilities, labels = _get_probabilities(predictions)
     predicted = predictions.get_row(predictions.k).labels[predictions.trained_images()]
     confidence = probabilities[np.arange(len(predicted)), predicted].astype(np.float64)
@@ -89,7 +93,11 @@ def _get_confidences(predictions: Predictions) -> tuple[NDArray[np.bool_], NDArr
 def _get_probabilities(
     predictions: Predictions,
 ) -> tuple[NDArray[np.float16], NDArray[np.uint16]]:
-    """Return (n, classes) probabilities and (n,) labels of the images of trained buckets."""
+    """Return (n, classes) probabilities and (n,) true labels of the images of trained buckets.
+
+    The probabilities are from after the last bucket. Raises UndefinedMetricError if they were not
+    stored.
+    """
     mask = predictions.trained_images()
     probabilities = predictions.get_row(predictions.k).probabilities
     if probabilities is None:

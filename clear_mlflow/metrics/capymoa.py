@@ -4,7 +4,7 @@ Its anytime accuracies need tests within a bucket, and its test-then-train accur
 while training: the matrix contains neither. Other metrics of CapyMOA are in ``aliases.py``.
 
 Accuracies are fractions in [0, 1], differences in [-1, 1], higher is better. A metric is undefined
-if a cell that it needs was not measured.
+if a value that it needs was not measured.
 
 Source: ``capymoa.ocl.evaluation.OCLMetrics``, fields of the same names, and what fills it
 (``_evaluator.py``, ``_metrics.py`` of adaptive-machine-learning/CapyMOA, 095caba).
@@ -18,11 +18,11 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
     change,
     compute_change_on_past,
+    format_position,
     level,
-    name_cell,
     require_measured,
     require_trained,
-    select_cells,
+    select_values,
 )
 
 
@@ -35,7 +35,7 @@ def accuracy_all_avg(matrix: AccuracyMatrix) -> float:
     0.55
     """
     require_trained(matrix, 1, "a trained bucket")
-    return float(select_cells(matrix, np.ones(matrix.values.shape, dtype=np.bool_)).mean())
+    return float(select_values(matrix, np.ones(matrix.values.shape, dtype=np.bool_)).mean())
 
 
 def accuracy_final(matrix: AccuracyMatrix) -> float:
@@ -48,7 +48,7 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 1, "a trained bucket")
     last = matrix.num_rows - 1
-    return float(require_measured(matrix.values[last], lambda j: name_cell(last, j)).mean())
+    return float(require_measured(matrix.values[last], lambda j: format_position(last, j)).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:

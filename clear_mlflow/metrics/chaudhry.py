@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import change, require_trained, select_cells
+from clear_mlflow.metrics._metric import change, require_trained, select_values
 
 
 def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
@@ -32,7 +32,7 @@ def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 2, "a past bucket")
     measured = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
-    select_cells(matrix, measured)
+    select_values(matrix, measured)
     past = np.where(measured, matrix.values[:, : matrix.num_rows - 1], -np.inf)
     return float((past[:-1].max(axis=0) - past[-1]).mean())
 

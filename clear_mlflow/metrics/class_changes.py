@@ -1,7 +1,8 @@
 """Accuracy on classes that come and go: known, new, vanished and unseen classes.
 
-A bucket has a class if it has test images of it. Emerging and disappearing classes are those of
-CaMiT (arXiv:2510.17626); the formulas are ours. Fractions in [0, 1], higher is better. Undefined if
+A bucket has a class if it has test images of it. Emerging and disappearing classes come from
+CaMiT (arXiv:2510.17626), the formulas from this package. Fractions in [0, 1], higher is
+better. Undefined if
 the predictions of a row that is needed were not stored, and under ``streaming``. Left out if all
 buckets have the same classes.
 """
@@ -22,7 +23,7 @@ def known(predictions: Predictions) -> float:
     Formula: mean over 0 < i < k of the accuracy in R[i, i] on classes of buckets before i. Defined
     when such a bucket exists.
     """
-    return _average_new_bucket(predictions, has_new_classes=False)
+    return _average_just_trained(predictions, has_new_classes=False)
 
 
 def new(predictions: Predictions) -> float:
@@ -31,7 +32,7 @@ def new(predictions: Predictions) -> float:
     Formula: mean over 0 < i < k of the accuracy in R[i, i] on classes of no bucket before i.
     Defined when such a bucket exists.
     """
-    return _average_new_bucket(predictions, has_new_classes=True)
+    return _average_just_trained(predictions, has_new_classes=True)
 
 
 def vanished(predictions: Predictions) -> float:
@@ -40,7 +41,7 @@ def vanished(predictions: Predictions) -> float:
     Formula: accuracy in the last row on the images of past buckets of classes that bucket k - 1
     lacks. Defined when it lacks a class.
     """
-    has_class, images, last = _find_classes(predictions), predictions.images, predictions.k - 1
+    has_class, images, last = _get_class_mask(predictions), predictions.images, predictions.k - 1
     mask = (images.bucket < last) & ~has_class[last][images.label]
     if not np.any(mask):
         raise UndefinedMetricError("needs a class that the last bucket trained on lacks")
@@ -56,7 +57,7 @@ def unseen_auroc(predictions: Predictions) -> float:
 
     Rows after which no new class comes do not count.
     """
-    has_class, areas = _find_classes(predictions), []
+    has_class, areas = _get_class_mask(predictions), []
     for row in range(1, predictions.k + 1):
         is_unseen = ~has_class[:row].max(axis=0)[predictions.images.label]
         if not is_unseen.any():
@@ -81,16 +82,25 @@ def _has_constant_classes(predictions: Predictions) -> bool:
     return bool((has_class == has_class[0]).all())
 
 
-def _find_classes(predictions: Predictions) -> NDArray[np.bool_]:
-    """Return a (T, classes) mask of the classes of each bucket; raise if all have the same."""
+def _get_class_mask(predictions: Predictions) -> NDArray[np.bool_]:
+    """Return a (T, classes) mask: True if a bucket has test images of a class.
+
+    Raises UndefinedMetricError if all buckets have the same classes, or if the protocol excludes
+    the trained buckets.
+    """
     predictions.trained_images()  # raises if the protocol excludes all trained buckets
     if _has_constant_classes(predictions):
         raise UndefinedMetricError("needs classes that some buckets have and others lack")
     return predictions.images.class_counts > 0
 
 
-def _average_new_bucket(predictions: Predictions, *, has_new_classes: bool) -> float:
-    has_class, images, accuracies = _find_classes(predictions), predictions.images, []
+def _average_just_trained(predictions: Predictions, *, has_new_classes: bool) -> float:
+    """Return the mean accuracy on the bucket just trained, on new classes or on earlier ones.
+
+    Leaves out the first bucket, and buckets without such classes. Raises UndefinedMetricError if
+    none is left.
+    """
+    has_class, images, accuracies = _get_class_mask(predictions), predictions.images, []
     for bucket in range(1, predictions.k):
         is_known = has_class[:bucket].max(axis=0)[images.label]
         mask = (images.bucket == bucket) & (is_known != has_new_classes)

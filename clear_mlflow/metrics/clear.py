@@ -1,10 +1,10 @@
 """Metrics of the CLEAR benchmark: means over regions of the accuracy matrix.
 
-R is (k, T), 0-based: k buckets trained, all T buckets tested after each. Every cell of the k rows
-counts, including those of buckets that the run never reached. Nothing is subtracted: CLEAR's
-"transfer" is an accuracy, and cannot be compared with the transfer of Renate or GEM.
+R[i, j] is the accuracy on bucket j after training on bucket i, from 0: (k, T), for k trained of T
+buckets. Every value of the k rows counts, including buckets that the run never reached. Nothing is
+subtracted: CLEAR's "transfer" is an accuracy, and cannot be compared with that in Renate or GEM.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
 was not measured.
 
 Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMetric`` is equal.
@@ -21,8 +21,8 @@ from clear_mlflow.metrics._metric import (
     level,
     require_future,
     require_trained,
-    select_cells,
-    select_trained_cells,
+    select_trained_values,
+    select_values,
 )
 
 
@@ -35,7 +35,7 @@ def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.85
     """
     require_trained(matrix, 1, "a trained bucket")
-    return float(select_cells(matrix, _count_steps_ahead(matrix) == 0).mean())
+    return float(select_values(matrix, _count_steps_ahead(matrix) == 0).mean())
 
 
 def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
@@ -47,7 +47,7 @@ def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.7
     """
     require_future(matrix)
-    return float(select_cells(matrix, _count_steps_ahead(matrix) == 1).mean())
+    return float(select_values(matrix, _count_steps_ahead(matrix) == 1).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:
@@ -59,7 +59,7 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     0.5
     """
     require_trained(matrix, 2, "a past bucket")
-    return float(select_cells(matrix, _count_steps_ahead(matrix) < 0).mean())
+    return float(select_values(matrix, _count_steps_ahead(matrix) < 0).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -71,7 +71,7 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     0.1
     """
     require_future(matrix)
-    return float(select_cells(matrix, _count_steps_ahead(matrix) > 0).mean())
+    return float(select_values(matrix, _count_steps_ahead(matrix) > 0).mean())
 
 
 def accuracy(matrix: AccuracyMatrix) -> float:
@@ -83,7 +83,7 @@ def accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
     0.7
     """
-    return float(select_trained_cells(matrix).mean())
+    return float(select_trained_values(matrix).mean())
 
 
 def challenge_score(matrix: AccuracyMatrix) -> float:
@@ -97,11 +97,11 @@ def challenge_score(matrix: AccuracyMatrix) -> float:
 
 
 def _count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
-    """Return (k, T): j - i, the distance from the last trained bucket to the tested one."""
+    """Return a (k, T) array of j - i, the distance from the trained to the tested bucket."""
     return np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
 
 
-TITLE = "CLEAR"  # a family with a title is computed by default, and has a section of its own
+TITLE = "CLEAR"  # a family with a title is computed by default, and has a section on the page
 METRICS = (
     level(
         "clear/in_domain_accuracy",

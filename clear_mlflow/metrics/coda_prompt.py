@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import change, require_trained, select_cells
+from clear_mlflow.metrics._metric import change, require_trained, select_values
 
 
 def forgetting(matrix: AccuracyMatrix) -> float:
@@ -24,7 +24,7 @@ def forgetting(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 2, "a past bucket")
     past = matrix.num_rows - 1
-    select_cells(matrix, np.tri(past + 1, past, dtype=np.bool_))
+    select_values(matrix, np.tri(past + 1, past, dtype=np.bool_))
     drops = np.tril(-np.diff(matrix.values[:, :past], axis=0))
     return float((drops.sum(axis=1) / np.arange(1, past + 1)).mean())
 

@@ -3,7 +3,7 @@
 A test is a test of the model on all buckets: within a bucket, or at its end, where it is the row of
 the bucket. Tests are counted over the complete run, and a[t, j] is the accuracy on bucket j at test
 t. The tests of bucket j begin with the first test within it; row 0 is not one of them. All tests of
-the k buckets must be stored, those within buckets included. Fractions in [0, 1].
+the k buckets must be stored, including tests within buckets. Fractions in [0, 1].
 
 Source: De Lange, Van de Ven and Tuytelaars, Continual Evaluation for Lifelong Learning: Identifying
 the Stability Gap, ICLR 2023, arXiv:2205.13452, section 3; ``src/eval/continual_eval_metrics.py`` of
@@ -23,7 +23,7 @@ from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics._metric import WITHIN_BUCKET, Metric
 
-WINDOWS = (10, 100)  # tests; the paper has both
+WINDOWS = (10, 100)  # number of tests; the paper has both
 
 
 def minimum_accuracy(matrix: AnytimeMatrix) -> float:
@@ -86,12 +86,18 @@ def windowed_plasticity(matrix: AnytimeMatrix, window: int) -> float:
 def _find_minima(
     trained: NDArray[np.int64], values: NDArray[np.float64], k: int
 ) -> NDArray[np.float64]:
-    """Return (k - 1,): the lowest accuracy after its row on each bucket except the last."""
+    """Return the (k - 1,) lowest accuracies on each bucket but the last, after its training.
+
+    Args:
+        trained: (n,) index of the bucket in training at each test.
+        values: (n, T) accuracies of the tests.
+        k: number of buckets trained.
+    """
     return np.array([values[trained > j, j].min() for j in range(k - 1)])
 
 
 def _find_largest_drop(accuracies: NDArray[np.float64], window: int) -> float:
-    """Return the largest drop from a value to a later one within a window, or 0 if none falls."""
+    """Return the largest drop between two accuracies less than *window* apart, at least 0."""
     largest = 0.0
     for distance in range(1, min(window, len(accuracies))):
         drops = accuracies[:-distance] - accuracies[distance:]

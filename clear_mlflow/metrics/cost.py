@@ -67,13 +67,16 @@ def challenge_score_per_pflop(matrix: AccuracyMatrix) -> float:
 
 
 def _get_row_costs(matrix: AccuracyMatrix, field: str) -> list[float]:
-    """Return a field of each row's cost; raise UndefinedMetricError if a row lacks it."""
+    """Return a field of RowCost, for example ``seconds``, for each row.
+
+    Raises UndefinedMetricError if a row lacks it, or if no bucket was trained.
+    """
     require_trained(matrix, 1, "a trained bucket")
     costs = []
     for row, cost in enumerate(matrix.costs, start=1):
         value = getattr(cost, field, None)
         if value is None:
-            raise UndefinedMetricError(f"row {row} has no {field}")
+            raise UndefinedMetricError(f"row {row} lacks {field}")
         costs.append(float(value))
     return costs
 

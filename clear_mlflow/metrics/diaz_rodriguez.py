@@ -4,7 +4,7 @@ Unlike GEM's metrics, each uses every row. The paper's other criteria (model siz
 computation) and the score that combines them need more than the matrix. A and FWT are in
 ``aliases.py``.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
 was not measured.
 
 Source: Diaz-Rodriguez et al., Don't forget, there is more than forgetting: new metrics for
@@ -22,7 +22,7 @@ def remembering(matrix: AccuracyMatrix) -> float:
     """REM: one minus the mean loss on past buckets, over all rows.
 
     Formula: 1 - abs(min(B, 0)) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when
-    k >= 2. 1 if there is no loss in the mean.
+    k >= 2. 1 if B >= 0.
 
     >>> round(remembering(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.7

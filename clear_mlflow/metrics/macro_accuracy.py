@@ -1,8 +1,8 @@
-"""Summaries of the macro accuracy matrix M, in which all classes of a bucket have the same weight.
+"""Metrics of the macro accuracy matrix M, in which all classes of a bucket have the same weight.
 
-They differ from those of the accuracy matrix if a bucket has more test images of one class than of
-another; otherwise they are left out. Defined if the predictions of all cells that the metric of the
-matrix needs were stored. Fractions in [0, 1], higher is better.
+They are left out if each bucket has the same number of test images of each class, since M is then
+the accuracy matrix. Undefined if predictions of a row that is needed were not stored. Fractions in
+[0, 1], higher is better.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def average(predictions: Predictions) -> float:
 
 
 def average_over_rows(predictions: Predictions) -> float:
-    """Mean over rows of the mean over classes of the accuracy on all buckets.
+    """Mean over rows of the mean accuracy per class, on all buckets.
 
     Formula: Avalanche's AMCA: mean over i < k of (mean over classes of the accuracy in row i on the
     class's images of all buckets). Defined when k >= 1.
 
     ``avalanche/evaluation/metrics/amca.py`` of ContinualAI/avalanche, eb075be, without the row of
-    the untrained model. Unlike `icarl/average_incremental_accuracy`, it gives every class the same
-    weight and includes future buckets.
+    the untrained model. Unlike `icarl/average_incremental_accuracy`, it weights every class
+    equally and includes future buckets.
     """
     predictions.trained_images()  # raises if no bucket was trained, and under streaming
     labels, means = predictions.images.label, []
@@ -58,10 +58,10 @@ def average_over_rows(predictions: Predictions) -> float:
     return float(np.mean(means))
 
 
-def _repeats_accuracy(predictions: Predictions) -> bool:
-    """Return True if macro matrix and accuracy matrix are equal for any predictions.
+def _has_balanced_classes(predictions: Predictions) -> bool:
+    """Return True if each bucket has the same number of test images of each of its classes.
 
-    They are if each bucket has the same number of test images of each of its classes.
+    Macro accuracy then equals accuracy.
     """
     counts = predictions.images.class_counts
     maximum = counts.max(axis=1, keepdims=True)
@@ -73,7 +73,7 @@ METRICS = tuple(
         name=f"macro_accuracy/{function.__name__}",
         function=function,
         needs=PREDICTIONS,
-        skip_if=_repeats_accuracy,
+        skip_if=_has_balanced_classes,
     )
     for function in (in_domain, next_domain, average, average_over_rows)
 )

@@ -1,10 +1,11 @@
 """Metrics of Renate: accuracy in the last row, and the changes that led to it.
 
-R is (k, T), 0-based, and "last" is row k - 1. Only the buckets that the run has trained on count:
-rows and columns 0 to k - 1. b is the initialisation row, which the untrained model gave.
+R[i, j] is the accuracy on bucket j after training on bucket i, from 0, and "last" is
+row k - 1. Only the buckets that the run has trained on count: rows and columns 0 to k - 1. b[j] is
+the accuracy of the untrained model on bucket j.
 
 Accuracies are fractions in [0, 1], differences in [-1, 1]; higher is better, except for forgetting.
-A metric is undefined if a cell that it needs was not measured.
+A metric is undefined if a value that it needs was not measured.
 
 Source: ``renate.evaluation.metrics.classification``, functions of the same names; BWT and FWT of
 Lopez-Paz & Ranzato 2017 (GEM), equations 3 and 4.
@@ -19,12 +20,12 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
     Metric,
     change,
+    format_position,
     level,
-    name_cell,
     require_measured,
     require_trained,
-    select_cells,
     select_last_row,
+    select_values,
 )
 
 
@@ -72,9 +73,9 @@ def forgetting(matrix: AccuracyMatrix) -> float:
     require_trained(matrix, 2, "a past bucket")
     shape = matrix.num_rows, matrix.num_rows - 1
     try:
-        past = select_cells(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
+        past = select_values(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
     except UndefinedMetricError as error:
-        select_cells(matrix, np.tri(*shape, dtype=np.bool_))
+        select_values(matrix, np.tri(*shape, dtype=np.bool_))
         raise UndefinedMetricError(
             f"{error}; chaudhry/forgetting_since_trained does not need it"
         ) from error
@@ -92,8 +93,8 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     """
     require_trained(matrix, 2, "a past bucket")
     last = matrix.num_rows - 1
-    end = require_measured(matrix.values[last, :last], lambda j: name_cell(last, j))
-    return float((end - select_cells(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
+    end = require_measured(matrix.values[last, :last], lambda j: format_position(last, j))
+    return float((end - select_values(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -109,7 +110,7 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     require_trained(matrix, 2, "a second trained bucket")
     if matrix.initial is None:
         raise UndefinedMetricError("needs the initialisation row")
-    before = select_cells(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
+    before = select_values(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
     untrained = require_measured(
         matrix.initial[1 : matrix.num_rows], lambda j: f"row 0, column {j + 2}"
     )

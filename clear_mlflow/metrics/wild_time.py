@@ -6,7 +6,7 @@ Eval-Stream looks 3 buckets ahead (theirs: 3 on HuffPost and Drug-BA, 6 on FMoW,
 choose others, pass them to the function in a custom metric, for example
 ``partial(wild_time.stream_average, ahead=6)``.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
 was not measured. ``split`` is s, the index of the last bucket trained on, half of the stream if
 None. ``ahead`` is K, at least 1.
 
@@ -24,12 +24,12 @@ from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
     Metric,
+    format_position,
     level,
-    name_cell,
     require_future,
     require_measured,
     require_trained,
-    select_cells,
+    select_values,
 )
 
 AHEAD = 3  # number of next buckets in Eval-Stream
@@ -54,7 +54,7 @@ def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     weights = matrix.num_instances[: row + 1].astype(np.float64)
-    accuracies = require_measured(cells[: row + 1], lambda j: name_cell(row, j))
+    accuracies = require_measured(cells[: row + 1], lambda j: format_position(row, j))
     return float((weights * accuracies).sum() / weights.sum())
 
 
@@ -66,7 +66,7 @@ def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
     >>> round(fix_ood_average(AccuracyMatrix([[0.8, 0.1, 0.1], [0.5, 0.9, 0.6]])), 6)
     0.6
     """
-    return float(_select_future_cells(matrix, split).mean())
+    return float(_select_future_values(matrix, split).mean())
 
 
 def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> float:
@@ -77,7 +77,7 @@ def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> float:
     >>> fix_ood_worst(AccuracyMatrix([[0.8, 0.7, 0.6, 0.4], [0.8, 0.7, 0.6, 0.5]]))
     0.5
     """
-    return float(_select_future_cells(matrix, split).min())
+    return float(_select_future_values(matrix, split).min())
 
 
 def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
@@ -89,7 +89,7 @@ def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
     >>> round(stream_average(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]])), 6)
     0.5
     """
-    return float(_select_next_cells(matrix, ahead).mean(axis=1).mean())
+    return float(_select_next_values(matrix, ahead).mean(axis=1).mean())
 
 
 def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
@@ -101,26 +101,40 @@ def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
     >>> stream_worst(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]]))
     0.3
     """
-    return float(_select_next_cells(matrix, ahead).min(axis=1).mean())
+    return float(_select_next_values(matrix, ahead).min(axis=1).mean())
 
 
 def _get_split_row(matrix: AccuracyMatrix, split: int | None) -> tuple[int, NDArray[np.float64]]:
-    """Return index and (T,) cells of the row of the split."""
+    """Return the index s of the row of the split, and its (T,) values.
+
+    Args:
+        matrix: matrix of a run.
+        split: index of the last bucket before the split; the middle of the stream if None.
+
+    Raises UndefinedMetricError if the run has not trained on bucket s.
+    """
     row = (matrix.num_buckets + 1) // 2 - 1 if split is None else split
     require_trained(matrix, row + 1, "the row of the split")
     return row, matrix.values[row]
 
 
-def _select_future_cells(matrix: AccuracyMatrix, split: int | None) -> NDArray[np.float64]:
-    """Return the cells of the row of the split on the buckets after it."""
+def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[np.float64]:
+    """Return the accuracies in the row of the split on the later buckets.
+
+    Raises UndefinedMetricError if there are none, or if one was not measured.
+    """
     row, cells = _get_split_row(matrix, split)
     if row + 1 == matrix.num_buckets:
         raise UndefinedMetricError("needs a bucket after the split")
-    return require_measured(cells[row + 1 :], lambda j: name_cell(row, row + 1 + j))
+    return require_measured(cells[row + 1 :], lambda j: format_position(row, row + 1 + j))
 
 
-def _select_next_cells(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
-    """Return (rows, K): the accuracies on the next K buckets, for rows with K buckets ahead."""
+def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
+    """Return an (n, K) array of accuracies on the next K = *ahead* buckets.
+
+    Has the n rows that K buckets follow. Raises UndefinedMetricError if there are none, or if a
+    value was not measured.
+    """
     require_future(matrix)
     rows = min(matrix.num_rows, matrix.num_buckets - ahead)
     if rows < 1:
@@ -130,7 +144,7 @@ def _select_next_cells(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64
     steps = np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
     near = (steps > 0) & (steps <= ahead)
     near[rows:] = False
-    return select_cells(matrix, near).reshape(rows, ahead)
+    return select_values(matrix, near).reshape(rows, ahead)
 
 
 METRICS = (

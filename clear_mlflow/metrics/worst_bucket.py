@@ -1,6 +1,6 @@
 """The bucket with the lowest accuracy, which a mean over buckets hides.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a cell that it needs
+Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
 was not measured.
 
 Source: the worst-group accuracy of Sagawa et al., Distributionally Robust Neural Networks for Group
@@ -10,7 +10,7 @@ Shifts, ICLR 2020, arXiv:1911.08731, with buckets as the groups, at the end and 
 from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import level, select_last_row, select_trained_cells
+from clear_mlflow.metrics._metric import level, select_last_row, select_trained_values
 
 
 def final_accuracy(matrix: AccuracyMatrix) -> float:
@@ -32,7 +32,7 @@ def lowest_accuracy(matrix: AccuracyMatrix) -> float:
     >>> lowest_accuracy(AccuracyMatrix([[0.4, 0.1], [0.5, 0.9]]))
     0.4
     """
-    return float(select_trained_cells(matrix).min())
+    return float(select_trained_values(matrix).min())
 
 
 METRICS = (

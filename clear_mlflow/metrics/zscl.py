@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import level, require_future, select_cells
+from clear_mlflow.metrics._metric import level, require_future, select_values
 
 
 def transfer(matrix: AccuracyMatrix) -> float:
     """Average the accuracy on future buckets, bucket by bucket.
 
     Formula: mean over j = 1 .. T - 1 of (mean of R[i, j] over i < min(j, k)). Defined when k >= 1
-    and T >= 2. Unlike `clear/forward_transfer`, it weights every bucket equally, not every cell.
+    and T >= 2. Unlike `clear/forward_transfer`, it weights every bucket equally, not every R[i, j].
 
     >>> rows = [[0.9, 0.6, 0.2], [0.8, 0.9, 0.4], [0.7, 0.8, 0.9]]
     >>> round(transfer(AccuracyMatrix(rows)), 6)
@@ -24,8 +24,8 @@ def transfer(matrix: AccuracyMatrix) -> float:
     """
     require_future(matrix)
     future = ~np.tri(*matrix.values.shape, dtype=np.bool_)
-    cells_per_bucket = np.broadcast_to(future.sum(axis=0), future.shape)[future]
-    return float((select_cells(matrix, future) / cells_per_bucket).sum() / (matrix.num_buckets - 1))
+    rows_per_bucket = np.broadcast_to(future.sum(axis=0), future.shape)[future]
+    return float((select_values(matrix, future) / rows_per_bucket).sum() / (matrix.num_buckets - 1))
 
 
 METRICS = (level("zscl/transfer", transfer, "zscl/transfer_{score}"),)

@@ -36,7 +36,13 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """A scored run: what it stores, its metrics, and what was missing in the store."""
+    """The scores of a run, and the input from which they were computed.
+
+    Attributes:
+        stored: rows, predictions and tests within buckets that were read from the run.
+        results: metric name to its value and history, or the reason why it is undefined.
+        changes: files, metric values and tags that have to be written to the store.
+    """
 
     stored: StoredRun
     results: MetricResults
@@ -44,16 +50,16 @@ class Scores:
 
     @property
     def record(self) -> Record | None:
-        """The rows put together, or None if the run contains no rows."""
+        """Accuracy matrix and costs of all stored rows, or None if no row is stored."""
         return self.stored.record
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:
-    """Read a run from its files, and log the scores that the store lacks.
+    """Compute the metrics of a run from its files, and log those that the store lacks.
 
     Raises:
-        RecordError: a row is damaged, or rows are gone that the run had when it was scored.
-        TrackingError: the store does not answer.
+        RecordError: a row is damaged, or a row was deleted since the run was last scored.
+        TrackingError: the tracking store does not answer.
     """
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
@@ -65,15 +71,15 @@ def score(client: MlflowClient, run_id: str) -> Scores:
 def read_scores(
     client: MlflowClient, run: Run, metrics: Sequence[Metric] = (), *, reread: bool = True
 ) -> Scores:
-    """Evaluate a run, and find what its store lacks, without writing it.
+    """Compute the metrics of a run, and find what has to be logged. Writes nothing.
 
     Args:
-        client: client of the store.
-        run: run, as MLflow returned it.
-        metrics: metrics to compute in addition to those of the run's families.
-        reread: read all files of the run, and look for points and files that are gone.
+        client: client of the tracking store.
+        run: run returned by the client.
+        metrics: extra metrics to compute.
+        reread: True to read all files of the run, and to look for deleted files and metric values.
 
-    Raises RecordError if rows are gone that the run had when it was scored.
+    Raises RecordError if a row is damaged, or was deleted since the run was last scored.
     """
     stored = read_record(client, run, metrics, reread=reread)
     if (
@@ -89,7 +95,10 @@ def read_scores(
 
 
 def load_scores(client: MlflowClient, run: Run) -> Scores:
-    """Evaluate a run, and add the logged history of metrics that an earlier scoring computed."""
+    """Compute the metrics of a run with their histories. Writes nothing.
+
+    A metric that cannot be computed here, such as a custom one, has its logged values, if any.
+    """
     stored = read_record(client, run)
     results = evaluate(stored)
     with mlflow_errors(f"read the metrics of run {stored.run_id}"):
@@ -102,9 +111,10 @@ def load_scores(client: MlflowClient, run: Run) -> Scores:
 
 
 def evaluate(stored: StoredRun) -> MetricResults:
-    """Evaluate the metrics of a stored run.
+    """Compute the metrics of a run from its stored measurements.
 
-    Inputs that were not read, and custom metrics of an earlier scoring, have their logged values.
+    A metric that cannot be computed from *stored*, such as a custom one, has its logged value,
+    without a history. Empty without rows.
     """
     record = stored.record
     if record is None:
@@ -117,7 +127,7 @@ def evaluate(stored: StoredRun) -> MetricResults:
         predictions=stored.predictions,
         tests=stored.tests,
     )
-    # Most runs store labels only: undefined metrics of predictions are shown if a user added them.
+    # Most runs store only labels, so that metrics of probabilities would be listed as undefined.
     for metric in PREDICTION_METRICS:
         if metric.name in results and results[metric.name].value is None:
             del results[metric.name]

@@ -1,4 +1,4 @@
-"""Step 3 of scoring: write what the store lacks of a run's scores, and nothing if it has them."""
+"""Step 3 of scoring: write the scores of a run that the tracking store lacks."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ _REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
 _BATCH = 900  # MLflow accepts 1,000 entries in one call
 
 
-class Point(NamedTuple):
-    """A value of a metric at a step. A point that is written twice is one entry of the store."""
+class MetricValue(NamedTuple):
+    """A value of a metric at a step. Writing the same one twice adds nothing to the store."""
 
     name: str
     value: float
     time: int  # milliseconds since the epoch
-    step: int  # number of buckets trained
+    step: int  # number of buckets trained so far
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What the store lacks of a run's scores, in the order in which it is written."""
+    """Files, metric values and tags of a run that have to be written, in this order."""
 
     reports: bool = False  # the matrix as JSON, CSV and heat map
-    page: bool = False
-    points: tuple[Point, ...] = ()
+    page: bool = False  # the HTML report
+    metric_values: tuple[MetricValue, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
-    changed: tuple[str, ...] = ()  # metrics whose logged value differs
+    changed: tuple[str, ...] = ()  # names of metrics whose logged value differs
 
     @property
     def is_empty(self) -> bool:
-        """Return True if the store lacks nothing."""
-        return not (self.reports or self.page or self.points or self.tags)
+        """Return True if there is nothing to write."""
+        return not (self.reports or self.page or self.metric_values or self.tags)
 
     def __str__(self) -> str:
-        """Describe the changes in one line."""
+        """Return the changes in one line, for example "3 metric values, the page", or "nothing"."""
         parts = {
-            f"{len(self.points)} metric values": self.points,
+            f"{len(self.metric_values)} metric values": self.metric_values,
             "the reports": self.reports,
             "the page": self.page,
             f"the tags {', '.join(sorted(self.tags))}": self.tags,
@@ -79,10 +79,10 @@ class Changes:
 def find_changes(
     client: MlflowClient, stored: StoredRun, results: MetricResults, *, reread: bool = True
 ) -> Changes:
-    """Compare the scores of a run with its store.
+    """Return the changes that bring the tracking store up to date with *results*.
 
-    Nothing is missing if the logged score hash and the logged values are the same. With *reread*,
-    or if rows have changed, the history of every metric and the files are checked, too.
+    Compares hashes in tags and the last value of each metric. With *reread*, the history of every
+    metric and the files are compared, too; if rows have changed, the histories are. Writes nothing.
     """
     run, record, tags = stored.run, stored.record, stored.run.data.tags
     if record is None:
@@ -96,7 +96,7 @@ def find_changes(
     score_hash = stored.compute_score_hash(versions)
     is_scored = tags.get(names.SCORED_TAG) == score_hash
     has_same_rows = split_score_hash(tags)[0] == stored.rows_hash
-    missing_files = _find_missing_files(client, run) if reread else frozenset()
+    missing_files = _find_missing_reports(client, run) if reread else frozenset()
     needed_tags = {
         names.ROWS_TAG: stored.rows_state,
         names.SCORED_TAG: score_hash,
@@ -111,7 +111,9 @@ def find_changes(
     changes = Changes(
         reports=not has_same_rows or bool(missing_files & _REPORTS),
         page=not is_scored or names.REPORT_HTML in missing_files,
-        points=tuple(_find_points(client, stored, results, reread or not has_same_rows)),
+        metric_values=tuple(
+            _find_missing_values(client, stored, results, reread or not has_same_rows)
+        ),
         tags=new_tags,
         changed=tuple(
             name
@@ -121,13 +123,16 @@ def find_changes(
     )
     if changes.is_empty:
         return changes
-    return replace(changes, tags=new_tags | _build_note_tags(stored, record, results))
+    return replace(changes, tags=new_tags | _build_description_tags(stored, record, results))
 
 
 def log_results(
     client: MlflowClient, stored: StoredRun, results: MetricResults, changes: Changes
 ) -> None:
-    """Write the changes. The tags are last, so that an interrupted scoring is repeated."""
+    """Write the changes to the tracking store, the tags last.
+
+    If this is interrupted, the old tags make the next scoring write the changes again.
+    """
     record, run_id = stored.record, stored.run_id
     if changes.is_empty:
         return
@@ -143,15 +148,15 @@ def log_results(
             client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
         if changes.page:
             client.log_text(run_id, run_page(build_report(stored, results)), names.REPORT_HTML)
-        for start in range(0, len(changes.points), _BATCH):
-            batch = to_mlflow_metrics(changes.points[start : start + _BATCH])
+        for start in range(0, len(changes.metric_values), _BATCH):
+            batch = to_mlflow_metrics(changes.metric_values[start : start + _BATCH])
             client.log_batch(run_id, metrics=batch)
         if changes.tags:
             log_tags(client, run_id, changes.tags)
 
 
 def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
-    """Return what the page of a run shows.
+    """Build the content of a run's HTML report.
 
     Raises RecordError if the run contains no rows.
     """
@@ -183,8 +188,15 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
     )
 
 
-def name_bucket_series(buckets: Sequence[str], prefix: str = names.BUCKET_SERIES) -> list[str]:
-    """Return ``test_accuracy/bucket_03`` for each bucket: all different, in MLflow's characters."""
+def build_bucket_series_names(
+    buckets: Sequence[str], prefix: str = names.BUCKET_SERIES
+) -> list[str]:
+    """Return a unique MLflow metric name for each bucket, such as ``test_accuracy/bucket_03``.
+
+    Args:
+        buckets: bucket names, in stream order.
+        prefix: start of each name.
+    """
     width = max([2, *(len(key) for key in buckets if key.isdecimal())])
     unique: dict[str, None] = {}
     for position, key in enumerate(buckets):
@@ -201,11 +213,20 @@ def collect_series(
     metric_series: Mapping[str, Mapping[int, float]],
     prefix: str = names.BUCKET_SERIES,
 ) -> dict[str, dict[int, float]]:
-    """Return the series that MLflow charts: those of metrics, then the score on each bucket."""
+    """Return name to history, for the metrics and then for the score on each bucket.
+
+    Args:
+        masked_matrix: matrix with NaN where the protocol excludes a value.
+        metric_series: metric name to history: step to value, where step 0 is before training.
+        prefix: start of the names of scores on buckets.
+
+    Of more buckets than MLflow can chart, evenly spaced ones are included. Values that are NaN are
+    left out.
+    """
     # Metrics first: MLflow's page of a run lists names in the order in which they arrived.
     series = {name: dict(steps) for name, steps in metric_series.items() if steps}
     for step in range(masked_matrix.num_rows + 1):
-        for name, value in _get_bucket_values(masked_matrix, step, prefix).items():
+        for name, value in _get_scores_by_series(masked_matrix, step, prefix).items():
             series.setdefault(name, {})[step] = value
     return series
 
@@ -216,83 +237,91 @@ def evaluate_step(
     metrics: Sequence[Metric] = METRICS,
     prefix: str = names.BUCKET_SERIES,
 ) -> dict[str, float]:
-    """Return the values that one row adds to :func:`collect_series`."""
+    """Return name to value at a step: what the step adds to :func:`collect_series`."""
     values = summarize(masked_matrix.after(step), "iid", metrics) if step else {}
-    return values | _get_bucket_values(masked_matrix, step, prefix)
+    return values | _get_scores_by_series(masked_matrix, step, prefix)
 
 
-def build_points(stored: StoredRun, results: MetricResults) -> list[Point]:
-    """Return all points of a run's metrics and buckets, each at the time of its row."""
+def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MetricValue]:
+    """Return each metric, and the score on each bucket, at every step with the time of its row.
+
+    Empty without rows.
+    """
     if stored.record is None:
         return []
     matrix = stored.record.masked_matrix
     metric_series = {name: r.series for name, r in results.items() if r.version is not None}
     series = collect_series(matrix, metric_series, names.format_bucket_prefix(matrix.score.name))
     return [
-        Point(name, value, stored.times[step], step)
+        MetricValue(name, value, stored.times[step], step)
         for name, steps in series.items()
         for step, value in steps.items()
     ]
 
 
-def to_mlflow_metrics(points: Iterable[Point]) -> list[MlflowMetric]:
-    """Convert points to MLflow's metrics."""
-    return [MlflowMetric(*point) for point in points]
+def to_mlflow_metrics(metric_values: Iterable[MetricValue]) -> list[MlflowMetric]:
+    """Convert metric values to MLflow's entities."""
+    return [MlflowMetric(*metric_value) for metric_value in metric_values]
 
 
-def _find_points(
+def _find_missing_values(
     client: MlflowClient,
     stored: StoredRun,
     results: MetricResults,
-    should_check_all: bool,
-) -> Iterator[Point]:
-    """Yield the points that the store lacks or has with another value.
+    check_all: bool,
+) -> Iterator[MetricValue]:
+    """Yield the metric values that the tracking store lacks or has with another number.
 
-    A metric whose version and last value are logged is skipped, unless all are to be checked.
+    Unless *check_all*, skips a metric if its last value is logged for its current definition.
     """
     logged, logged_versions = stored.run.data.metrics, read_versions(stored.run.data.tags)
-    points_by_name: dict[str, list[Point]] = {}
-    for point in build_points(stored, results):
-        points_by_name.setdefault(point.name, []).append(point)
-    for name, points in points_by_name.items():
+    values_by_name: dict[str, list[MetricValue]] = {}
+    for value in build_metric_values(stored, results):
+        values_by_name.setdefault(value.name, []).append(value)
+    for name, values in values_by_name.items():
         if name not in logged:
-            yield from points
+            yield from values
             continue
         has_same_version = (
             logged_versions.get(name) == results[name].version
             if name in results
             else bool(logged_versions)
         )
-        if logged[name] == points[-1].value and has_same_version and not should_check_all:
+        if logged[name] == values[-1].value and has_same_version and not check_all:
             continue
         with mlflow_errors(f"read {name} of run {stored.run_id}"):
             history = client.get_metric_history(stored.run_id, name)
         latest = {m.step: m for m in sorted(history, key=lambda metric: metric.timestamp)}
-        for point in points:
-            if point.step not in latest:
-                yield point
-            elif (current := latest[point.step]).value != point.value:
+        for value in values:
+            if value.step not in latest:
+                yield value
+            elif (current := latest[value.step]).value != value.value:
                 # MLflow shows the later of two values at a step.
-                yield point._replace(time=max(current.timestamp + 1, point.time))
+                yield value._replace(time=max(current.timestamp + 1, value.time))
 
 
-def _get_bucket_values(masked_matrix: AccuracyMatrix, step: int, prefix: str) -> dict[str, float]:
+def _get_scores_by_series(
+    masked_matrix: AccuracyMatrix, step: int, prefix: str
+) -> dict[str, float]:
+    """Return series name to score after *step* buckets, for charted buckets with a score."""
     row = masked_matrix.values[step - 1] if step else masked_matrix.initial
     if row is None:
         return {}
-    values = {name: float(row[j]) for j, name in _choose_buckets(masked_matrix.buckets, prefix)}
+    values = {
+        name: float(row[j]) for j, name in _choose_charted_buckets(masked_matrix.buckets, prefix)
+    }
     return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 @lru_cache(maxsize=32)
-def _choose_buckets(buckets: tuple[str, ...], prefix: str) -> tuple[tuple[int, str], ...]:
-    """Return index and series of each bucket that is charted."""
-    series = name_bucket_series(buckets, prefix)
+def _choose_charted_buckets(buckets: tuple[str, ...], prefix: str) -> tuple[tuple[int, str], ...]:
+    """Return index and series name of each bucket to chart: all, or evenly spaced ones of many."""
+    series = build_bucket_series_names(buckets, prefix)
     return tuple((j, series[j]) for j in spread_positions(len(buckets)))
 
 
-def _find_missing_files(client: MlflowClient, run: Run) -> frozenset[str]:
-    """Return the paths of reports and page that the artifacts of a run lack."""
+def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
+    """Return the paths of report files that the run should have as artifacts but has not."""
     paths = set()
     for folder in ("", names.MATRIX_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):
@@ -300,11 +329,16 @@ def _find_missing_files(client: MlflowClient, run: Run) -> frozenset[str]:
     return (_REPORTS | {names.REPORT_HTML}) - paths
 
 
-def _build_note_tags(stored: StoredRun, record: Record, results: MetricResults) -> dict[str, str]:
-    """Return tags with the run's description, or nothing if a person has written another one."""
+def _build_description_tags(
+    stored: StoredRun, record: Record, results: MetricResults
+) -> dict[str, str]:
+    """Return tags for the description on MLflow's page of the run.
+
+    Empty if the description is up to date, or if a person has edited it.
+    """
     tags = stored.run.data.tags
     current = tags.get(names.MLFLOW_NOTE)
-    if current and _hash_note(current) != tags.get(names.NOTE_TAG):
+    if current and _hash_description(current) != tags.get(names.NOTE_TAG):
         return {}
     note = description(
         record,
@@ -312,8 +346,12 @@ def _build_note_tags(stored: StoredRun, record: Record, results: MetricResults) 
         metadata={name: tags[name] for name in ("strategy", "model") if name in tags},
         report=format_artifact_link(stored.run, names.REPORT_HTML),
     )
-    return {} if note == current else {names.MLFLOW_NOTE: note, names.NOTE_TAG: _hash_note(note)}
+    return (
+        {}
+        if note == current
+        else {names.MLFLOW_NOTE: note, names.NOTE_TAG: _hash_description(note)}
+    )
 
 
-def _hash_note(note: str) -> str:
+def _hash_description(note: str) -> str:
     return hashlib.sha256(note.encode()).hexdigest()[:32]

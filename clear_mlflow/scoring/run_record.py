@@ -1,4 +1,4 @@
-"""Step 1 of scoring: read what a run stores, as far as its scores are not logged yet."""
+"""Step 1 of scoring: read the rows of a run, and further input whose scores are not logged."""
 
 from __future__ import annotations
 
@@ -76,32 +76,33 @@ _DATASET_LABELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunMetadata:
-    """How a run came about, from its parameters, tags and dataset."""
+    """Configuration, dataset and environment of a run, read from its parameters and tags."""
 
     configuration: Mapping[str, str]  # parameters as used
     requested: Mapping[str, str]  # parameters whose requested value differs from the used one
-    dataset: Mapping[str, str]
+    dataset: Mapping[str, str]  # property of the dataset to its value, for a person
     num_train: Mapping[str, int]  # training images per bucket
-    environment: Mapping[str, str]
-    warnings: Sequence[str]
+    environment: Mapping[str, str]  # for example "user", "commit" and "rows measured"
+    warnings: Sequence[str]  # problems of the dataset
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StoredRun:
-    """The measurements that a run stores, and the metrics that apply to them."""
+    """The measurements that were read from a run, and the metrics to compute from them."""
 
     run: Run
-    record: Record | None = None  # None if the run contains no rows; then the rest is empty
-    rows_hash: str = ""
+    # Accuracy matrix and costs of all rows. None without rows; then the rest is empty.
+    record: Record | None = None
+    rows_hash: str = ""  # hash of all rows
     matrix_tag: str | None = None  # text for the tag with a copy of the rows; None if too long
     from_tag: bool = False  # True if the rows were read from that tag
     times: Mapping[int, int] = field(default_factory=dict)  # step to milliseconds since the epoch
     families: tuple[str, ...] = ()  # families that the run logs
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[Metric, ...] = ()  # metrics to compute
     metadata: RunMetadata | None = None
-    predictions: Predictions | None = None  # None if there are none, or if they were not read
-    tests: AnytimeMatrix | None = None  # tests within buckets; None as for predictions
-    problems: Mapping[str, str] = field(default_factory=dict)  # unusable input to the reason
+    predictions: Predictions | None = None  # None if not stored, or not read
+    tests: AnytimeMatrix | None = None  # tests within buckets, or None likewise
+    problems: Mapping[str, str] = field(default_factory=dict)  # input that is left out, to reason
     predictions_hash: str = ""  # hash and number of rows; empty if there are none
     tests_hash: str = ""  # empty if there are none, or if some are missing
 
@@ -112,29 +113,33 @@ class StoredRun:
 
     @property
     def run_name(self) -> str:
-        """Name of the MLflow run, or its id if it has no name."""
+        """Name of the MLflow run, or its id if the name is empty."""
         return str(self.run.info.run_name or self.run_id)
 
     @property
     def rows_state(self) -> str:
-        """Value of the tag of the rows: ``none``, ``partial`` or ``complete``."""
+        """``complete`` if all rows are stored, ``partial`` if some are, else ``none``."""
         if self.record is None:
             return "none"
         return "complete" if self.record.is_complete else "partial"
 
     @property
     def problem(self) -> str | None:
-        """Stored inputs that could not be used, with the reasons, or None if there are none."""
+        """Predictions or tests that could not be read, with the reasons, or None if all could."""
         reasons = [f"its {name} were left out: {why}" for name, why in self.problems.items()]
         return "; ".join(reasons) or None
 
     @property
     def versions(self) -> dict[str, int]:
-        """Metric name to version, for the metrics of this scoring and of earlier ones."""
+        """Metric name to :attr:`Metric.version`, for the metrics to compute and those logged."""
         return read_versions(self.run.data.tags) | {m.name: m.version for m in self.metrics}
 
     def compute_score_hash(self, versions: Mapping[str, int]) -> str:
-        """Return the hash of everything that the scores and the page depend on."""
+        """Return the hash of everything that the scores and the HTML report depend on.
+
+        Args:
+            versions: metric name to :attr:`Metric.version`.
+        """
         other_inputs = _hash([PAGE_VERSION, self.run_name, versions, vars(self.metadata)])
         parts = (self.rows_hash, other_inputs, self.predictions_hash, self.tests_hash)
         return ".".join(parts).rstrip(".")
@@ -150,22 +155,23 @@ def read_record(
     max_prediction_bytes: int | None = None,
     tolerate: type[ClearError] = RecordError,
 ) -> StoredRun:
-    """Read the rows of a run, and those predictions and tests whose scores are not logged.
+    """Read the rows of a run, its predictions and its tests within buckets.
+
+    Predictions and tests are left out if they cannot be used; ``problems`` has the reason.
 
     Args:
-        client: client of the store.
-        run: run, as MLflow returned it.
-        metrics: metrics to compute in addition to those of the families that the run logs, of
-            predictions and of tests within buckets.
-        reread: read predictions and tests even if their scores are logged.
-        read_files: False reads rows from the run's tag if it contains all of them. None: row files
-            if *reread*, or if they are on this machine.
-        max_prediction_bytes: size above which predictions are reported as a problem.
-        tolerate: errors in predictions and tests that are reported as a problem.
+        client: client of the tracking store.
+        run: run returned by the client.
+        metrics: extra metrics to compute.
+        reread: True to read predictions and tests even if their scores are logged.
+        read_files: True to read the rows from their files, False to read them from a tag of the run
+            if it contains all rows; None to use files if *reread* or if they are on this machine.
+        max_prediction_bytes: total size above which predictions are left out, or None for no limit.
+        tolerate: error for which predictions or tests are left out instead of raising.
 
     Raises:
         RecordError: a row is damaged.
-        TrackingError: the store does not answer.
+        TrackingError: the tracking store does not answer.
     """
     tags = run.data.tags
     if read_files is None and reread:
@@ -231,20 +237,25 @@ def read_record(
 
 
 def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the families that a run logs, including those of later versions of this package."""
+    """Return the names of the metric families that a run logs, even if this version lacks them."""
     value = tags.get(names.METRICS_TAG)
     return DEFAULT_FAMILIES if value is None else tuple(dict.fromkeys(value.split(",")))
 
 
 def build_families_tag(families: Sequence[str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tag that names the families of a run, or nothing if *tags* name the same ones."""
+    """Return the tag to set so that a run logs *families*, or nothing if it does already.
+
+    Args:
+        families: names of metric families.
+        tags: current tags of the run.
+    """
     if tuple(families) == read_families(tags):
         return {}
     return {names.METRICS_TAG: ",".join(families)}
 
 
 def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
-    """Return metric name to version of the definition, for the metrics that a run has logged."""
+    """Return metric name to logged :attr:`Metric.version`, or {} if the tag is damaged."""
     try:
         versions = json_object(tags.get(names.VERSIONS_TAG) or "{}", MAX_TAG_BYTES)
     except RecordError:
@@ -253,7 +264,11 @@ def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_configuration(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters that a run was trained with: ``auto`` replaced by the value used."""
+    """Return the parameters of a training, with the value used where ``auto`` was requested.
+
+    Args:
+        params: MLflow parameters of a run.
+    """
     used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
     others = {n: v for n, v in params.items() if not n.startswith((_USED, _REQUESTED))}
     return dict(sorted((others | used).items()))
@@ -262,9 +277,15 @@ def read_configuration(params: Mapping[str, str]) -> dict[str, str]:
 def read_predictions(
     client: MlflowClient, run: Run, record: Record, *, max_bytes: int | None = None
 ) -> Predictions | None:
-    """Read the predictions of the rows of a record, or return None if a run stores none.
+    """Download the predictions of a run, or return None if it stores none.
 
-    Raises RecordError if they are damaged, contradict the rows, or exceed *max_bytes* in total.
+    Args:
+        client: client of the tracking store.
+        run: run returned by the client.
+        record: rows of the run, with which the predictions must agree.
+        max_bytes: largest total size, or None for no limit.
+
+    Raises RecordError if they are damaged, contradict the rows, or are larger than *max_bytes*.
     """
     run_id = run.info.run_id
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
@@ -296,7 +317,7 @@ def read_predictions(
 
 
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
-    """Read all tests within buckets of a run.
+    """Download the tests that a run made during the training of buckets.
 
     Raises RecordError if one is damaged.
     """
@@ -314,14 +335,18 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
 
 
 def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeMatrix:
-    """Read all tests within buckets of a run, together with the rows at the ends of buckets."""
+    """Return all tests of a run: those within buckets, and the rows at the ends of buckets.
+
+    Raises RecordError if a test is damaged.
+    """
     return AnytimeMatrix.of_tests(read_tests(client, run), record.matrix, record.protocol)
 
 
 def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
-    """Return the metrics of tests within buckets: as logged, or computed if they are not.
+    """Return metric name to value, for the metrics of tests within buckets.
 
-    Empty for a run without such tests. Raises RecordError if a test is damaged.
+    Logged values are read; otherwise the values are computed. Empty without such tests. Raises
+    RecordError if a test is damaged.
     """
     tags, logged = run.data.tags, run.data.metrics
     if names.ANYTIME_TAG not in tags:
@@ -332,19 +357,24 @@ def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str
 
 
 def has_logged_tests(tags: Mapping[str, str], record: Record) -> bool:
-    """Return True if the scores of all tests within buckets are logged for these rows."""
+    """Return True if the metrics of all tests within buckets are logged for the current rows.
+
+    Args:
+        tags: tags of the run.
+        record: rows of the run.
+    """
     return split_score_hash(tags)[3] == _hash_tests(record)
 
 
 def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return file name to size in bytes, or None if unknown, of a run's tests within buckets."""
+    """Return file name to size (bytes, or None if unknown) for a run's tests within buckets."""
     with mlflow_errors(f"list the tests inside buckets of run {run.info.run_id}"):
         sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).list_sizes()
     return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}
 
 
 def to_milliseconds(written_at: str) -> int:
-    """Convert the ISO 8601 time of a row to MLflow's milliseconds since the epoch."""
+    """Convert an ISO 8601 time to milliseconds since the epoch, the unit of MLflow."""
     return round(datetime.fromisoformat(written_at.replace("Z", "+00:00")).timestamp() * 1000)
 
 
@@ -357,7 +387,13 @@ def _read_test(folder: ArtifactFolder, run_id: str, scratch: Path, name: str) ->
 def _select_metrics(
     families: Iterable[str], metrics: Sequence[Metric], record: Record
 ) -> tuple[Metric, ...]:
-    """Return the metrics of known families, of other inputs, and further ones, each name once."""
+    """Return the metrics to compute for a run, each name once.
+
+    Args:
+        families: names of metric families; those that this version lacks are skipped.
+        metrics: extra metrics.
+        record: rows of the run.
+    """
     built_in = (
         *get_family_metrics(family for family in families if family in FAMILIES),
         *PREDICTION_METRICS,
@@ -368,7 +404,10 @@ def _select_metrics(
 
 
 def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
-    """Return the time of each step. A step without a row has the time of the step before."""
+    """Return step to the time of its row, in milliseconds since the epoch.
+
+    A step without a row has the time of the step before, or the earliest time.
+    """
     times_by_row = {r.row.row: to_milliseconds(r.written_at) for r in records.values()}
     times: dict[int, int] = {}
     time = min(times_by_row.values())
@@ -410,7 +449,7 @@ def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> RunMet
 
 
 def _read_profile(run: Run, dataset: str) -> Mapping[str, Any]:
-    """Return the profile of a dataset, or nothing if another program wrote its own format."""
+    """Return the dataset's profile in MLflow, or {} if it is missing or in an unknown format."""
     entries = run.inputs.dataset_inputs if run.inputs else ()
     profiles = {entry.dataset.name: entry.dataset.profile for entry in entries}
     try:
@@ -425,7 +464,7 @@ def _format_moment(milliseconds: int) -> str:
 
 
 def split_score_hash(tags: Mapping[str, str]) -> list[str]:
-    """Return the parts of the logged score hash: rows, other inputs, predictions, tests."""
+    """Return the logged hashes of rows, other inputs, predictions and tests, "" if missing."""
     return f"{tags.get(names.SCORED_TAG, '')}...".split(".")[:4]
 
 
@@ -434,7 +473,7 @@ def _hash(content: object) -> str:
 
 
 def _hash_tests(record: Record) -> str:
-    """Return a hash that changes with the rows and with any definition of these metrics."""
+    """Return a hash of the rows and of the definitions of the metrics of tests within buckets."""
     matrix = record.matrix
     initial = None if matrix.initial is None else matrix.initial.tolist()
     versions = [(metric.name, metric.version) for metric in WITHIN_BUCKET_METRICS]
@@ -442,7 +481,7 @@ def _hash_tests(record: Record) -> str:
 
 
 def _hash_predictions(predictions: Predictions) -> str:
-    """Return a hash that changes with any prediction and any image, and the number of rows."""
+    """Return ``HASH-N``: a hash of all predictions and images, and the number of rows."""
     hasher = hashlib.sha256(predictions.images.digest.encode())
     for row, row_predictions in sorted(predictions.rows.items()):
         hasher.update(f"\0{row}\0".encode() + row_predictions.to_bytes())

@@ -1,1 +1,1 @@
-"""Pages in MLflow's own server: the experiments with rows, their comparison, and a run's report."""
+"""Pages in MLflow's own server: a list of experiments, a comparison of runs, and a run's report."""

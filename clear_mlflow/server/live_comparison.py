@@ -31,49 +31,56 @@ _THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonQuery:
-    """What an address asks to compare."""
+    """The runs and options in the address of a comparison page.
+
+    Without *run_id_prefixes*, all runs that match the filter are compared; with them, only runs
+    whose id starts with one of them.
+    """
 
     experiment_id: str
     experiment_name: str
     workspace: str = ""  # empty: the default one, or a server without workspaces
     filter_string: str = ""  # in MLflow's search syntax
-    group_by: tuple[str, ...] | None = None  # None: the default columns
-    run_id_prefixes: tuple[str, ...] = ()  # of the ticked runs; empty: all runs
+    group_by: tuple[str, ...] | None = None  # parameters; None: the default ones
+    run_id_prefixes: tuple[str, ...] = ()  # of the selected runs; empty: all runs
 
-    def is_ticked(self, run: Run) -> bool:
-        """Return True if a run is to be compared."""
+    def is_selected(self, run: Run) -> bool:
+        """Return True if the address selects a run for the comparison."""
         return not self.run_id_prefixes or run.info.run_id.startswith(self.run_id_prefixes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON types."""
+        """Return field name to value, in types that JSON can contain."""
         return asdict(self)
 
 
 def list_runs(client: MlflowClient, query: ComparisonQuery) -> tuple[list[Run], list[list[object]]]:
-    """Return the newest runs of a query, at most MAX_RUNS + 1, and the state of each."""
+    """Return the newest runs that match a query, and :func:`describe_state` of each.
+
+    At most MAX_RUNS + 1, which shows that there are more than MAX_RUNS.
+    """
     runs = search_runs(client, [query.experiment_id], query.filter_string)
     newest = list(islice(runs, MAX_RUNS + 1))
     return newest, list(map_in_threads(partial(describe_state, client), newest, _THREADS))
 
 
 def draw_comparison(client: MlflowClient, query: ComparisonQuery, listed_runs: list[Run]) -> str:
-    """Return the page that compares the ticked runs among the first MAX_RUNS listed ones."""
+    """Return the HTML page that compares the selected runs, of the first MAX_RUNS listed ones."""
     runs = [
         run
         for run in listed_runs[:MAX_RUNS]
         if run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
     ]
-    ticked = [run for run in runs if query.is_ticked(run)]
+    selected = [run for run in runs if query.is_selected(run)]
     comparison = read_comparison(
         client,
-        ticked,
+        selected,
         group_by=query.group_by,
         explicit=bool(query.run_id_prefixes),
         # The rows of a scored run are in a tag, which the search returned.
         read_files=False,
         over_images=False,
     ).comparison
-    notes = _write_notes(query, runs, comparison, is_cut=len(listed_runs) > MAX_RUNS)
+    notes = _write_notes(query, runs, comparison, has_more_runs=len(listed_runs) > MAX_RUNS)
     warnings = tuple(hide_addresses(text) for text in (*notes, *comparison.warnings))
     group_by = query.group_by
     return comparison_page(
@@ -88,16 +95,17 @@ def draw_comparison(client: MlflowClient, query: ComparisonQuery, listed_runs: l
             "filter": query.filter_string,
             "group_by": "" if group_by is None else ",".join(group_by) or "none",
             "default_group_by": ",".join(comparison.group_by),
-            "summary": f"{len(ticked)} of {many(len(runs), 'run')} ticked",
-            "choices": [_describe_choice(query, run) for run in runs],
+            "summary": f"{len(selected)} of {many(len(runs), 'run')} ticked",
+            "choices": [_describe_run(query, run) for run in runs],
         },
     )
 
 
 def _write_notes(
-    query: ComparisonQuery, runs: Sequence[Run], comparison: Comparison, *, is_cut: bool
+    query: ComparisonQuery, runs: Sequence[Run], comparison: Comparison, *, has_more_runs: bool
 ) -> Iterator[str]:
-    if is_cut:
+    """Yield a sentence for each limit of the comparison: runs left out, tests not computed."""
+    if has_more_runs:
         yield f"These are the newest {MAX_RUNS} runs; a filter shows others."
     missing = [
         prefix
@@ -106,7 +114,7 @@ def _write_notes(
     ]
     if missing:
         prefixes = ", ".join(printable(prefix[:8]) for prefix in missing[:10])
-        yield f"{len(missing)} of the ticked runs are not among those of this page: {prefixes}."
+        yield f"{len(missing)} of the ticked runs are not on this page: {prefixes}."
     if any(group.is_alone for group in comparison.groups):
         yield (
             "Single runs are neither tested here nor have intervals: clear-mlflow compare computes "
@@ -114,8 +122,8 @@ def _write_notes(
         )
 
 
-def _describe_choice(query: ComparisonQuery, run: Run) -> dict[str, object]:
-    """Return what the list of runs shows about a run."""
+def _describe_run(query: ComparisonQuery, run: Run) -> dict[str, object]:
+    """Return the entry of a run in the list with a checkbox for each run, in JSON types."""
     details = [] if run.info.status == "FINISHED" else [run.info.status.lower()]
     if run.data.tags.get(names.DIVERGED_TAG) == "true":
         details.append("diverged")
@@ -124,5 +132,5 @@ def _describe_choice(query: ComparisonQuery, run: Run) -> dict[str, object]:
         "name": short(run.info.run_name or run.info.run_id),
         "started": format_start(run),
         "details": ", ".join(details),
-        "ticked": query.is_ticked(run),
+        "ticked": query.is_selected(run),
     }

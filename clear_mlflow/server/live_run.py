@@ -1,4 +1,4 @@
-"""The page of a run as its rows are now, and the state by which a page notices changes."""
+"""The report of a run with its current rows, and the state by which a page notices changes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _HEARTBEAT_TAGS = frozenset({names.PROCESS_TAG, names.HOLDER_TAG})
 
 
 def describe_state(client: MlflowClient, run: Run) -> list[object]:
-    """Return JSON values that change whenever something changes that a page shows of a run.
+    """Return JSON values that differ if the report of a run would differ.
 
-    Metrics are left out, since they follow from the rows.
+    They contain its status, parameters, tags, and the sizes of its row files. If the files cannot
+    be listed, the values contain the error message.
     """
     info, tags = run.info, run.data.tags
     state: list[object] = [
@@ -51,17 +52,26 @@ def describe_state(client: MlflowClient, run: Run) -> list[object]:
 
 
 def hash_state(state: list[object]) -> str:
-    """Return 16 hexadecimal digits that identify a state."""
+    """Return a hash, 16 hexadecimal digits, of the result of :func:`describe_state`."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def format_start(run: Run) -> str:
-    """Return when a run started, in UTC, such as ``2026-11-24 09:30``."""
+    """Return the start time of a run in UTC, for example ``2026-11-24 09:30``."""
     return f"{datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc):%Y-%m-%d %H:%M}"
 
 
 def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str) -> str:
-    """Return the page of a run, whose script loads it again when the state has changed."""
+    """Return the HTML report of a run, which reloads itself when the state has changed.
+
+    Args:
+        client: client of the server's store.
+        run: run returned by the client.
+        state: result of :func:`describe_state`.
+        workspace: name of MLflow's workspace, for links; empty for the default one.
+
+    Raises RecordError if a row is damaged.
+    """
     page_links = {
         "run_id": run.info.run_id,
         "experiment_id": run.info.experiment_id,

@@ -24,7 +24,10 @@ _ACCOUNTS = "basic-auth"
 
 
 def create_app() -> Any:
-    """Return MLflow's app with the pages, in the form that the server of this process takes."""
+    """Add the pages to MLflow's app and return it, for ``mlflow server`` to serve.
+
+    Returns the app that CLEAR_MLFLOW_SERVER_APP names, if set: it wraps MLflow's app.
+    """
     from clear_mlflow.server.views import add_pages
 
     wrapped_name = os.environ.get(WRAPPED_APP)

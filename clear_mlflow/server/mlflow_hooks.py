@@ -48,10 +48,10 @@ try:
     from mlflow.utils.workspace_utils import WORKSPACE_HEADER_NAME
 
     if find_spec("mlflow.server.fastapi_app") is None:
-        raise ImportError("there is no module mlflow.server.fastapi_app")
+        raise ImportError("module mlflow.server.fastapi_app is missing")
     for attribute in ("_call_endpoint", "_search_runs", "_METHOD_TO_INFO"):  # of RequestStore
         if not hasattr(rest_store.RestStore, attribute):
-            raise ImportError(f"there is no RestStore.{attribute}")
+            raise ImportError(f"RestStore.{attribute} is missing")
 except ImportError as error:
     raise ServerError(
         f"the app clear needs internals of the server of mlflow {SEEN_IN}, and this is mlflow "
@@ -66,7 +66,7 @@ leave_workspace = clear_server_request_workspace
 
 
 def load_app(name: str) -> Callable[[], Any] | Any:
-    """Return what a package offers as ``mlflow server --app-name NAME``.
+    """Import the app, or its factory, that ``mlflow server --app-name NAME`` would serve.
 
     Raises ServerError if no installed package offers that name.
     """
@@ -79,7 +79,7 @@ def load_app(name: str) -> Callable[[], Any] | Any:
 
 
 def is_worker() -> bool:
-    """Return True in a process that answers requests, False in the command that starts them."""
+    """Return True in a process that answers requests, False in the one that starts it."""
     return bool(_MLFLOW_SGI_NAME.get())
 
 
@@ -97,14 +97,14 @@ def has_workspaces() -> bool:
     return bool(MLFLOW_ENABLE_WORKSPACES.get())
 
 
-def workspace_headers(workspace: str) -> dict[str, str]:
-    """Return the WSGI variables of MLflow's workspace header, none for an empty name."""
+def build_workspace_header(workspace: str) -> dict[str, str]:
+    """Return the WSGI variable of MLflow's workspace header, or {} for an empty name."""
     name = f"HTTP_{WORKSPACE_HEADER_NAME.upper().replace('-', '_')}"
     return {name: workspace} if workspace else {}
 
 
-def backend_uri() -> str:
-    """Return the URI of the store behind the server."""
+def get_backend_uri() -> str:
+    """Return the URI of the server's tracking store, its --backend-store-uri."""
     return os.environ[BACKEND_STORE_URI_ENV_VAR]
 
 
@@ -114,12 +114,12 @@ def serves_runs() -> bool:
 
 
 def add_static_prefix(route: str) -> str:
-    """Return the path of a route, with the server's --static-prefix in front."""
+    """Return the server's --static-prefix followed by *route*."""
     return str(_add_static_prefix(route))
 
 
 def resolve_artifact_uri(artifact_uri: str) -> str:
-    """Return where artifacts are stored, for an URI that may name the server itself as a proxy.
+    """Return the storage URI of artifacts, for a URI that may point to the server's own proxy.
 
     Reads the workspace of the current context. Raises RecordError if the path leads upwards.
     """
@@ -133,16 +133,19 @@ def resolve_artifact_uri(artifact_uri: str) -> str:
 
 
 def hide_addresses(message: str) -> str:
-    """Return a message with the addresses of the server's stores replaced by "of the server"."""
+    """Return a message with the URIs of the server's stores replaced by "of the server"."""
     destination = os.environ.get(ARTIFACTS_DESTINATION_ENV_VAR, "")
-    store = mask_credentials(backend_uri())
+    store = mask_credentials(get_backend_uri())
     for address in (store, destination, destination.removeprefix("file://")):
         message = message.replace(address, "of the server") if address else message
     return message
 
 
 def allow_signed_in_users(paths: list[str]) -> None:
-    """Let MLflow's accounts pass GET requests of paths, whose API calls are checked."""
+    """Let every signed-in user send GET requests to *paths*.
+
+    Their calls of MLflow's API still check what the user may read.
+    """
     from mlflow.server.auth import BEFORE_REQUEST_VALIDATORS
 
     for path in paths:
@@ -150,7 +153,7 @@ def allow_signed_in_users(paths: list[str]) -> None:
 
 
 def create_admin() -> None:
-    """Create the tables and the administrator of MLflow's accounts before workers need them.
+    """Create the database tables and the administrator of MLflow's basic-auth app.
 
     Raises ServerError if the settings are invalid. Does nothing before mlflow 3.16.
     """

@@ -24,16 +24,16 @@ from werkzeug.test import run_wsgi_app
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.server.mlflow_hooks import (
     add_static_prefix,
+    build_workspace_header,
     enter_workspace,
     flask_app,
     leave_workspace,
     resolve_artifact_uri,
-    workspace_headers,
 )
 
 
 class RequestError(ClearError):
-    """MLflow's API refused the user of the request, with an HTTP status from 400 on."""
+    """An error of MLflow's API for the user of the current request. Status: HTTP status >= 400."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -44,9 +44,11 @@ _RestStore: Any = rest_store.RestStore  # without types
 
 
 class RequestStore(_RestStore):  # type: ignore[misc]
-    """MLflow's client of the REST API, which calls the server of this process for each method.
+    """MLflow's REST client, which calls the app in this process instead of sending requests.
 
-    Raises RequestError if the API refuses. Artifact URIs of runs can be opened in this process.
+    Each call has the headers of the current Flask request, so that the user's permissions apply.
+
+    Raises RequestError if the API answers with an error. Artifact URIs of runs are storage URIs.
     """
 
     def __init__(self, tracking_uri: str) -> None:
@@ -54,7 +56,7 @@ class RequestStore(_RestStore):  # type: ignore[misc]
         self.tracking_uri = tracking_uri
 
     def get_run(self, run_id: str) -> Run:
-        """Return a run."""
+        """Return a run with the storage URI of its artifacts."""
         return _resolve_artifacts(super().get_run(run_id))
 
     def _search_runs(self, *args: Any, **kwargs: Any) -> tuple[list[Run], str | None]:
@@ -62,7 +64,14 @@ class RequestStore(_RestStore):  # type: ignore[misc]
         return [_resolve_artifacts(run) for run in runs], token
 
     def _call_endpoint(self, api: Any, json_body: str | None = None, **_: Any) -> Any:
-        """Return the API's response to the user of the request as a protobuf message."""
+        """Call MLflow's API as the user of the current request, and return its response.
+
+        Args:
+            api: protobuf class of the API's request.
+            json_body: request as JSON, or None if it is empty.
+
+        Raises RequestError if the API answers with an error.
+        """
         path, method = self._METHOD_TO_INFO[api]
         is_get = method == "GET"
         content = b"" if is_get or json_body is None else json_body.encode()
@@ -74,7 +83,7 @@ class RequestStore(_RestStore):  # type: ignore[misc]
             "CONTENT_TYPE": "application/json",
             "CONTENT_LENGTH": str(len(content)),
             "wsgi.input": BytesIO(content),
-        } | workspace_headers(get_workspace())
+        } | build_workspace_header(get_workspace())
         # In its own context, because MLflow forgets the workspace at the end of a request.
         status, text = copy_context().run(_run_app, environ)
         if status != HTTPStatus.OK:
@@ -86,19 +95,19 @@ class RequestStore(_RestStore):  # type: ignore[misc]
 
 
 def get_workspace() -> str:
-    """Return the workspace of the request's address, or an empty string for the default one."""
+    """Return ``workspace`` from the address of the current request, or "" for the default one."""
     return request.args.get("workspace", "").strip()
 
 
 def _run_app(environ: dict[str, Any]) -> tuple[int, str]:
-    """Return the status and the body of MLflow's answer."""
+    """Call MLflow's app with a WSGI environment, and return HTTP status and body."""
     leave_workspace()
     chunks, status, _ = run_wsgi_app(flask_app.wsgi_app, environ, buffered=True)
     return int(status.split()[0]), b"".join(chunks).decode(errors="replace")
 
 
 def _read_message(body: str) -> str:
-    """Return the message in MLflow's JSON for an error, or the body itself if it is not JSON."""
+    """Return the message in an error response of MLflow, or the body itself if it is not JSON."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, LookupError, TypeError):
@@ -106,6 +115,7 @@ def _read_message(body: str) -> str:
 
 
 def _resolve_artifacts(run: Run) -> Run:
+    """Return a copy of a run whose artifact URI is the storage URI."""
     # In its own context: the next request of this thread may be for another workspace.
     uri = copy_context().run(_resolve_in_workspace, str(run.info.artifact_uri))
     return Run(RunInfo(**{**dict(run.info), "artifact_uri": uri}), run.data, run.inputs)

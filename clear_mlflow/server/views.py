@@ -1,4 +1,4 @@
-"""The routes of the pages: each reads the address, and answers with a page or one line."""
+"""The routes of the pages: each reads the address, and answers with a page or an error message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clear_mlflow.server.live_run import describe_state, draw_run, format_start,
 from clear_mlflow.server.mlflow_hooks import (
     add_static_prefix,
     allow_signed_in_users,
-    backend_uri,
+    get_backend_uri,
     has_workspaces,
     hide_addresses,
     serves_runs,
@@ -44,14 +44,14 @@ _logger = logging.getLogger(__name__)
 
 
 class BusyError(Exception):
-    """Other requests occupy the page cache; the same request may succeed later."""
+    """Another page took too long to draw; the same request may succeed later."""
 
 
 class PageCache:
-    """The HTML of the last pages, of which one is drawn at a time.
+    """A cache of the HTML of recent pages, which draws one page at a time.
 
     Args:
-        max_wait_seconds: how long a request waits while another page is drawn.
+        max_wait_seconds: longest time that a request waits while another page is drawn.
     """
 
     def __init__(self, max_wait_seconds: float = 10.0) -> None:
@@ -60,9 +60,13 @@ class PageCache:
         self._lock = threading.Lock()
 
     def get(self, state: object, draw: Callable[[], str]) -> str:
-        """Return the page for a state (of JSON types), which *draw* returns if it is not cached.
+        """Return the cached page of a state, or call *draw* and cache the page.
 
-        Raises BusyError if another page is being drawn for too long.
+        Args:
+            state: key of the page, in types that JSON can contain.
+            draw: returns the HTML of the page.
+
+        Raises BusyError if another page is being drawn for longer than the maximum wait.
         """
         key = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
         if not self._lock.acquire(timeout=self._max_wait_seconds):
@@ -79,10 +83,14 @@ class PageCache:
 
 
 def add_pages(app: Flask, *, has_accounts: bool) -> None:
-    """Add the routes to MLflow's app, which must not have answered a request yet."""
+    """Add the routes of the pages to MLflow's Flask app, before its first request.
+
+    Does nothing on a server that serves only artifacts. With *has_accounts*, users of MLflow's
+    basic-auth app may open the pages.
+    """
     if not serves_runs():
         return
-    store = RequestStore(backend_uri())
+    store = RequestStore(get_backend_uri())
     client = cast(MlflowClient, store)  # it has the methods that reading runs needs
     cache = PageCache()
 
@@ -114,7 +122,10 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
 
 
 def _read_query(store: RequestStore) -> ComparisonQuery:
-    """Return what the address asks to compare, in an experiment that the user may read."""
+    """Read the comparison query from the address of the current request.
+
+    Raises ConfigError without an experiment_id, RequestError if the user may not read it.
+    """
     args = request.args
     experiment_id = args.get("experiment_id", "").strip()
     if not experiment_id:
@@ -132,6 +143,7 @@ def _read_query(store: RequestStore) -> ComparisonQuery:
 
 
 def _get_run(store: RequestStore) -> Run:
+    """Return the run whose run_id is in the address, or raise ConfigError without one."""
     run_id = request.args.get("run_id", "").strip()
     if not run_id:
         raise ConfigError("run_id is missing; expected /clear/run?run_id=ID")
@@ -139,13 +151,16 @@ def _get_run(store: RequestStore) -> Run:
 
 
 def _split_list(values: list[str]) -> list[str]:
-    """Return the items between the commas of all values, without repetitions."""
+    """Split each value at its commas, and return all items without repetitions."""
     items = [item.strip() for value in values for item in value.split(",")]
     return list(dict.fromkeys(item for item in items if item))
 
 
 def _draw_experiments(store: RequestStore) -> str:
-    """Return the page of the experiments that have rows, starting at the address's page token."""
+    """Return the HTML page that lists experiments with accuracy matrices, 50 searched per page.
+
+    Continues at the page_token in the address, if any.
+    """
     page = store.search_experiments(
         max_results=_EXPERIMENTS_PER_PAGE,
         order_by=["last_update_time DESC"],
@@ -179,7 +194,7 @@ def _draw_experiments(store: RequestStore) -> str:
 
 
 def _find_newest_run(store: RequestStore, experiment_id: str) -> Run | None:
-    """Return the newest run that clear_mlflow trained, else the newest that it scored, or None."""
+    """Return an experiment's newest run that clear_mlflow trained, else scored, or None."""
     for filter_string in (
         f"tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'",
         f"tags.`{names.ROWS_TAG}` != 'none'",
@@ -191,7 +206,7 @@ def _find_newest_run(store: RequestStore, experiment_id: str) -> Run | None:
 
 
 def _answer_with(view: _View) -> Callable[[], Response]:
-    """Return the Flask view that answers with a view's result, or with its error as one line."""
+    """Wrap a view in a Flask view, which answers errors with a page of one line."""
 
     @wraps(view)
     def answer() -> Response:
@@ -223,10 +238,11 @@ def _answer_with(view: _View) -> Callable[[], Response]:
 
 
 def _check_workspace() -> None:
+    """Raise ConfigError if the address has a workspace but the server was started without them."""
     if get_workspace() and not has_workspaces():
         raise ConfigError(
-            f"workspace is {safe_repr(get_workspace(), 100)}, but this server has no workspaces; "
-            "leave it out of the address"
+            f"workspace is {safe_repr(get_workspace(), 100)}, but this server does not use "
+            "workspaces; leave it out of the address"
         )
 
 

@@ -287,7 +287,7 @@ def read_trainer_token(run: Run) -> str | None:
     return None if lease is None else lease.token
 
 
-def is_recent_claim(claim: str) -> bool:
+def is_recent_reservation(claim: str) -> bool:
     """Return True if another process, not known to be dead, wrote a lease minutes ago at most."""
     lease = _parse_lease(claim)
     return (

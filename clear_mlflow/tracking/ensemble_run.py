@@ -22,9 +22,16 @@ from clear_mlflow.tracking.training_run import TrainingRun, format_run_name
 
 
 class EnsembleRun:
-    """Records each member as if it were trained by itself, and the common curve in the parent.
+    """Records each member of an ensemble in a child run, and their common curve in the parent run.
 
-    A context manager. The interface is that of TrainingRun.
+    A context manager with the interface of TrainingRun. It creates the child runs when it is
+    entered.
+
+    Args:
+        client: client of the tracking store.
+        run_id: id of the ensemble's run, which is RUNNING.
+        config: the parameters of the training; ``config.seeds`` has one seed per member.
+        requested: the parameters that the user passed, as text.
     """
 
     def __init__(
@@ -34,7 +41,7 @@ class EnsembleRun:
         self._run_id = run_id
         self._config = config
         self._requested = requested
-        self._parent = TrainingRun(client, run_id, config, requested, kind=names.KIND_ENSEMBLE)
+        self._parent = TrainingRun(client, run_id, config, requested, run_type=names.KIND_ENSEMBLE)
         self.recorder = self._parent.recorder
         self._members: dict[int, TrainingRun] = {}  # by seed
         self._open_runs = ExitStack()
@@ -66,7 +73,7 @@ class EnsembleRun:
         self._open_runs.__exit__(*error)
 
     def track(self, training: Training) -> None:
-        """Train, and store the rows of all members before the next bucket starts."""
+        """Train the ensemble; store the rows of all members before the next bucket starts."""
         metadata = training.facts
         self._parent.log_dataset(dataclasses.replace(metadata, evaluation_set=None))
         # Only the parent prints the warnings about the dataset.
@@ -88,7 +95,10 @@ def build_tracked_run(
     requested: Mapping[str, str],
     resume_point: ResumePoint | None = None,
 ) -> TrainingRun | EnsembleRun:
-    """Return what records a training in an open run: an ensemble if the parameters name seeds."""
+    """Return the context manager that records a training in a run: EnsembleRun or TrainingRun.
+
+    It is an EnsembleRun if *config* names several seeds. The arguments are those of TrainingRun.
+    """
     if config.seeds != NONE:
         return EnsembleRun(client, run_id, config, requested)
     return TrainingRun(client, run_id, config, requested, resume_point=resume_point)

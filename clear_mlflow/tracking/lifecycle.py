@@ -34,10 +34,10 @@ from clear_mlflow.journal.run_folder import (
     Outcome,
     RunFolder,
     Status,
-    candidate_folders,
     find_run_folders,
+    list_candidate_folders,
 )
-from clear_mlflow.journal.uploader import UnsentError, is_final, store_outcome
+from clear_mlflow.journal.uploader import UnsentError, is_permanent_error, store_outcome
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
@@ -63,7 +63,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a training ended, and what its run contains."""
+    """How a training ended: exit code, status and error, and the scores of its run."""
 
     exit_code: int  # 0: done, 1: a bug, 2: invalid input, 75: try later, 128 + n: signal n
     status: Status
@@ -78,23 +78,27 @@ class RunResult:
 
     @property
     def unsent(self) -> UnsentError | None:
-        """The error of a store that was away, while rows are only on local disk, or None."""
+        """The error if the store could not be reached and rows are only on local disk, or None."""
         return self.problem if isinstance(self.problem, UnsentError) else None
 
     @property
-    def is_lost(self) -> bool:
-        """True if another process acquired the run's lease, so that nothing more was stored."""
+    def has_lost_lease(self) -> bool:
+        """True if another process took over the run, so that this one stored nothing more."""
         return isinstance(self.problem, LeaseLostError)
 
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
-        """Return the outcome to store, without a status unless *sets_status*."""
+        """Return the part that is stored: status, error and whether the training diverged.
+
+        sets_status: if False, the status is None, which leaves the status of the run unchanged.
+        """
         status = self.status if sets_status else None
         return Outcome(status, self.error, self.diverged is not None)
 
     def add_problem(self, problem: ClearError, *, keep_status: bool = False) -> RunResult:
-        """Return this result with a problem of its record, and an exit code other than 0.
+        """Return a copy with one more error, and an exit code other than 0.
 
-        FINISHED becomes FAILED, unless *keep_status*.
+        problem: why the run's record is incomplete or not stored. FINISHED becomes FAILED, unless
+        *keep_status*.
         """
         fails = self.status == "FINISHED" and not keep_status
         return replace(
@@ -105,8 +109,11 @@ class RunResult:
             problem=self.problem or problem,
         )
 
-    def select_member(self, seed: int) -> RunResult:
-        """Return this result as that of an ensemble's member, which need not have diverged."""
+    def copy_for_member(self, seed: int) -> RunResult:
+        """Return a copy for the member of an ensemble with this seed.
+
+        The copy has diverged only if the training diverged in that member.
+        """
         has_diverged = self.diverged is not None and self.diverged.seed == seed
         return replace(self, diverged=self.diverged if has_diverged else None)
 
@@ -114,7 +121,11 @@ class RunResult:
 def build_result(
     error: BaseException | None, run_id: str | None, received_signals: Sequence[int] = ()
 ) -> RunResult:
-    """Return how a training ended, from the exception that it raised and the signals received."""
+    """Return how a training ended, from the exception that ended it and the signals received.
+
+    error: None or SystemExit(0) means FINISHED. received_signals: numbers of the signals that this
+    process received; after one, any error means KILLED.
+    """
     if isinstance(error, LeaseLostError):
         return RunResult(2, "FAILED", run_id, str(error), error)
     if isinstance(error, UnsentError):
@@ -145,17 +156,19 @@ def open_run(
     rename: bool = False,
     system_metrics: bool | None = None,
 ) -> str:
-    """Start the run that MLFLOW_RUN_ID names or a new one, acquire its lease, and return its id.
+    """Start the run that MLFLOW_RUN_ID names or a new one, and return its id.
+
+    Makes it MLflow's active run and acquires its lease, the right of this process to write to it.
 
     Args:
         client: client of the run's store.
-        name: name of a new run. An existing one keeps a name that a person gave it.
-        check: is called with an existing run before anything is changed, and may raise.
-        rename: give an existing run *name* in any case.
+        name: name of a new run. A run that exists keeps its name unless MLflow generated it.
+        check: called with a run that exists, before that is changed. It may raise.
+        rename: give a run that exists *name* in any case.
         system_metrics: log them, unless MLflow's environment variable says otherwise.
 
     Raises:
-        TrackingError: another process trains into the run.
+        TrackingError: another process is training into the run.
     """
     run_id = MLFLOW_RUN_ID.get()
     new_name: str | None = name
@@ -170,23 +183,23 @@ def open_run(
             lambda: mlflow.start_run(
                 run_name=new_name,
                 tags=lease_tags(),
-                log_system_metrics=_logs_system_metrics(system_metrics),
+                log_system_metrics=_read_system_metrics_setting(system_metrics),
             )
         )
     return str(opened.info.run_id)
 
 
 def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
-    """Start a run again whose lease this process has acquired.
+    """Set an ended run to RUNNING and make it MLflow's active run.
 
-    Makes it MLflow's active run, sets it to RUNNING, renews the lease and sets *tags*.
+    This process must have acquired its lease, which is renewed. tags: further tags to set.
     """
     with mlflow_errors(f"open run {run_id} again"):
         mlflow.start_run(
             run_id=run_id,
             # Not the holder's tag: a process that lost the lease must not take it back here.
             tags={names.PROCESS_TAG: format_lease(), **(tags or {})},
-            log_system_metrics=_logs_system_metrics(True),
+            log_system_metrics=_read_system_metrics_setting(True),
         )
 
 
@@ -199,9 +212,10 @@ def create_run(
 
 
 def join_run(client: MlflowClient, run_id: str) -> None:
-    """Acquire the lease of a run that the user opened, and report that this process trains.
+    """Acquire the lease of a run that is open: the right of this process to write to it.
 
-    Raises TrackingError if another process trains into the run.
+    Waits up to three minutes if a process on another machine may have the lease. Raises
+    TrackingError if another process is training into the run.
     """
     with mlflow_errors(f"join run {run_id}"):
         wait_for_expiry(client, run_id)
@@ -213,7 +227,10 @@ def join_run(client: MlflowClient, run_id: str) -> None:
 
 
 def get_active_run_id(store_uri: str | None = None) -> str | None:
-    """Return the id of MLflow's active run, or None if there is none, or none in *store_uri*."""
+    """Return the id of MLflow's active run, or None if there is none.
+
+    store_uri: also return None if this is not MLflow's tracking URI.
+    """
     active = mlflow.active_run()
     if active is None or store_uri not in (None, mlflow.get_tracking_uri()):
         return None
@@ -229,10 +246,10 @@ def end_run(
     sets_status: bool = True,
     stored_rows: Mapping[str, Collection[int]] | None = None,
 ) -> RunResult:
-    """Score the stored rows of a run, log its models and its outcome, and set its status.
+    """Score the stored rows of a run, log its models and set its final status and error.
 
-    If the store is away, the outcome is kept on local disk for ``sync``. A run whose lease another
-    process acquired is left as it is.
+    If the store cannot be reached, status and error are written to local disk for ``clear-mlflow
+    sync``. A run that another process took over is left as it is.
 
     Args:
         client: client of the run's store.
@@ -240,27 +257,27 @@ def end_run(
         result: how the training ended.
         member_ids: seed to run id of an ensemble's members, which are ended first.
         sets_status: False for a run that the user opened: its status stays as it is.
-        stored_rows: rows that this process stored, by run id. It is an error if the store lacks
-            any of them.
+        stored_rows: numbers of the rows that this process stored, by run id. If the store lacks
+            one of them, the result has an error.
 
     Returns:
-        The result with scores and links, and with any problem of the record.
+        The result with scores and links, and with an error if the run's record is incomplete.
     """
-    if result.is_lost:
+    if result.has_lost_lease:
         _detach_run(run_id)
         return result
     if unsent := result.unsent:
         for seed, member_id in (member_ids or {}).items():
-            outcome = result.select_member(seed).build_outcome()
-            _keep_outcome(client, member_id, outcome, unsent.folders.get(member_id))
+            outcome = result.copy_for_member(seed).build_outcome()
+            _save_outcome_locally(client, member_id, outcome, unsent.folders.get(member_id))
         outcome = result.build_outcome(sets_status=sets_status)
-        _keep_outcome(client, run_id, outcome, unsent.folders.get(run_id))
+        _save_outcome_locally(client, run_id, outcome, unsent.folders.get(run_id))
         if sets_status:
             _detach_run(run_id)
         return result.add_problem(unsent, keep_status=True)
     scores_by_seed: dict[int, Scores] = {}
     for seed, member_id in (member_ids or {}).items():
-        member = _end_one_run(client, member_id, result.select_member(seed), True, stored_rows)
+        member = _end_one_run(client, member_id, result.copy_for_member(seed), True, stored_rows)
         if member.scores is not None:
             scores_by_seed[seed] = member.scores
         if member.exit_code and not result.exit_code:
@@ -275,10 +292,10 @@ def end_run(
 
 
 def end_expired_run(client: MlflowClient, run: Run) -> None:
-    """End a run as KILLED whose lease has expired, unless it was ended or renewed since.
+    """Set a RUNNING run to KILLED because the process that trained it is gone.
 
-    run: the run as it was when its lease was found to have expired. Raises TrackingError if it was
-    acquired or renewed since.
+    run: the run as it was when its lease was found to have expired. Does nothing if it has ended
+    since, and raises TrackingError if a process has acquired or renewed its lease since.
     """
     run_id = run.info.run_id
     with mlflow_errors(f"read run {run_id}"):
@@ -292,12 +309,12 @@ def end_expired_run(client: MlflowClient, run: Run) -> None:
 
 
 def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
-    """End a run that another logger opened, with the status that fits *error*."""
+    """End a run that another logger opened: FINISHED, or FAILED or KILLED because of *error*."""
     store_outcome(MlflowClient(), run_id, build_result(error, run_id).build_outcome())
 
 
 def end_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
-    """End the run that ``mlflow run`` opened next to the training's run, and return *result*.
+    """End the run that ``mlflow run`` opened in addition to the training's run; return *result*.
 
     run_id: id of that run. None: the run of MLFLOW_RUN_ID, if it is open and *result* is KILLED;
     in other cases MLflow ends it by the exit code. Failures are ignored.
@@ -316,9 +333,10 @@ def end_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
 def log_member_summary(
     client: MlflowClient, run_id: str, scores_by_seed: Mapping[int, Scores]
 ) -> None:
-    """Log mean and sample standard deviation of each metric that all members define.
+    """Log mean and sample standard deviation of each metric over the members of an ensemble.
 
-    run_id: the parent run. Logs nothing if a member has no rows.
+    run_id: the ensemble's run. Metrics that are undefined for a member are left out. Logs nothing
+    if a member has no rows.
     """
     if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
         return
@@ -344,6 +362,12 @@ def _end_one_run(
     sets_status: bool,
     stored_rows: Mapping[str, Collection[int]] | None,
 ) -> RunResult:
+    """Score a run, log its models, set its final status, and return the result.
+
+    The result has scores and links. Errors of the store are added to the result. If the store
+    cannot be reached, status and error are written to local disk. stored_rows: as of
+    :func:`end_run`.
+    """
     result = training_result
     try:
         with mlflow_errors(f"read run {run_id}"):
@@ -354,7 +378,7 @@ def _end_one_run(
         log_models(client, run, scores)
         _check_stored_rows(run, scores, (stored_rows or {}).get(run_id, ()))
     except LeaseLostError as error:
-        return _leave_lost_run(run_id, training_result, error)
+        return _abandon_run(run_id, training_result, error)
     except ClearError as error:
         result = result.add_problem(error)
     except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
@@ -368,19 +392,24 @@ def _end_one_run(
         with mlflow_errors(f"look at run {run_id}"):
             return replace(result, links=tuple(format_run_links(client, run)))
     except LeaseLostError as error:
-        return _leave_lost_run(run_id, training_result, error)
+        return _abandon_run(run_id, training_result, error)
     except ClearError as error:
         result = result.add_problem(error, keep_status=True)
-        if is_final(error):
+        if is_permanent_error(error):
             return result
         if sets_status:
             _detach_run(run_id)
-        hint = _keep_outcome(client, run_id, training_result.build_outcome(sets_status=sets_status))
+        hint = _save_outcome_locally(
+            client, run_id, training_result.build_outcome(sets_status=sets_status)
+        )
         return replace(result, error="; ".join(filter(None, (result.error, hint))))
 
 
 def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:
-    """Raise RecordError if rows are missing in the artifact store that took them before."""
+    """Raise RecordError if rows that were stored before are missing in the artifact store.
+
+    scores: what was read from the run. expected_rows: numbers of the rows stored before.
+    """
     found_rows = scores.record.rows if scores.record else ()
     if missing_rows := sorted(set(expected_rows).difference(found_rows)):
         raise RecordError(
@@ -390,14 +419,17 @@ def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int])
         )
 
 
-def _keep_outcome(
+def _save_outcome_locally(
     client: MlflowClient, run_id: str, outcome: Outcome, folder: Path | None = None
 ) -> str:
-    """Write an outcome into a run's folder on local disk, and return how to send it.
+    """Write the final status and error of a run to local disk, and return how to upload them.
 
-    folder: the folder to try first. If no disk takes it, prints a warning and returns "".
+    folder: the run folder to try first. If no disk can be written, prints a warning and returns "".
     """
-    for path in (*([folder] if folder else find_run_folders(run_id)), *candidate_folders(run_id)):
+    for path in (
+        *([folder] if folder else find_run_folders(run_id)),
+        *list_candidate_folders(run_id),
+    ):
         try:
             if (path / HEADER_JSON).is_file():
                 run_folder = RunFolder.reopen(path, run_id)
@@ -414,21 +446,21 @@ def _keep_outcome(
     return ""
 
 
-def _leave_lost_run(run_id: str, result: RunResult, error: LeaseLostError) -> RunResult:
-    """Leave a run to the process that acquired its lease, and return the result."""
+def _abandon_run(run_id: str, result: RunResult, error: LeaseLostError) -> RunResult:
+    """Stop using a run that another process took over, and return *result* with *error*."""
     _detach_run(run_id)
     return replace(result.add_problem(error, keep_status=True), problem=error)
 
 
 def _detach_run(run_id: str) -> None:
-    """Make MLflow forget that a run is active here, so that it does not set a status at exit."""
+    """Make MLflow forget its active run, so that MLflow does not set the run's status at exit."""
     forget_active_run(run_id)
     if monitor := forget_system_metrics(run_id):
         # In a thread: it may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
 
 
-def _logs_system_metrics(default: bool | None) -> bool | None:
+def _read_system_metrics_setting(default: bool | None) -> bool | None:
     """Return the setting of MLflow's environment variable, or *default* if it is not set."""
     variable = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     return variable.get() if variable.is_set() else default

@@ -23,7 +23,7 @@ from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring import Scores
-from clear_mlflow.scoring.run_log import build_points, name_bucket_series
+from clear_mlflow.scoring.run_log import build_bucket_series_names, build_metric_values
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -34,9 +34,10 @@ _READY: Literal["READY"] = "READY"
 
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
-    """Log the stored weights of a run as MLflow models, and return how many were new.
+    """Log the weights that a run stored as MLflow models, and return how many were logged.
 
-    Each has the accuracies of its row. Logs nothing unless the run asks for models.
+    Each model gets the accuracies of its row as metrics. Models that are logged already are
+    skipped. Logs nothing if the run's parameter ``log_models`` is "none".
     """
     params = run.data.params
     # A configuration file may have another value than the one that "mlflow run" logged.
@@ -59,6 +60,7 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
 
 
 def _search_models(client: MlflowClient, run: Run) -> list[LoggedModel]:
+    """Return all MLflow models whose source is this run."""
     query = f"source_run_id = '{run.info.run_id}'"
     page = client.search_logged_models([run.info.experiment_id], query)
     models = list(page)
@@ -74,17 +76,20 @@ def _log_model(
     scores: Scores,
     record: Record,
     row: int,
-    stored: ArtifactFolder,
-    logged: LoggedModel | None,
+    weights_folder: ArtifactFolder,
+    unfinished_model: LoggedModel | None,
 ) -> bool:
-    """Log the weights of one row as a model, and return True if that was possible.
+    """Log the weights after one bucket as an MLflow model, and return True if that was possible.
 
-    A file that is too large, or does not describe its predictions, is skipped.
+    Returns False if the file is too large or has no description of its predictions.
+
+    row: number of trained buckets. weights_folder: the folder of the run's weights.
+    unfinished_model: the model if an earlier call did not finish it, or None.
     """
     run_id, file = run.info.run_id, names.format_model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read {file} of run {run_id}"):
-            weights = stored.fetch_file(file, scratch)
+            weights = weights_folder.fetch_file(file, scratch)
         if weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
         if (description := read_description(weights)) is None:
@@ -94,7 +99,7 @@ def _log_model(
             return False
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
             # A model that a process began and did not finish is completed.
-            model = logged or client.create_logged_model(
+            model = unfinished_model or client.create_logged_model(
                 run.info.experiment_id,
                 # Without what MLflow takes in no model's name.
                 name=re.sub(r"[/:.%\"']", "_", f"{run.info.run_name}, after {row}"),
@@ -112,7 +117,7 @@ def _log_model(
             folder = Path(scratch, "model")
             _save_model(folder, weights, description, Model(run_id=run_id, model_id=model.model_id))
             client.log_model_artifacts(model.model_id, str(folder))
-            outputs = client.get_run(run_id).outputs if logged else None
+            outputs = client.get_run(run_id).outputs if unfinished_model else None
             linked = [output.model_id for output in outputs.model_outputs] if outputs else []
             if model.model_id not in linked:
                 client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=row)])
@@ -122,6 +127,7 @@ def _log_model(
 
 
 def _save_model(folder: Path, weights: Path, description: ModelDescription, model: Model) -> None:
+    """Save weights as an MLflow pyfunc model with signature and example input to a new folder."""
     output_schema = Schema(
         [
             ColSpec(DataType.long, "class"),
@@ -152,16 +158,16 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
 
 
 def _encode_grey_image(side: int) -> bytes:
-    """Return a grey PNG image, as an example of the model's input."""
+    """Return a grey square as a PNG file. side: its width in pixels."""
     content = io.BytesIO()
     Image.new("RGB", (side, side), (128, 128, 128)).save(content, "PNG")
     return content.getvalue()
 
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
-    """Return the run's points at a row, as metrics of the model and its dataset."""
+    """Return the run's metrics of single buckets after *row* buckets, as metrics of the model."""
     prefix = names.format_bucket_prefix(record.matrix.score.name)
-    series = set(name_bucket_series(record.masked_matrix.buckets, prefix))
+    series = set(build_bucket_series_names(record.masked_matrix.buckets, prefix))
     return [
         Metric(
             *point,
@@ -169,6 +175,6 @@ def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel)
             dataset_name=record.dataset.name,
             dataset_digest=names.shorten_digest(record.dataset.digest),
         )
-        for point in build_points(scores.stored, scores.results)
+        for point in build_metric_values(scores.stored, scores.results)
         if point.step == row and point.name in series
     ]

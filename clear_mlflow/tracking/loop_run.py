@@ -92,14 +92,14 @@ def track(
     run_name: str | None = None,
     metrics: str | Sequence[str] = ",".join(DEFAULT_FAMILIES),
 ) -> LoopRun:
-    """Track a custom training loop, which logs its rows: ``run.log_counts(i, correct)``.
+    """Track a custom training loop, which calls ``run.log_counts(i, correct)`` after bucket i.
 
     Use it as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left
-    open. Without one, a run is opened, and closed with the right status. Each row is stored when
-    ``log_counts`` or a similar method returns. After the block, even after an error, the stored
-    rows are scored, and ``run.metrics`` and ``run.matrix`` contain the result;
-    ``clear_mlflow.load(run.run_id)`` returns the stored run, with data frames and JSON. A run that
-    already contains rows of the same loop is continued.
+    open. Without one, a run is opened, and closed with the right status. Each call stores one row
+    of the accuracy matrix: the results on all buckets after training on one. After the block, even
+    after an error, the stored rows are scored, and ``run.metrics`` and ``run.matrix`` contain the
+    result; ``clear_mlflow.load(run.run_id)`` returns the stored run, with data frames and JSON. A
+    run that already contains rows of the same loop is continued.
 
     Args:
         buckets: names of all buckets in stream order, which may be whole numbers and dates, or
@@ -135,8 +135,8 @@ def track(
     Raises:
         ConfigError: a value is out of range, or two values contradict each other.
         RecordError: a key, a count or a name cannot be stored in a record.
-        TrackingError: on entering, if MLflow cannot store the run, or it contains rows of another
-            loop.
+        TrackingError: on entering, if MLflow cannot store the run, or it contains rows with
+            another dataset, seed or other values than these.
     """
     options = locals()
     del options["run_name"], options["metrics"]
@@ -146,14 +146,14 @@ def track(
 class LoopRun:
     """The MLflow run of a custom training loop, made by :func:`clear_mlflow.track`.
 
-    Use it as a context manager. A row is on local disk, and in the store unless that is away, when
-    :meth:`log_counts` or a similar method returns. When the block ends, by an error or not, the
-    stored rows are read back and scored. A run that this object opened is closed with the right
-    status; a run that was active before is left open. ``print`` and notebooks show the rows so
-    far; ``clear_mlflow.load(run.run_id)`` returns the stored run.
+    Use it as a context manager. When :meth:`log_counts` or a similar method returns, a row is on
+    local disk, and in the store unless that cannot be reached. When the block ends, by an error or
+    not, the stored rows are read back and scored. A run that this object opened is closed with the
+    right status; a run that was active before is left open. ``print`` and notebooks show the rows
+    so far; ``clear_mlflow.load(run.run_id)`` returns the stored run.
 
     Args:
-        metadata: description of the loop.
+        metadata: buckets, dataset and parameters of the loop.
         run_name: name of a run that is opened, or None to build one from the metadata.
         metrics: metric families to log, as a list or separated by commas.
         run_id: run that another logger opened, to join and to end, or None to join the active run
@@ -207,7 +207,7 @@ class LoopRun:
                 client,
                 self._name,
                 # An error here leaves the run as it is.
-                lambda run: self._load_stored(client, run.info.run_id),
+                lambda run: self._load_stored_rows(client, run.info.run_id),
                 rename=self._run_name is not None,
             )
         else:
@@ -263,10 +263,10 @@ class LoopRun:
             raise problem
 
     def log_counts(self, after: int | str, correct: object, *, cost: Cost = None) -> None:
-        """Store one row: the number of correct test images per bucket.
+        """Store one row of the accuracy matrix: correct test images per bucket.
 
-        Metrics and pictures follow automatically. Rows may come in any order. A row that comes
-        twice with the same numbers is stored once.
+        Metrics and pictures follow automatically. Rows may come in any order. A row that is
+        logged twice with the same numbers is stored once.
 
         Args:
             after: bucket that was trained on last: its number, from 1, or its name as a string. 0
@@ -279,7 +279,7 @@ class LoopRun:
 
         Raises:
             ConfigError: a value is out of range, or ``num_instances`` is not known.
-            RecordError: the numbers do not fit the loop, or the row is stored with others.
+            RecordError: the numbers do not fit the loop, or the row is stored with other numbers.
             TrackingError: the block has ended.
         """
         self._log(after, cost, lambda: (row_of_counts(self._metadata, after, correct), None))
@@ -297,7 +297,10 @@ class LoopRun:
         self.log_values(after, accuracies, cost=cost)
 
     def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
-        """Store one row like :meth:`log_accuracies`, of the loop's ``score``: finite numbers."""
+        """Store one row like :meth:`log_accuracies`, with values of the ``score`` of :func:`track`.
+
+        The values may be any finite numbers.
+        """
         self._log(after, cost, lambda: (row_of_values(self._metadata, after, values), None))
 
     def log_predictions(
@@ -323,20 +326,24 @@ class LoopRun:
             metadata = self._metadata if truth is None else with_truth(self._metadata, truth)
             row = row_of_predictions(metadata, after, predictions)
             if metadata is not self._metadata:
-                self._set_truth(metadata)
+                self._set_true_labels(metadata)
             return row
 
         self._log(after, cost, count)
 
-    def _set_truth(self, metadata: LoopMetadata) -> None:
-        """Store the digest of the true labels in the run, and in all rows from now on."""
+    def _set_true_labels(self, metadata: LoopMetadata) -> None:
+        """Log the digest of the true labels, and store it in all rows from now on.
+
+        metadata: the loop's metadata with true labels. Raises RecordError if rows were logged
+        without.
+        """
         if self._rows or self._tests:
             raise RecordError(
                 "true labels arrived after rows without them; pass them to track: test_labels=[...]"
             )
         with self._lock_recorder("the truth", "rows") as recorder:
             recorder.write_tags({"dataset_digest": metadata.dataset.digest})
-            recorder.write_file(LOOP_JSON, _describe_loop(metadata).encode())
+            recorder.write_file(LOOP_JSON, _format_loop_json(metadata).encode())
             recorder.build_record = partial(recorder.build_record, dataset=metadata.dataset)
             self._metadata = metadata
 
@@ -346,7 +353,12 @@ class LoopRun:
         cost: Cost,
         count: Callable[[], tuple[AccuracyRow, RowPredictions | None]],
     ) -> None:
-        """Store the row that *count* returns, unless it is stored with the same numbers."""
+        """Store the row that *count* returns, unless it is stored with the same numbers.
+
+        after: bucket that was trained on last. count: function that returns the row and its
+        predictions, or None without predictions. Raises RecordError if the row is stored with other
+        numbers.
+        """
         with self._lock_recorder(f"the row after {safe_repr(after)}", "rows") as recorder:
             row, predictions = count()
             row = replace(row, cost=row_cost(cost))
@@ -400,7 +412,7 @@ class LoopRun:
 
         Raises:
             ConfigError: the loop has no counts of test images, or a value is out of range.
-            RecordError: the numbers do not fit the loop, or the test is stored with others.
+            RecordError: the numbers do not fit the loop, or the test is stored with other numbers.
             TrackingError: the block has ended.
         """
         with self._lock_recorder(f"a test inside bucket {safe_repr(bucket)}", "tests") as recorder:
@@ -428,14 +440,14 @@ class LoopRun:
 
     @property
     def run_id(self) -> str:
-        """The id of the MLflow run."""
+        """The id of the MLflow run. Raises TrackingError before the block."""
         if self._recorder is None:
             raise TrackingError("there is no run yet; it is opened by 'with'")
         return self._recorder.run_id
 
     @property
     def matrix(self) -> AccuracyMatrix:
-        """The rows so far. After the block, they are read back from the store.
+        """The accuracy matrix of the rows so far. After the block, it is read back from the store.
 
         Raises:
             TrackingError: there is no row.
@@ -477,7 +489,7 @@ class LoopRun:
 
     @property
     def _record(self) -> Record | None:
-        """The record of :attr:`matrix`, or None before the first row."""
+        """The rows so far with their metadata, or None before the first row."""
         if self._scores is not None and self._scores.record is not None:
             return self._scores.record
         if self._recorder is None or not self._rows:
@@ -498,10 +510,11 @@ class LoopRun:
 
     @contextmanager
     def _lock_recorder(self, arrival: str, measured: str) -> Iterator[RunRecorder]:
-        """Return the recorder of the open run, locked for this thread.
+        """Yield the run's recorder, which no other thread can use meanwhile.
 
-        Raises TrackingError if the block has ended, or in a forked process. arrival: what was
-        logged, for the message. measured: "rows" or "tests".
+        Raises TrackingError if the block has ended, or in a forked process.
+
+        arrival: what was logged, for the message. measured: "rows" or "tests", for the message.
         """
         if os.getpid() != self._process_id:  # before the lock, which may be locked for ever here
             raise TrackingError(
@@ -517,7 +530,10 @@ class LoopRun:
             yield self._recorder
 
     def _find_missing_row(self) -> RecordError | None:
-        """Return an error if only the last row is missing, since the loop counted from 0."""
+        """Return an error if exactly the last row was not logged, or None.
+
+        That happens if a loop counts buckets from 0 instead of 1.
+        """
         last = len(self._metadata.buckets)
         if not self.expects_last_row or self._rows.keys() != set(range(last)):
             return None
@@ -527,9 +543,9 @@ class LoopRun:
         )
 
     def _open_recorder(self, client: MlflowClient, run_id: str) -> None:
-        """Describe the loop in the open run, and start to record."""
+        """Log the parameters, tags and dataset of the loop, and start to record rows."""
         recorder = RunRecorder(client, run_id, self._families)
-        run = self._load_stored(client, run_id)
+        run = self._load_stored_rows(client, run_id)
         recorder.rows.update(self._rows)
         self._rows = recorder.rows
         with mlflow_errors(f"log the configuration of run {run_id}"):
@@ -542,10 +558,11 @@ class LoopRun:
             raise
         self._recorder, self._run_name = recorder, run.info.run_name
 
-    def _load_stored(self, client: MlflowClient, run_id: str) -> Run:
-        """Upload what this machine still has of a run, then load its rows and tests.
+    def _load_stored_rows(self, client: MlflowClient, run_id: str) -> Run:
+        """Load the rows and tests that a run has, and return the run.
 
-        Raises TrackingError if the run contains rows of another loop.
+        Before that, uploads what earlier processes left on local disk. Raises TrackingError if the
+        rows have another dataset, seed or other metadata than this loop.
         """
         with mlflow_errors(f"read run {run_id}"):
             upload_left_folders(client, client.get_run(run_id))
@@ -562,7 +579,7 @@ class LoopRun:
         return run
 
     def _log_configuration(self, client: MlflowClient, run: Run) -> None:
-        """Log the loop's parameters and tags, except for those that the run's owner logged."""
+        """Log the loop's parameters and tags. Those that the run has already are kept."""
         metadata, run_id = self._metadata, run.info.run_id
         params = [
             Param(name, value)
@@ -582,9 +599,10 @@ class LoopRun:
             client.delete_tag(run_id, names.ERROR_TAG)
         client.log_batch(run_id, params=params, tags=[RunTag(k, v) for k, v in tags.items()])
         # The first artifact: a store that takes no artifacts is found before any training.
-        client.log_text(run_id, _describe_loop(metadata), LOOP_JSON)
+        client.log_text(run_id, _format_loop_json(metadata), LOOP_JSON)
 
     def _log_dataset(self, recorder: RunRecorder) -> None:
+        """Log the dataset as an MLflow input, with its digest and number of test images."""
         metadata = self._metadata
         profile: dict[str, Any] = {
             "digest": metadata.dataset.digest,
@@ -605,8 +623,8 @@ class LoopRun:
         )
 
 
-def _describe_loop(metadata: LoopMetadata) -> str:
-    """Return the content of own_loop.json."""
+def _format_loop_json(metadata: LoopMetadata) -> str:
+    """Return the content of own_loop.json: buckets, dataset, classes and parameters."""
     content = {
         "buckets": metadata.buckets,
         "num_instances": metadata.num_instances,
@@ -619,7 +637,10 @@ def _describe_loop(metadata: LoopMetadata) -> str:
 
 
 def _read_rows(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:
-    """Return the rows of a run by number, or raise TrackingError if they are of another loop."""
+    """Return the rows of a run by row number.
+
+    Raises TrackingError if their dataset, seed or other metadata differ from *loop*.
+    """
     rows = {}
     for file_name, record in read_rows(client, run).items():
         row, dataset = record.row, record.dataset
@@ -645,7 +666,7 @@ def _read_rows(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, 
 
 
 def _check_test_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
-    """Raise TrackingError if a run's predictions are for other test images."""
+    """Raise TrackingError if the predictions stored in a run are for other images than *images*."""
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with folder.open_scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):

@@ -22,7 +22,7 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_i
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.run_folder import FolderHeldError, find_run_folders
+from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
 from clear_mlflow.journal.uploader import list_artifacts, upload_left_folders
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
@@ -36,7 +36,7 @@ from clear_mlflow.store.lease import (
     Lease,
     check_not_held,
     format_lease,
-    is_recent_claim,
+    is_recent_reservation,
 )
 from clear_mlflow.store.rows import is_torn_row, list_row_sizes, parse_rows, read_row_files
 from clear_mlflow.store.search import MissingRun, select_runs
@@ -50,7 +50,7 @@ _WAIT = "wait until it has ended, or start a new run"
 
 @dataclass(frozen=True, eq=False)
 class ResumePoint:
-    """What is stored of a run that is to be resumed."""
+    """The stored rows and training state from which a run is resumed."""
 
     run: Run  # as it was when it was read
     config: TrainConfig
@@ -62,7 +62,7 @@ class ResumePoint:
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing is left to train or to store."""
+        """True if all rows are stored and the run is FINISHED or has no training state."""
         if not self.records:
             return False
         num_buckets = len(next(iter(self.records.values())).row.buckets)
@@ -72,17 +72,20 @@ class ResumePoint:
 
     @property
     def resume_number(self) -> int:
-        """How often the run has been resumed, this time included."""
+        """The number of this resume: 1 when the run is resumed for the first time."""
         return _read_num_resumes(self.run) + 1
 
     @property
     def earlier_rows(self) -> dict[int, AccuracyRow]:
-        """The stored rows, by number, before the one that training begins with."""
+        """The stored rows before the row of the training state, by row number."""
         first = 0 if self.state is None else self.state.manifest.row
         return {row: record.row for row, record in self.records.items() if row < first}
 
-    def has_dataset(self, metadata: StreamMetadata) -> bool:
-        """Return True if the run has its dataset as an MLflow input, and its evaluation set."""
+    def has_logged_dataset(self, metadata: StreamMetadata) -> bool:
+        """Return True if the run has its dataset as an MLflow input, and its evaluation set.
+
+        The evaluation set is needed only if *metadata* has one.
+        """
         evaluation_set = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
         inputs = self.run.inputs
         return bool(inputs and inputs.dataset_inputs) and (
@@ -96,9 +99,9 @@ class ResumePoint:
         return self.state.manifest.written_at
 
     def find_stored_row(self, measured: AccuracyRow) -> AccuracyRow | None:
-        """Return the stored row of the same number, or None if there is none.
+        """Return the stored row with the number of *measured*, or None if there is none.
 
-        Raises TrackingError if it was measured on other test images.
+        Raises TrackingError if the stored row was measured on other test images.
         """
         record = self.records.get(measured.row)
         if record is None:
@@ -118,9 +121,9 @@ class ResumePoint:
 
 
 def has_rows(client: MlflowClient, run_id: str) -> bool:
-    """Return True if an earlier training left rows of a run, in the store or on local disk.
+    """Return True if a run has rows in the store, or files on local disk that are not uploaded.
 
-    Raises TrackingError if a process trains into the run.
+    Raises TrackingError if another process is training into the run.
     """
     run = client.get_run(run_id)
     check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
@@ -132,25 +135,27 @@ def read_resume_point(
 ) -> ResumePoint:
     """Upload what earlier processes left on local disk, and read what a run is resumed from.
 
+    Prints warnings about damaged training states, which are skipped.
+
     Args:
         client: client of the run's store.
         run_id: id of the run.
         download_folder: folder for the training state, which is read from there later.
-        assume_dead: ignore a lease from another machine.
+        assume_dead: do not check whether a process on another machine is training into the run.
 
     Raises:
         RecordError: the configuration or a row is damaged.
-        TrackingError: the run cannot be resumed, or another process trains into it.
+        TrackingError: the run cannot be resumed, or another process is training into it.
     """
-    run = _select_training_run(client, run_id, assume_dead)
+    run = _get_resumable_run(client, run_id, assume_dead)
     try:
         config = TrainConfig.resolve(read_config(client, run))
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
     try:
         upload_left_folders(client, run)
-    except FolderHeldError as error:  # that process had no lease yet when the run was read
-        raise _build_held_error(run_id) from error
+    except FolderLockedError as error:  # that process had no lease yet when the run was read
+        raise _build_in_use_error(run_id) from error
     state_rows = list_state_rows(client, run)
     state, problems = read_newest_state(client, run, download_folder)
     for problem in problems:
@@ -192,12 +197,11 @@ def read_resume_point(
 def resolve_resume_parameters(
     point: ResumePoint, requested: Mapping[str, str]
 ) -> tuple[dict[str, str], TrainConfig]:
-    """Return the parameters that a run is resumed with, as text and resolved.
+    """Return the parameters that a run is resumed with, as text and as a TrainConfig.
 
-    requested: parameters that the user passed, as text; ``auto`` agrees with the run's.
-
-    Raises ConfigError if they differ from the run's, or if the run needs code of the user and they
-    do not name it.
+    requested: parameters that the user passed, as text; ``auto`` stands for the run's value. Raises
+    ConfigError if others differ from the run's, or if the run needs a strategy or dataset class of
+    the user that *requested* does not name.
     """
     overrides = {name: value for name, value in requested.items() if value != AUTO}
     config, run_id = point.config, point.run.info.run_id
@@ -223,7 +227,8 @@ def resolve_resume_parameters(
 def check_parameters(point: ResumePoint, config: TrainConfig, ignored: Sequence[str] = ()) -> None:
     """Raise ConfigError if parameters differ from the run's, except those that may change.
 
-    ignored: names of further parameters that are not compared.
+    Those that may change say only where to train, for example the device. ignored: names of further
+    parameters that are not compared.
     """
     ignored = (*parameters_with("may_move"), *ignored)
     values = {name: value for name, value in config.as_text().items() if name not in ignored}
@@ -235,7 +240,7 @@ def check_parameters(point: ResumePoint, config: TrainConfig, ignored: Sequence[
 
 
 def check_data(point: ResumePoint, metadata: StreamMetadata) -> None:
-    """Raise DataError if a dataset is not the one that the run was trained on."""
+    """Raise DataError if a dataset differs from the one that the run was trained on."""
     if point.state is None:
         expected = DatasetIdentity(metadata.name, metadata.digest)
         is_other = any(record.dataset != expected for record in point.records.values())
@@ -250,7 +255,7 @@ def check_data(point: ResumePoint, metadata: StreamMetadata) -> None:
 
 
 def describe_data(metadata: StreamMetadata) -> dict[str, Any]:
-    """Return the JSON values of a dataset that have to be equal when a run is resumed."""
+    """Return the facts of a dataset that must be the same when a run is resumed, as JSON values."""
     return {
         "dataset": metadata.name,
         "digest": metadata.digest,
@@ -268,14 +273,14 @@ def describe_data(metadata: StreamMetadata) -> dict[str, Any]:
 def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = False) -> None:
     """Acquire the lease of an interrupted run, and make it MLflow's active run.
 
-    Raises TrackingError if another process trains into the run, has claimed it, or has stored
-    anything since *point* was read.
+    From then on, only this process may write to the run. Raises TrackingError if another process is
+    training into it, is about to resume it, or has stored rows since *point* was read.
     """
     run_id = point.run.info.run_id
     with mlflow_errors(f"take over run {run_id}"):
         run = client.get_run(run_id)
         check_not_held(client, run, _WAIT, assume_dead=assume_dead)
-        number = claim_run(client, run)
+        number = reserve_resume(client, run)
     lease = Lease(client, run_id)
     lease.acquire()
     run = lease.check()
@@ -290,35 +295,36 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
     reopen_run(run_id, {names.RESUMES_TAG: str(number)})
 
 
-def claim_run(client: MlflowClient, run: Run) -> int:
-    """Claim the next resume of a run for this process, and return its number, from 1.
+def reserve_resume(client: MlflowClient, run: Run) -> int:
+    """Reserve the next resume of a run for this process, and return its number, from 1.
 
-    Of several processes, one can: the claim is a parameter, which MLflow lets nobody write twice.
-    Raises TrackingError for the others.
+    If several processes try, one succeeds: the reservation is an MLflow parameter, which cannot be
+    overwritten. Raises TrackingError in the others.
     """
     run_id = run.info.run_id
-    if is_claimed(run):
-        raise _build_held_error(run_id)
-    number = len(_list_claims(run)) + 1
+    if is_resume_reserved(run):
+        raise _build_in_use_error(run_id)
+    number = len(_list_reservations(run)) + 1
     try:
         client.log_param(run_id, f"{_CLAIM_PREFIX}{number}", format_lease())
     except MlflowException as error:
         if error.error_code == "INVALID_PARAMETER_VALUE":
-            raise _build_held_error(run_id) from error
+            raise _build_in_use_error(run_id) from error
         raise
     return number
 
 
-def is_claimed(run: Run) -> bool:
-    """Return True if another process has claimed a run just now and has not begun to train."""
-    claims = _list_claims(run)
-    return len(claims) > _read_num_resumes(run) and is_recent_claim(claims[-1])
+def is_resume_reserved(run: Run) -> bool:
+    """Return True if another process is about to resume a run and has not begun to train."""
+    claims = _list_reservations(run)
+    return len(claims) > _read_num_resumes(run) and is_recent_reservation(claims[-1])
 
 
 def read_config(client: MlflowClient, run: Run) -> dict[str, str]:
-    """Return the parameters in a run's config.json, or raise RecordError if it is damaged.
+    """Return the parameters in a run's config.json, as text.
 
-    Raises TrackingError if the run has no config.json.
+    Raises RecordError if the file is damaged, and TrackingError if it does not exist or the run is
+    of a custom training loop.
     """
     run_id, folder = run.info.run_id, ArtifactFolder(client, run)
     with mlflow_errors(f"read {names.CONFIG_JSON} of run {run_id}"):
@@ -338,8 +344,12 @@ def read_config(client: MlflowClient, run: Run) -> dict[str, str]:
         return json_texts(content, MAX_CONFIG_BYTES)
 
 
-def _select_training_run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
-    """Return a run, or raise TrackingError if it is not a training that can be resumed here."""
+def _get_resumable_run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
+    """Return a run, or raise TrackingError if it cannot be resumed here.
+
+    That is the case if it is no training, was trained with another version of this package, or
+    another process is training into it.
+    """
     with mlflow_errors(f"read run {run_id[:80]}"):
         (run,) = select_runs(client, run_ids=(run_id,))
     if isinstance(run, MissingRun):
@@ -364,9 +374,10 @@ def _select_training_run(client: MlflowClient, run_id: str, assume_dead: bool) -
 def _read_rows(
     client: MlflowClient, run: Run, state: StoredState | None
 ) -> tuple[dict[str, RowRecord], frozenset[int]]:
-    """Return the rows of a run by file name, and the damaged rows that training will replace.
+    """Return the rows of a run by file name, and the numbers of damaged rows to measure again.
 
-    Raises RecordError for another damaged row.
+    A damaged row is measured again if training from *state* comes to it. Raises RecordError for any
+    other damaged row.
     """
     records_by_file: dict[str, RowRecord] = {}
     damaged_rows = set()
@@ -383,8 +394,8 @@ def _read_rows(
     return records_by_file, frozenset(damaged_rows)
 
 
-def _list_claims(run: Run) -> list[str]:
-    """Return the claims on a run in order, up to the first number that is missing."""
+def _list_reservations(run: Run) -> list[str]:
+    """Return the processes that reserved a resume of a run, as JSON texts in order of resumes."""
     claims = (run.data.params.get(f"{_CLAIM_PREFIX}{number}", "") for number in itertools.count(1))
     return list(itertools.takewhile(bool, claims))
 
@@ -395,7 +406,7 @@ def _read_num_resumes(run: Run) -> int:
     return int(value) if re.fullmatch("[0-9]{1,9}", value) else 0
 
 
-def _build_held_error(run_id: str) -> TrackingError:
+def _build_in_use_error(run_id: str) -> TrackingError:
     return TrackingError(f"another process trains into run {run_id} now; {_WAIT}")
 
 
@@ -404,7 +415,7 @@ def _build_resume_error(run_id: str, reason: str) -> TrackingError:
 
 
 def _describe_differences(values: Mapping[str, Any], run_values: Mapping[str, Any]) -> str:
-    """Return for example "epochs is 5 and the run has 3", or "" if all values are equal."""
+    """Return for example "epochs is 5 and the run has 3", or "" if all *values* are equal."""
     return "; ".join(
         f"{name} is {str(value)[:200]} and the run has "
         + " ".join(str(run_values.get(name, "nothing")).split())[:200]

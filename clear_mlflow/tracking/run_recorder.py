@@ -20,13 +20,13 @@ from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, candidate_folders
+from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
-from clear_mlflow.scoring.run_log import Point, evaluate_step, to_mlflow_metrics
+from clear_mlflow.scoring.run_log import MetricValue, evaluate_step, to_mlflow_metrics
 from clear_mlflow.scoring.run_record import to_milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
@@ -39,13 +39,13 @@ _LOADING_SECONDS = 10.0  # on a busy machine; usually one or two
 
 
 class RunRecorder:
-    """Appends to the folder of one run on local disk, from which an uploader sends to the store.
+    """Writes what a run measures to local disk at once, and uploads it to MLflow in a thread.
 
     Args:
-        client: MLflow client of the store.
-        run_id: id of the open run.
-        families: names of the metric families to log after each row.
-        parent: recorder of the parent run, whose uploader and thread this one uses, or None.
+        client: client of the tracking store.
+        run_id: id of a RUNNING run.
+        families: names of the groups of metrics to log after each row.
+        parent: recorder of the parent run, whose upload thread this one uses, or None.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RunRecorder:
         if parent is not None:
             parent._recorders.append(self)
         self._run_name = run_id
-        self._candidates = iter(candidate_folders(run_id))  # folders that were not tried yet
+        self._candidates = iter(list_candidate_folders(run_id))  # folders that were not tried yet
         self._folders: list[RunFolder] = []  # the last one is written to
         self._bucket_points: list[Metric] = []  # points of the first rows, to be sent after others
         self._curve: list[Metric] = []  # points of the curve that are not on local disk yet
@@ -77,15 +77,17 @@ class RunRecorder:
         self._unplotted: AccuracyMatrix | None = None  # the matrix, if no picture shows it yet
         self._is_loaded, self._is_over = threading.Event(), threading.Event()
         # A daemon, since a call that hangs must not keep the process.
-        self._heart = threading.Thread(target=self._live, name="clear_mlflow heart", daemon=True)
+        self._background_thread = threading.Thread(
+            target=self._run_background_tasks, name="clear_mlflow heart", daemon=True
+        )
 
     @property
     def rows_by_run(self) -> dict[str, dict[int, AccuracyRow]]:
-        """The rows of this run and of its child runs, by run id."""
+        """The rows of this run and of its child runs, by run id and row number."""
         return {recorder.run_id: recorder.rows for recorder in self._recorders}
 
     def open(self, run: Run) -> None:
-        """Create the run's folder, start to upload, and load plotting code in the background.
+        """Create the run's folder on local disk, and start the threads that upload and draw.
 
         Raises TrackingError if no disk can be written.
         """
@@ -94,16 +96,16 @@ class RunRecorder:
         self._open_folder()
         if self._parent is None:
             self.uploader.start()
-            self._heart.start()
+            self._background_thread.start()
 
     def close(self, error: BaseException | None) -> None:
-        """Upload the remaining entries, and unlock the folders or remove empty ones.
+        """Upload what is not stored yet, stop the threads, and delete empty local folders.
 
-        error: why training ended early, or None. A child run is closed with its parent.
+        error: why training ended early, or None. A child run is uploaded when its parent is closed.
 
         Raises:
             UnsentError: the store did not take everything; the rest stays on local disk.
-            LeaseLostError: another process has acquired the run's lease.
+            LeaseLostError: another process has taken over the run.
         """
         uploader = self.uploader
         if (
@@ -118,9 +120,9 @@ class RunRecorder:
             uploader.finish(min(self._exit_wait, _MAX_STOPPED_WAIT_SECONDS if error else math.inf))
         finally:
             self._is_over.set()  # no renewal of the lease after the end of the run
-            self._heart.join(_JOIN_SECONDS if uploader.is_away else None)
+            self._background_thread.join(_JOIN_SECONDS if uploader.is_failing else None)
             for folder in (f for recorder in self._recorders for f in recorder._folders):
-                folder.close(remove=not folder.entries())
+                folder.close(remove=not folder.list_entries())
         unsent = uploader.build_unsent_error()
         if uploader.lease_error is not None:
             suffix = f"; {unsent}" if unsent else ""
@@ -131,9 +133,9 @@ class RunRecorder:
             raise unsent from error
 
     def log_dataset(self, *, source: str, profile: Mapping[str, object], **row_fields: Any) -> None:
-        """Log the dataset as an MLflow input, and set the fields that all records of rows share.
+        """Log the dataset as an MLflow input, and set the fields that all rows have in common.
 
-        source: where the data is from. profile: counts and digests, as JSON. row_fields: as
+        source: where the data is from. profile: counts and digests, as JSON. row_fields: as of
         :meth:`set_row_fields`.
         """
         self.set_row_fields(**row_fields)
@@ -151,7 +153,7 @@ class RunRecorder:
             retry_on_conflict(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
 
     def set_row_fields(self, **row_fields: Any) -> None:
-        """Set the fields of RowRecord that are the same in all rows, such as seed and dataset."""
+        """Set the fields of RowRecord that all rows have in common, such as seed and dataset."""
         self.build_record = partial(RowRecord, package_version=__version__, **row_fields)
 
     def write_row(
@@ -161,10 +163,16 @@ class RunRecorder:
         files: Mapping[str, bytes],
         curve: Iterable[CurvePoint] = (),
     ) -> None:
-        """Write a row to disk, then *files* that belong to it and points of metrics.
+        """Write a row of the accuracy matrix, its files and its metrics to disk, and upload them.
 
-        Waits some seconds until the store has the row and its files. Raises LeaseLostError if
-        another process has acquired the run's lease, and TrackingError if no disk can be written.
+        Waits up to 5 seconds per row until they are stored; later, they are uploaded in the
+        background.
+
+        record: the row with its metadata. files: artifact path to content. curve: values of loss,
+        learning rate and speed by step.
+
+        Raises LeaseLostError if another process has taken over the run, and TrackingError if no
+        disk can be written.
         """
         row = record.row
         self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
@@ -183,26 +191,26 @@ class RunRecorder:
                 matrix, row.row, add_cost_metrics(get_family_metrics(self.families), matrix), prefix
             )
             metrics = to_mlflow_metrics(
-                Point(n, value, time, row.row) for n, value in values.items()
+                MetricValue(n, value, time, row.row) for n, value in values.items()
             )
-            points = self._append_points(self._sort_points(metrics, row.row))
+            points = self._write_points(self._sort_points(metrics, row.row))
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
         self._unplotted = matrix
         if self._parent is None and row.row > 0:  # there is time during the first bucket
             self._is_loaded.wait(_LOADING_SECONDS)
 
-    def complete_row(
+    def write_missing_files(
         self,
         stored: AccuracyRow,
         *,
         files: Mapping[str, bytes],
         curve: Iterable[CurvePoint],
     ) -> None:
-        """Write the files and the curve that a resumed run lacks of a row that is stored."""
+        """Write and upload what is missing for a row that was stored before the resume."""
         self.rows[stored.row] = stored  # metrics are computed from what is stored
         self._add_to_curve(curve)
-        points = self._append_points()
+        points = self._write_points()
         try:
             for path, content in files.items():
                 self.write_file(path, content)
@@ -210,41 +218,51 @@ class RunRecorder:
             self._wait_and_enqueue(points)
 
     def write_file(self, path: str, content: bytes) -> None:
-        """Write an artifact to disk and enqueue it. Raises TrackingError if no disk takes it."""
+        """Write an artifact to disk, to be uploaded.
+
+        Raises TrackingError if no disk can be written.
+        """
         self.uploader.enqueue(self._append(lambda folder: folder.append(path, content), path))
 
     def write_tags(self, tags: Mapping[str, str]) -> None:
-        """Write tags of the run to disk and enqueue them. Raises TrackingError like write_file."""
+        """Write tags of the run to disk, to be uploaded.
+
+        Raises TrackingError if no disk can be written.
+        """
         self.uploader.enqueue(self._append(lambda folder: folder.append_tags(tags), TAGS_JSON))
 
     def write_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Write points of the training curve to disk and enqueue them.
+        """Write loss, learning rate and speed by step to disk, to be uploaded as metrics.
 
-        Points that the disk does not take are written with the next ones.
+        If the disk is full, they stay in memory and are written with the next ones.
         """
         self._add_to_curve(points)
-        self.uploader.enqueue(*self._append_points())
+        self.uploader.enqueue(*self._write_points())
 
     def write_test(self, test: AnytimeRow) -> None:
-        """Write a test within a bucket, and wait like :meth:`write_row`."""
+        """Write the accuracies of a test within a bucket, and wait like write_row."""
         path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         self.write_file(path, test.to_json(utc_now()).encode())
-        # Otherwise the bucket's row would wait for all of them, and take the store for away.
+        # Otherwise the bucket's row would wait for all of them, and warn that the store fails.
         self.uploader.wait_until_stored()
 
-    def _wait_and_enqueue(self, points: Sequence[Entry]) -> None:
-        """Wait until the store has the row, then enqueue its points."""
+    def _wait_and_enqueue(self, metric_files: Sequence[Entry]) -> None:
+        """Wait until the store has all earlier files, then enqueue files with metrics."""
         try:
             self.uploader.wait_until_stored()
         finally:
-            self.uploader.enqueue(*points)
+            self.uploader.enqueue(*metric_files)
 
-    def _append(self, append: Callable[[RunFolder], Entry], name: str) -> Entry:
-        """Append an entry to the folder, or to one on another disk if this disk is full."""
+    def _append(self, write: Callable[[RunFolder], Entry], name: str) -> Entry:
+        """Call *write* with the run folder, or with one on another disk if the disk is full.
+
+        Returns the file that was written. Raises TrackingError if no disk can be written. name:
+        what is written, for the message.
+        """
         while True:
             folder = self._folders[-1]
             try:
-                return append(folder)
+                return write(folder)
             except OSError as error:
                 full = f"{folder.folder} takes no more ({error.strerror})"
                 try:
@@ -254,7 +272,10 @@ class RunRecorder:
                 warn(f"{full}; what follows is kept in {self._folders[-1].folder}")
 
     def _open_folder(self) -> None:
-        """Create a folder in the next location that can be written, or raise TrackingError."""
+        """Create a run folder in the next location that can be written.
+
+        Raises TrackingError if there is none, and prints a warning if it is not the first location.
+        """
         problems = []
         for path in self._candidates:
             try:
@@ -273,6 +294,10 @@ class RunRecorder:
         )
 
     def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
+        """Keep values of loss, learning rate and speed in memory until they are written to disk.
+
+        Skips values that are not finite, and steps that the store has.
+        """
         metrics = [
             Metric(name, value, point.time, point.step)
             for point in points
@@ -285,11 +310,11 @@ class RunRecorder:
         ]
         self._curve += drop_stored_points(metrics, self.curve_steps)
 
-    def _append_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
-        """Write points and the curve to disk, and return their entries.
+    def _write_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
+        """Write metrics of a row and the curve to disk, and return the files.
 
-        Points that the disk does not take are not lost: scoring logs those of rows, and the curve
-        is written with the next points.
+        If the disk is full, returns []. Nothing is lost then: metrics of rows are computed again
+        when the run is scored, and the curve is written with the next points.
         """
         try:
             entries = self._folders[-1].append_metrics([*points, *self._curve])
@@ -299,10 +324,10 @@ class RunRecorder:
         return entries
 
     def _sort_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
-        """Return the points to send with a row, so that MLflow's page lists buckets last.
+        """Return the metrics to upload after a row, in an order that suits MLflow's page.
 
-        The page sorts by first appearance. Points of buckets are kept back until all other metrics
-        have appeared.
+        The page sorts metrics by first appearance. Metrics of single buckets are held back until
+        all others have appeared, after row 2.
         """
         sorted_points: list[Metric] = []
         for point in points:
@@ -313,8 +338,8 @@ class RunRecorder:
             self._bucket_points = []
         return sorted_points
 
-    def _live(self) -> None:
-        """Load plotting code during the first bucket, then renew the leases."""
+    def _run_background_tasks(self) -> None:
+        """Load plotting code during the first bucket, then renew leases until the run is closed."""
         try:
             load_drawing()
             load_run_page()
@@ -323,16 +348,16 @@ class RunRecorder:
         finally:
             self._is_loaded.set()
         while not self._is_over.wait(RENEW_SECONDS):
-            self._beat()
+            self._renew_leases_and_plot()
 
-    def _beat(self) -> None:
-        """Renew the leases of the runs, and log a picture of the matrix if it has grown."""
+    def _renew_leases_and_plot(self) -> None:
+        """Renew the leases of all runs, and log a picture of the matrix if it has new rows."""
         try:
             for recorder in self._recorders:
                 self.uploader.get_lease(recorder.run_id).renew()
         except Exception:  # reported by the uploader, or with the next row
             return
-        if self.uploader.is_away or self._unplotted is None:
+        if self.uploader.is_failing or self._unplotted is None:
             return
         matrix, self._unplotted = self._unplotted, None
         title = f"{self._run_name}, after {matrix.num_rows} buckets"
@@ -348,5 +373,5 @@ class RunRecorder:
 
 
 def utc_now() -> str:
-    """Return the time in the format of records: ISO, UTC, with milliseconds."""
+    """Return the current time in UTC as ISO text with milliseconds."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -16,12 +16,12 @@ from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
-    FolderHeldError,
+    FolderLockedError,
     Outcome,
     RunFolder,
     RunHeader,
-    candidate_folders,
     find_run_folders,
+    list_candidate_folders,
     list_run_folders,
     read_header,
 )
@@ -37,12 +37,12 @@ _KILLED = Outcome("KILLED", "its process was killed while the tracking store was
 
 
 class _MembersOpenError(TrackingError):
-    """An ensemble's run cannot be closed before all of its members are."""
+    """The run of an ensemble cannot be ended while the run of a member is RUNNING."""
 
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What was done with one run's folder."""
+    """The result of uploading the local folder of one run."""
 
     folder: Path
     run_id: str | None  # None if the folder's header cannot be read
@@ -54,9 +54,11 @@ class SyncResult:
 
 
 def select_folders(folder: Path | None) -> list[Path]:
-    """Return the run folders to upload: this one, those in it, or those in the default locations.
+    """Return the run folders to upload: *folder*, those directly in it, or by default all.
 
-    Raises TrackingError if a folder is named that is not a run's folder and contains none.
+    A run folder has the files of one run that the store did not take. All are those in the default
+    locations of this machine. Raises TrackingError if *folder* neither is a run folder nor contains
+    one.
     """
     if folder is None:
         return find_run_folders()
@@ -75,27 +77,33 @@ def select_folders(folder: Path | None) -> list[Path]:
 
 
 def sync_folders(
-    folders: Sequence[Path], *, uses_header_store: bool = False
+    folders: Sequence[Path], *, use_recorded_store: bool = False
 ) -> Iterator[SyncResult]:
-    """Upload what is in run folders, run by run, and close each run as its training ended.
+    """Upload the files in run folders and end each run as its training ended.
 
-    uses_header_store: upload folders in the default locations to the stores that their headers
-    name, whatever MLFLOW_TRACKING_URI is.
+    Yields a result for each folder, also if its upload failed. Folders of ensembles come last.
+
+    use_recorded_store: upload a folder in a default location to the store that its run.json names,
+    even if MLFLOW_TRACKING_URI is set to another store.
     """
     open_ensembles = []
     for folder in folders:
         try:
-            yield _sync_folder(folder, uses_header_store)
+            yield _sync_folder(folder, use_recorded_store)
         except _MembersOpenError:
             open_ensembles.append(folder)
     for folder in open_ensembles:  # their members are closed now
         try:
-            yield _sync_folder(folder, uses_header_store)
+            yield _sync_folder(folder, use_recorded_store)
         except _MembersOpenError as error:
             yield SyncResult(folder, read_header(folder).run_id, 0, str(error), is_stored=False)
 
 
-def _sync_folder(path: Path, uses_header_store: bool) -> SyncResult:
+def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
+    """Upload one run folder, end its run, and delete the folder.
+
+    Errors are returned in the result, except _MembersOpenError, which is raised.
+    """
     run_id, num_sent = None, 0
     try:
         header = read_header(path)
@@ -105,7 +113,7 @@ def _sync_folder(path: Path, uses_header_store: bool) -> SyncResult:
         folder = RunFolder.reopen(path, run_id)
         is_stored = False
         try:
-            client = _connect(header, path, uses_header_store)
+            client = _connect(header, path, use_recorded_store)
             run = _get_run(client, run_id, header.tracking_uri)
             # A process may train into the run; the one that wrote this folder has unlocked it.
             if read_trainer_token(run) not in (None, header.process):
@@ -120,7 +128,7 @@ def _sync_folder(path: Path, uses_header_store: bool) -> SyncResult:
     except _MembersOpenError:
         raise
     except (ClearError, OSError) as error:
-        is_live = isinstance(error, FolderHeldError)
+        is_live = isinstance(error, FolderLockedError)
         return SyncResult(path, run_id, num_sent, str(error), is_stored=False, is_live=is_live)
     links: tuple[str, ...] = ()
     with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):
@@ -129,9 +137,10 @@ def _sync_folder(path: Path, uses_header_store: bool) -> SyncResult:
 
 
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
-    """Score a run, store its outcome, and return what was done.
+    """Score a run, set its final status and error, and return what was done in one line.
 
-    Raises _MembersOpenError if it is an ensemble and one of its members is open.
+    outcome: final status and error; None keeps the status. Raises _MembersOpenError if the run is
+    of an ensemble and a member's run is RUNNING.
     """
     run_id, status = run.info.run_id, str(run.info.status)
     if run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
@@ -153,6 +162,7 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
 
 
 def _list_members(client: MlflowClient, run: Run) -> list[Run]:
+    """Return the child runs of an ensemble's run, one per member."""
     with mlflow_errors(f"read the members of run {run.info.run_id}"):
         return list(
             client.search_runs(
@@ -164,15 +174,16 @@ def _list_members(client: MlflowClient, run: Run) -> list[Run]:
         )
 
 
-def _connect(header: RunHeader, folder: Path, uses_header_store: bool) -> MlflowClient:
-    """Connect to the store of the environment, or to the one in the header of a user's own folder.
+def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> MlflowClient:
+    """Connect to the store of MLFLOW_TRACKING_URI, or to the one that a folder's run.json names.
 
-    A folder in another location may come from anyone, and credentials would be sent to the store
-    that it names.
+    The latter only for a folder in a default location: another folder may come from anyone, and
+    credentials would be sent to the store that it names. Raises TrackingError if no store is
+    usable.
     """
     uri = MLFLOW_TRACKING_URI.get()
-    is_trusted = folder.absolute() in candidate_folders(folder.name)
-    if uses_header_store and is_trusted and uri:
+    is_trusted = folder.absolute() in list_candidate_folders(folder.name)
+    if use_recorded_store and is_trusted and uri:
         is_other_store = mask_credentials(resolve_store_uri(uri)) != header.tracking_uri
         uri = None if is_other_store else uri
     if not uri:
@@ -188,7 +199,10 @@ def _connect(header: RunHeader, folder: Path, uses_header_store: bool) -> Mlflow
 
 
 def _get_run(client: MlflowClient, run_id: str, tracking_uri: str) -> Run:
-    """Return a stored run, or raise TrackingError if it is deleted or does not exist."""
+    """Return a stored run, or raise TrackingError if it is deleted or does not exist.
+
+    tracking_uri: where the run's process stored it, for the message.
+    """
     with mlflow_errors(f"read run {run_id} (its process wrote to {tracking_uri})"):
         run = client.get_run(run_id)
     if run.info.lifecycle_stage == LifecycleStage.DELETED:

@@ -73,7 +73,8 @@ def train_ensemble_in_process(
 ) -> dict[int, Scores]:
     """Train an ensemble in this process and return the scores of its members by seed.
 
-    Like :func:`train_in_process`; the members' runs are children of the active or new run.
+    Trains like :func:`train_in_process`; each member has a child run. Raises what training raises,
+    and TrackingError if anything is not stored.
     """
     result = _train_in_active_run(client, training, requested)
     if result.error is not None:
@@ -90,17 +91,19 @@ def train_supervised(
     run_name: str | None = None,
     can_wait: bool = True,
 ) -> RunResult:
-    """Train in a child process and end the run, however training ends.
+    """Train in a child process and end the run, even if the child is killed.
 
-    Resumes the run that MLFLOW_RUN_ID names if it has rows of an earlier training.
+    Resumes the run that MLFLOW_RUN_ID names if it has rows of an earlier training. Errors are in
+    the result.
 
     Args:
         process: the child process, with the parameters of the training.
         requested: the parameters that the user passed, as text.
         signals: signals that stop the training.
-        num_processes: processes that train together, this one's included.
+        num_processes: number of processes that train together, including this one.
         run_name: name of a new run; None for a generated name.
-        can_wait: wait for the expiry of a lease from another machine, in place of exit code 75.
+        can_wait: wait up to three minutes if a process on another machine may be training into the
+            run. If False, the result has exit code 75 in this case.
     """
     with process:
         signals.hand_to(process.stop)
@@ -131,20 +134,20 @@ def resume_supervised(
     assume_dead: bool = False,
     can_wait: bool = True,
 ) -> RunResult:
-    """Resume an interrupted run in a child process and end it, however training ends.
+    """Resume an interrupted run in a child process and end the run, even if the child is killed.
 
     Args:
         run_id: id of the run, or its beginning.
         requested: as of :func:`train_supervised`. They may not differ from the run's.
         signals: as of :func:`train_supervised`.
         num_processes: as of :func:`train_supervised`.
-        assume_dead: do not wait for the expiry of a lease from another machine.
+        assume_dead: do not check whether a process on another machine is training into the run.
         can_wait: as of :func:`train_supervised`.
     """
     try:
         client = preflight(opens_run=False)
         run_id = expand_run_id(client, run_id)
-        project_run_id = _describe_project_run(client, run_id)
+        project_run_id = _tag_project_run(client, run_id)
     except ClearError as error:
         return end_project_run(build_result(error, None, signals.received))
     result = _resume(client, run_id, requested, signals, num_processes, assume_dead, can_wait)
@@ -154,9 +157,10 @@ def resume_supervised(
 def train_sweep_run(
     requested: Mapping[str, str], run_id: str, experiment_id: str, tracking_uri: str
 ) -> tuple[int, str | None, bool]:
-    """Train into a run of a sweep, in a worker of a cluster.
+    """Train into an existing run of a sweep, in a worker of a cluster.
 
     Returns the exit code, the error in one line or None, and True if the child process was killed.
+    Changes MLflow's environment variables of this process.
     """
     use_store(tracking_uri)
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
@@ -169,7 +173,10 @@ def train_sweep_run(
 
 
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
-    """Score a run that has all of its rows, and end it if it was left open."""
+    """Score a run that needs no more training, and end it unless it is FINISHED.
+
+    The result's note says that there is nothing to resume.
+    """
     run_id = resume_point.run.info.run_id
     note = f"run {run_id} holds all of its rows; there is nothing to resume"
     if str(resume_point.run.info.status) == "FINISHED":
@@ -183,13 +190,14 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
 def _train_in_active_run(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> RunResult:
+    """Train in this process into the active run or a new one, which is ended; raise its errors."""
     active = mlflow.active_run()
     if active is None:
         run_id = open_training_run(client, training.config)
     else:
         run_id = str(active.info.run_id)
         join_run(client, run_id)
-    result, error = _track(
+    result, error = _train_and_end_run(
         client, training, run_id, training.config, requested, sets_status=active is None
     )
     if error is None:
@@ -208,6 +216,7 @@ def _resume(
     assume_dead: bool,
     can_wait: bool,
 ) -> RunResult:
+    """Resume a run in a child process and end it. Errors of reading the run are in the result."""
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
         try:
             if not assume_dead:
@@ -250,16 +259,19 @@ def _train_supervised(
     num_processes: int,
     resume_point: ResumePoint | None = None,
 ) -> RunResult:
-    """Train in a child process into an open run, and end the run."""
+    """Train in a child process into a RUNNING run, and end the run.
+
+    If the training was stopped, the result's links include the command that resumes it.
+    """
     if num_processes > 1:
         with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(num_processes))
-    result, error = _track(
+    result, error = _train_and_end_run(
         client, process, run_id, config, requested, resume_point, signals.received
     )
     if error is not None and not isinstance(error, (ClearError, TrainingDied)):
         raise error
-    is_stopped = result.exit_code >= 128 and not result.is_lost
+    is_stopped = result.exit_code >= 128 and not result.has_lost_lease
     if not is_stopped or config.resumable == "off" or config.seeds != NONE:
         return result
     command = (
@@ -270,7 +282,7 @@ def _train_supervised(
     return dataclasses.replace(result, links=(f"resume   {command}", *result.links))
 
 
-def _track(
+def _train_and_end_run(
     client: MlflowClient,
     training: Training,
     run_id: str,
@@ -281,7 +293,7 @@ def _track(
     *,
     sets_status: bool = True,
 ) -> tuple[RunResult, BaseException | None]:
-    """Train into an open run and end it; return the result and what training raised, or None."""
+    """Train into a RUNNING run and end it; return the result and what training raised, or None."""
     run = build_tracked_run(client, run_id, config, requested, resume_point)
     error: BaseException | None = None
     try:
@@ -305,7 +317,10 @@ def _track(
 def _find_interrupted_run(
     client: MlflowClient, signals: StoppingSignals, can_wait: bool
 ) -> str | None:
-    """Return the id of the run that MLFLOW_RUN_ID names if it has rows, else None."""
+    """Return the id of the run that MLFLOW_RUN_ID names if it has rows, else None.
+
+    Waits up to three minutes if a process on another machine may be training into the run.
+    """
     run_id = MLFLOW_RUN_ID.get()
     if not run_id or mlflow.active_run() is not None:
         return None
@@ -314,10 +329,10 @@ def _find_interrupted_run(
         return run_id if has_rows(client, run_id) else None
 
 
-def _describe_project_run(client: MlflowClient, run_id: str) -> str | None:
-    """Tag the run that ``mlflow run -P resume=RUN`` opened, which is not the resumed run.
+def _tag_project_run(client: MlflowClient, run_id: str) -> str | None:
+    """Tag the run that ``mlflow run -P resume=RUN`` opened with the id of the resumed run.
 
-    Returns its id, or None if there is no such run.
+    Returns its id, or None if this process was not started like that.
     """
     project_run_id = MLFLOW_RUN_ID.get()
     if not project_run_id or project_run_id == run_id:

@@ -52,18 +52,18 @@ _SOURCE_FOLDER = Path(__file__).parents[2]  # the checkout of this program, if i
 
 
 class TrainingRun:
-    """Records one training in a run, with what it can be resumed from.
+    """Records one training in an MLflow run: configuration, dataset, rows and training states.
 
-    Entering logs the configuration; leaving uploads what is left.
+    A context manager: entering it logs the configuration, leaving it uploads what is not stored.
 
     Args:
-        client: client of the run's store.
-        run_id: id of an open run, whose lease this process holds.
+        client: client of the tracking store.
+        run_id: id of a RUNNING run. This process must have its lease, the right to write to it.
         config: the parameters of the training.
         requested: the parameters that the user passed, as text.
-        kind: value of the run's tag of its kind.
-        parent: the ensemble's run, of which this is a member, or None.
-        resume_point: what is stored of the run, if it is resumed.
+        run_type: value of the tag ``clear_mlflow.kind``: "train" or "ensemble".
+        parent: for a member of an ensemble: what records the ensemble's run. Otherwise None.
+        resume_point: stored rows and training state of a run that is resumed, or None.
     """
 
     member_ids: Mapping[int, str] | None = None  # seed to run id; only of an ensemble
@@ -75,7 +75,7 @@ class TrainingRun:
         config: TrainConfig,
         requested: Mapping[str, str],
         *,
-        kind: str = names.KIND_TRAIN,
+        run_type: str = names.KIND_TRAIN,
         parent: TrainingRun | None = None,
         resume_point: ResumePoint | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class TrainingRun:
         self._run_id = run_id
         self._config = config
         self._requested = requested
-        self._kind = kind
+        self._run_type = run_type
         self._is_member = parent is not None
         self._resume_point = resume_point
         self.recorder: RunRecorder = RunRecorder(
@@ -104,7 +104,8 @@ class TrainingRun:
         self.recorder.open(run)
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
+        """Upload what is not stored yet, and delete the training states of a finished training."""
         self.recorder.close(error)
         metadata = self._metadata
         has_last_row = bool(metadata and len(metadata.buckets) in self.recorder.rows)
@@ -112,15 +113,21 @@ class TrainingRun:
             self._remove_states(before=None)
 
     def track(self, training: Training) -> None:
-        """Train; store each row before the next bucket starts, and its state during that bucket."""
+        """Train, and store rows, curve, tests and training states while the training goes on.
+
+        Each row is stored before the next bucket starts, and its training state during that bucket.
+        """
         self.log_dataset(training.facts)
         for measured in training.rows(self.recorder.write_curve, self._log_test, self._log_state):
             self.log_row(measured)
 
     def log_dataset(self, metadata: StreamMetadata) -> None:
-        """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
+        """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
+
+        Prints the warnings about the dataset. Logs nothing if a resumed run has the dataset.
+        """
         self._metadata = metadata
-        extra = _build_extra(metadata)
+        extra = _build_optional_row_fields(metadata)
         row_fields = {
             "dataset": DatasetIdentity(metadata.name, metadata.digest),
             "protocol": metadata.protocol,
@@ -128,7 +135,7 @@ class TrainingRun:
             "seed": self._config.seed,
             "extra": extra,
         }
-        if self._resume_point is not None and self._resume_point.has_dataset(metadata):
+        if self._resume_point is not None and self._resume_point.has_logged_dataset(metadata):
             self.recorder.set_row_fields(**row_fields)
             return
         for warning in metadata.warnings:
@@ -158,11 +165,14 @@ class TrainingRun:
             self.recorder.write_file(path, metadata.evaluation_set)
 
     def log_row(self, measured: MeasuredRow) -> None:
-        """Store a row. A row that a resumed run has already is kept as it is."""
+        """Store a row of the accuracy matrix with its predictions and model weights.
+
+        If a resumed run has the row already, it is kept, and only missing files are stored.
+        """
         row, point = measured.row, self._resume_point
         stored_row = None if point is None else point.find_stored_row(row)
         if point is not None and stored_row is not None:
-            self._complete_row(measured, stored_row, point)
+            self._store_missing_files(measured, stored_row, point)
             return
         # If its state was stored and the row was not, the row gets the time in the state.
         row_time = (None if point is None else point.get_state_time(row.row)) or utc_now()
@@ -171,23 +181,23 @@ class TrainingRun:
         self.recorder.write_row(record, files=_build_files(measured), curve=measured.curve)
         self._row_time = row_time
 
-    def _complete_row(
-        self, measured: MeasuredRow, stored_row: AccuracyRow, point: ResumePoint
+    def _store_missing_files(
+        self, measured: MeasuredRow, stored_row: AccuracyRow, resume_point: ResumePoint
     ) -> None:
-        """Store the files that a stored row lacks.
+        """Store the files that are missing for a row that was stored before the resume.
 
-        If it was measured again with other numbers, the stored row and its files are kept, and the
-        other row is stored in a folder of its own.
+        If the row was measured again with other numbers, the stored row and its files are kept. The
+        new row is stored in a separate folder, with a warning.
         """
         row = measured.row
         self._row_time = utc_now()
         files = {
             path: content
             for path, content in _build_files(measured).items()
-            if path not in point.artifacts
+            if path not in resume_point.artifacts
         }
         if stored_row != row:
-            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{point.resume_number}"
+            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resume_point.resume_number}"
             record = self.recorder.build_record(row=row, written_at=self._row_time)
             files = {f"{folder}/{row_file_name(row.row)}": record.to_json().encode()}
             warn(
@@ -195,24 +205,24 @@ class TrainingRun:
                 "does not repeat what it computes to the last digit; the stored row stays, the "
                 f"other is kept in {folder}, and training goes on"
             )
-        self.recorder.complete_row(stored_row, files=files, curve=measured.curve)
+        self.recorder.write_missing_files(stored_row, files=files, curve=measured.curve)
 
     def _log_test(self, test: AnytimeRow) -> None:
-        """Store a test within a bucket, unless it and the bucket's row are stored."""
+        """Store the accuracies of a test within a bucket, unless a resumed run has them."""
         path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         point = self._resume_point
         if point is None or test.bucket not in point.records or path not in point.artifacts:
             self.recorder.write_test(test)
 
     def _log_state(self, state: TrainingState) -> None:
-        """Have the uploader store the state after the last row, and remove older ones.
+        """Enqueue the upload of the training state after the last row.
 
-        A state is never kept on local disk, which a large model would fill: while the store is
-        away, it is dropped.
+        Older states are deleted once it is stored. Drops the state while the store cannot be
+        reached: on local disk, states of a large model would need too much space.
         """
         if state.problem is not None:
             self._warn_once(f"run {self._run_id} could not be resumed from here: {state.problem}")
-        if state.file is None or self._metadata is None or self.recorder.uploader.is_away:
+        if state.file is None or self._metadata is None or self.recorder.uploader.is_failing:
             return
         data = describe_data(self._metadata)
         self.recorder.uploader.enqueue(
@@ -222,6 +232,11 @@ class TrainingRun:
     def _store_state(
         self, row: int, content: bytes, row_time: str, data: Mapping[str, JSON]
     ) -> None:
+        """Store a training state and delete those of earlier rows; print a warning if that fails.
+
+        row: number of the state's row. row_time: when that row was measured. data: facts of the
+        dataset that must be the same when the run is resumed.
+        """
         manifest = Manifest(
             row=row,
             written_at=row_time,
@@ -244,23 +259,27 @@ class TrainingRun:
         self._remove_states(before=row)
 
     def _warn_once(self, message: str) -> None:
+        """Print a warning, unless one was printed since a training state was last stored."""
         if not self._has_warned:
             warn(message)
         self._has_warned = True
 
     def _remove_states(self, *, before: int | None) -> None:
-        """Remove the states of rows before *before*, or all states if it is None.
+        """Delete the stored training states of rows before *before*, or all states if it is None.
 
-        Failures are ignored: what is left costs only space.
+        Errors are ignored: a state that remains costs only space.
         """
         uploader = self.recorder.uploader
-        if self._has_states and not uploader.is_away:
+        if self._has_states and not uploader.is_failing:
             with suppress(Exception):
                 run = uploader.get_lease(self._run_id).check()
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:
-        """Log parameters, tags and config.json. Raises if a new run contains rows of another."""
+        """Log parameters, tags and config.json.
+
+        Raises TrackingError if a new run has rows already.
+        """
         point = self._resume_point
         if point is None:
             check_has_no_rows(self._client, run)
@@ -279,6 +298,7 @@ class TrainingRun:
             self.recorder.curve_steps = read_curve_steps(self._client, run)
 
     def _set_tags(self, run: Run) -> None:
+        """Set the run's tags, keep those that the user set, and delete outdated ones."""
         config = self._config
         tags = {
             "strategy": config.strategy,
@@ -294,12 +314,12 @@ class TrainingRun:
         # A run that the user opened may have tags of the same names, which are kept.
         tags = {name: value for name, value in tags.items() if name not in run.data.tags}
         tags |= {
-            names.KIND_TAG: self._kind,
+            names.KIND_TAG: self._run_type,
             names.VERSION_TAG: __version__,
             names.SOFTWARE_TAG: software("torch", "torchvision"),
             **build_families_tag(self.recorder.families, run.data.tags),
         }
-        if config.test_interval is not None and self._kind == names.KIND_TRAIN:
+        if config.test_interval is not None and self._run_type == names.KIND_TRAIN:
             tags[names.ANYTIME_TAG] = config.test_every
         outdated = [names.ERROR_TAG, names.DIVERGED_TAG]  # of an earlier attempt
         is_checkout = (_SOURCE_FOLDER / ".git").exists()
@@ -321,21 +341,21 @@ def open_training_run(
     """Start the run that MLFLOW_RUN_ID names, or a new one, and return its id.
 
     run_name: name of a new run; None for a name made of the parameters. Raises TrackingError if the
-    named run contains rows, or another process trains into it.
+    named run contains rows already, or another process is training into it.
     """
     check = partial(check_has_no_rows, client)
     return open_run(client, run_name or format_run_name(config), check, system_metrics=True)
 
 
 def format_run_name(config: TrainConfig) -> str:
-    """Return a name made of the parameters, for example "replay digits seed 3"."""
+    """Return a run name made of strategy, dataset and seed: "replay digits seed 3"."""
     num_seeds = len(config.seeds.split(","))
     seeds = f"seed {config.seed}" if config.seeds == NONE else f"{num_seeds} seeds"
     return f"{config.strategy} {config.stream_name} {seeds}"
 
 
 def _build_files(measured: MeasuredRow) -> dict[str, bytes]:
-    """Return predictions and model of a row, as far as they are kept, by artifact path."""
+    """Return a row's predictions and model weights, if these are kept, by artifact path."""
     row = measured.row.row
     files = {
         f"{PREDICTIONS_FOLDER}/{predictions_file_name(row)}": measured.predictions,
@@ -344,8 +364,8 @@ def _build_files(measured: MeasuredRow) -> dict[str, bytes]:
     return {path: content for path, content in files.items() if content is not None}
 
 
-def _build_extra(metadata: StreamMetadata) -> dict[str, JSON]:
-    """Return optional fields of a record: features, images left out, scenario, dates."""
+def _build_optional_row_fields(metadata: StreamMetadata) -> dict[str, JSON]:
+    """Return what a row's record stores of some datasets only: features, scenario, dates."""
     extra: dict[str, JSON] = {}
     if metadata.features is not None:
         extra["features"] = {"name": metadata.features, "digest": metadata.features_digest}
@@ -359,7 +379,7 @@ def _build_extra(metadata: StreamMetadata) -> dict[str, JSON]:
 
 
 def _read_commit(folder: Path) -> str | None:
-    """Return the git commit of a folder, with ``-dirty`` if files differ, or None without git."""
+    """Return the git commit of a checkout, with ``-dirty`` if files differ; None if git fails."""
     describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         return subprocess.run(  # noqa: S603

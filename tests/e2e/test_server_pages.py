@@ -253,7 +253,7 @@ def test_names_from_outside_are_text(client, ask):
             400,
             "filter has 151 conditions; expected at most 50",
         ),
-        ({"experiment_id": "0", "workspace": "nope"}, 400, "this server has no workspaces"),
+        ({"experiment_id": "0", "workspace": "nope"}, 400, "this server does not use workspaces"),
     ],
     ids=[
         "no experiment",

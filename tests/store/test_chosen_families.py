@@ -89,9 +89,11 @@ def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
     expected = series(MATRIX, metrics=get_family_metrics(("renate", "tic")))
     assert steps(store, stored.info.run_id) == expected
     assert stored.data.tags[names.METRICS_TAG] == "renate,tic"
-    with pytest.raises(ConfigError, match="'tick' is no family of metrics; expected some of clear"):
+    with pytest.raises(
+        ConfigError, match="the family 'tick' does not exist; expected some of clear"
+    ):
         clear_mlflow.track(**loop, metrics="tick")
-    with pytest.raises(ConfigError, match="'tick' is no family"):
+    with pytest.raises(ConfigError, match="the family 'tick' does not exist"):
         Adapter({"metrics": "tick"})
     for told in ({"metrics": "tic"}, {}):
         Adapter(told)
@@ -156,4 +158,4 @@ def test_an_unknown_family_is_one_line_with_the_list(command):
     done = invoke(*command, "--metrics", "clear,rennate")
     error = done.exception if isinstance(done.exception, ConfigError) else done.output
     told = " ".join(str(error).split())
-    assert "'rennate' is no family of metrics; expected some of clear, renate, " in told
+    assert "the family 'rennate' does not exist; expected some of clear, renate, " in told

@@ -168,14 +168,14 @@ def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, monkeypa
     """A bug, or Ctrl-C, between the disk and the store: the row is stored before the run ends."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
 
-    append_points = RunRecorder._append_points
+    append_points = RunRecorder._write_points
 
     def interrupted(self, points=()):
         if max(self.rows, default=0) == 1 and points:
             raise KeyboardInterrupt
         return append_points(self, points)
 
-    monkeypatch.setattr(RunRecorder, "_append_points", interrupted)
+    monkeypatch.setattr(RunRecorder, "_write_points", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_in_process(store, training(SETTINGS, STREAM), {})
     (run,) = _runs(store)

@@ -452,7 +452,7 @@ def test_journals(tmp_path, journal, data):
         try:
             taken.read_outcome()
             found = []
-            for entry in taken.entries():
+            for entry in taken.list_entries():
                 if entry.name == METRICS_JSON:
                     entry.read_metrics()
                 found.append((entry.name, entry.file.read_bytes()))

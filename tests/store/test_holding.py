@@ -36,7 +36,7 @@ from clear_mlflow.store.lease import (
     wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
-from clear_mlflow.tracking.resume import claim_run
+from clear_mlflow.tracking.resume import reserve_resume
 from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
 
@@ -188,7 +188,7 @@ def test_a_claim_from_the_future_does_not_block_a_run_for_ever(store, experiment
     at = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat(timespec="seconds")
     run = store.create_run(experiment_id)
     store.log_param(run.info.run_id, "resumed/1", format_foreign_lease(renewed_at=at))
-    assert claim_run(store, store.get_run(run.info.run_id)) == 2
+    assert reserve_resume(store, store.get_run(run.info.run_id)) == 2
 
 
 def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experiment_id):
@@ -415,7 +415,7 @@ def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache)
     assert done.exit_code == 0, done.output
     assert f"run {live.info.run_id}: 0 sent; another process writes to" in done.output
     assert f"run {killed.info.run_id}: 1 sent" in done.output
-    assert len(held.entries()) == 1
+    assert len(held.list_entries()) == 1
 
 
 def test_sync_sends_each_journal_to_its_own_store(

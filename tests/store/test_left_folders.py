@@ -47,7 +47,7 @@ def test_rows_and_files_are_sent_in_order_and_forgotten(store, run, journal):
     sent = [entry.name for entry in Uploader(store).upload_folder(run, journal)]
     folder = ROWS_FOLDER
     assert sent == [f"{folder}/row_001.json", f"{folder}/row_002.json", "other/file.txt"]
-    assert journal.entries() == []
+    assert journal.list_entries() == []
     rows = read_rows(store, run)
     assert [list(record.row.correct) for record in rows.values()] == CORRECT
     assert [file.path for file in store.list_artifacts(run.info.run_id, "other")]
@@ -63,7 +63,7 @@ def test_a_row_with_other_numbers_is_not_sent(store, run, journal):
     ):
         list(Uploader(store).upload_folder(run, journal))
     assert entry.file.exists()
-    assert len(journal.entries()) == 2
+    assert len(journal.list_entries()) == 2
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT[:2]
 
 
@@ -79,7 +79,7 @@ def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal
     )
     with pytest.raises(RowConflictError):
         list(sending)
-    left = [entry.name for entry in journal.entries()]
+    left = [entry.name for entry in journal.list_entries()]
     assert left == [f"{ROWS_FOLDER}/row_002.json", "behind.txt"]
 
 
@@ -105,7 +105,7 @@ def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, mon
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     with pytest.raises(TrackingError, match="too large"):
         list(Uploader(store).upload_folder(run, journal))
-    assert [entry.name for entry in journal.entries()] == ["too/large.bin"]
+    assert [entry.name for entry in journal.list_entries()] == ["too/large.bin"]
     assert names.HOLDER_TAG not in store.get_run(run.info.run_id).data.tags  # it was given back
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
 

@@ -174,7 +174,7 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id
     before = store.get_run(run_id)
     for error, code in ((None, 2), (LeaseLostError("lost"), 2), (KeyboardInterrupt(), 1)):
         result = end_run(store, run_id, build_result(error, run_id))
-        assert (result.exit_code, result.is_lost) == (code, True)
+        assert (result.exit_code, result.has_lost_lease) == (code, True)
         assert isinstance(result.problem, LeaseLostError)
         assert mlflow.active_run() is None
     after = store.get_run(run_id)

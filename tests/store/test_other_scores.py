@@ -111,7 +111,7 @@ def test_accuracies_are_no_errors(store):
 
 
 def test_a_name_that_metrics_have_is_refused_before_a_run(store, experiment_id):
-    with pytest.raises(ClearError, match="give the score another name"):
+    with pytest.raises(ClearError, match="rename the score"):
         track(score="challenge_score")
     assert store.search_runs([experiment_id]) == []
 
@@ -143,7 +143,7 @@ def test_a_file_of_errors_is_imported(store, experiment_id, errors_file):
         (["--lower-is-better"], "of which higher is better"),
         (["--score", "r m s e"], "expected a name"),
         (["--score", "rmse", "--scale", "percent"], "which applies only to accuracies"),
-        (["--score", "challenge_score"], "give the score another name"),
+        (["--score", "challenge_score"], "rename the score"),
     ],
 )
 def test_what_cannot_be_imported_so_is_one_line(store, experiment_id, errors_file, arguments, part):

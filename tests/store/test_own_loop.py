@@ -478,7 +478,7 @@ def test_a_second_loop_into_a_run_that_is_being_tracked_is_refused(store):
 ENDING = """
 from clear_mlflow.adapters._run import Adapter
 class Late(Adapter):
-    def _flush(self):
+    def _log_pending_row(self):
         self._log_row(2, "abc", [0.5, 0.5, 1], [2, 4, 5])
 run = Late({{}})
 run._log_row(1, "abc", [0.5, 0.25, float("nan")], [2, 4, 5])
@@ -613,7 +613,7 @@ def test_a_loop_says_what_its_rows_cost(store, experiment_id):
     spent = store.get_metric_history(found.info.run_id, "cost/training_flops")
     assert {point.step: point.value for point in spent} == {1: 10, 2: 30, 3: 60, 4: 100}
     assert found.data.metrics["cost/seconds"] == 6
-    assert run.metrics["cost/images"].reason == "row 1 has no images"
+    assert run.metrics["cost/images"].reason == "row 1 lacks images"
     with clear_mlflow.track(**LOOP) as without:
         log_all(without)
     assert not [name for name in without.metrics if name.startswith("cost/")]

@@ -13,7 +13,7 @@ from clear_mlflow.journal import run_folder
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
     METRICS_JSON,
-    FolderHeldError,
+    FolderLockedError,
     Outcome,
     RunFolder,
     find_run_folders,
@@ -96,25 +96,25 @@ def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(journal, mo
     monkeypatch.setattr(run_folder, "write_durably", filling)
     with pytest.raises(OSError, match="No space"):
         journal.append_metrics([Metric("m", 0.5, 1_000, step) for step in (1, 2)])
-    assert journal.entries() == []
+    assert journal.list_entries() == []
 
 
 def test_a_journal_is_one_process_s(journal):
     """Another one is refused; when it is closed, what waits is there for the next, in order."""
-    with pytest.raises(FolderHeldError, match="another process writes to"):
+    with pytest.raises(FolderLockedError, match="another process writes to"):
         RunFolder.reopen(journal.folder, RUN)
     for number in range(11):
         journal.append(f"of/{number}.json", b"")
     journal.append_metrics([Metric("m", 0.5, 1_000, 3)])
     journal.close()
     again = RunFolder.reopen(journal.folder, RUN)
-    found = again.entries()
+    found = again.list_entries()
     assert [entry.name for entry in found] == [*(f"of/{n}.json" for n in range(11)), METRICS_JSON]
     (point,) = found[-1].read_metrics()
     assert (point.key, point.value, point.timestamp, point.step) == ("m", 0.5, 1_000, 3)
     assert again.append("next.json", b"").file.name == "00000013-next.json"
     found[0].remove()
-    assert len(again.entries()) == 12
+    assert len(again.list_entries()) == 12
     again.close()
     with pytest.raises(TrackingError, match="12 files that an earlier process measured"):
         RunFolder.create(journal.folder, RUN, "http://host:1")
@@ -128,14 +128,14 @@ def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(j
     journal.close()
     again = RunFolder.reopen(journal.folder, RUN)
     again.append("a.json", b"4")
-    assert [entry.file.read_bytes() for entry in again.entries()] == [b"2", b"3", b"4"]
+    assert [entry.file.read_bytes() for entry in again.list_entries()] == [b"2", b"3", b"4"]
     again.close()
 
 
 def test_a_point_that_is_not_a_number_is_read_back(journal):
     """MLflow stores it, so it may wait for MLflow."""
     journal.append_metrics([Metric("loss", float("nan"), 1_000, 3)])
-    ((point,),) = [entry.read_metrics() for entry in journal.entries()]
+    ((point,),) = [entry.read_metrics() for entry in journal.list_entries()]
     assert str(point.value) == "nan"
 
 
@@ -148,7 +148,7 @@ def test_what_no_training_wrote_is_neither_sent_nor_removed(journal, tmp_path):
     strange[1].mkdir()
     for file in strange[2:]:
         file.write_text("{}")
-    assert journal.entries() == []
+    assert journal.list_entries() == []
     journal.close(remove=True)
     assert sorted(journal.folder.iterdir()) == sorted(strange)
 

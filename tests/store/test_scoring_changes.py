@@ -14,7 +14,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring import evaluate
-from clear_mlflow.scoring.run_log import Changes, build_points, find_changes
+from clear_mlflow.scoring.run_log import Changes, build_metric_values, find_changes
 from clear_mlflow.scoring.run_record import RunMetadata, StoredRun
 from clear_mlflow.store import names
 
@@ -39,13 +39,13 @@ class ModelStore:
 
     def __init__(self, stored, tags=None):
         self.stored = stored
-        self.points = []
+        self.metric_values = []
         self.tags = dict(tags or {})
         self.files = set()
 
     def history(self, name):
         latest = {}
-        for point in (p for p in self.points if p.name == name):
+        for point in (p for p in self.metric_values if p.name == name):
             before = latest.get(point.step)
             if before is None or point.time >= before.time:
                 latest[point.step] = point
@@ -54,7 +54,7 @@ class ModelStore:
     def get_metric_history(self, run_id, name):
         return [
             SimpleNamespace(key=p.name, value=p.value, timestamp=p.time, step=p.step)
-            for p in self.points
+            for p in self.metric_values
             if p.name == name
         ]
 
@@ -64,7 +64,7 @@ class ModelStore:
 
     @property
     def run(self):
-        histories = {name: self.history(name) for name in {p.name for p in self.points}}
+        histories = {name: self.history(name) for name in {p.name for p in self.metric_values}}
         metrics = {name: steps[max(steps)].value for name, steps in histories.items()}
         data = SimpleNamespace(metrics=metrics, tags=dict(self.tags), params={})
         info = SimpleNamespace(run_id="run", run_name="run", experiment_id="1")
@@ -76,7 +76,7 @@ class ModelStore:
 
     def apply(self, changes, *, points=None):
         """Write the changes, or only some points, as a process that died."""
-        self.points += changes.points[:points]
+        self.metric_values += changes.metric_values[:points]
         if points is None:
             if changes.reports:
                 self.files |= {names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG}
@@ -135,11 +135,11 @@ def stores(draw):
     store = ModelStore(draw(stored_runs()), draw(TAGS))
     chance = random.Random(draw(st.integers(0, 2**32)))
     stored = replace(store.stored, run=ModelStore(store.stored).run)
-    for point in build_points(stored, evaluate(stored)):
+    for point in build_metric_values(stored, evaluate(stored)):
         if chance.random() < 0.7:
             value = chance.random() if chance.random() < 0.2 else point.value
             time = point.time + chance.choice([0, 9])
-            store.points.append(point._replace(value=value, time=time))
+            store.metric_values.append(point._replace(value=value, time=time))
     if chance.random() < 0.5:
         store.files = {names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG}
     return store
@@ -153,16 +153,18 @@ def test_after_the_changes_are_written_nothing_is_missing(store, reread):
     has_same_rows = before.get(names.SCORED_TAG, "").partition(".")[0] == store.stored.rows_hash
     changes = store.find_changes(reread)
     assert changes.reports or has_same_rows
-    for point in changes.points:
+    for point in changes.metric_values:
         logged = store.history(point.name).get(point.step)
         assert logged is None or (logged.value != point.value and logged.time < point.time)
-    assert len({(p.name, p.step) for p in changes.points}) == len(changes.points)
+    assert len({(p.name, p.step) for p in changes.metric_values}) == len(changes.metric_values)
     assert not changes.tags.items() & before.items()
     assert names.MLFLOW_NOTE not in before or names.MLFLOW_NOTE not in changes.tags
     store.apply(changes)
     assert store.find_changes(reread).is_empty
     stored = replace(store.stored, run=store.run)
-    for point in build_points(stored, evaluate(stored)) if reread or not has_same_rows else ():
+    for point in (
+        build_metric_values(stored, evaluate(stored)) if reread or not has_same_rows else ()
+    ):
         assert store.history(point.name)[point.step].value == point.value
 
 
@@ -171,10 +173,10 @@ def test_after_the_changes_are_written_nothing_is_missing(store, reread):
 def test_an_interrupted_scoring_is_continued(data, store, reread):
     """After a process died between points, the next one sends the others, and each once."""
     changes = store.find_changes(reread)
-    num_sent = data.draw(st.integers(0, len(changes.points)))
+    num_sent = data.draw(st.integers(0, len(changes.metric_values)))
     store.apply(changes, points=num_sent)
     others = store.find_changes(reread)
-    assert not set(changes.points[:num_sent]) & set(others.points)
+    assert not set(changes.metric_values[:num_sent]) & set(others.metric_values)
     store.apply(others)
     assert store.find_changes(reread).is_empty
 

@@ -16,13 +16,13 @@ from clear_mlflow.store import names
 FAMILY = '''
 import numpy as np
 from clear_mlflow.metrics import Metric
-from clear_mlflow.metrics._metric import require_trained, select_cells
+from clear_mlflow.metrics._metric import require_trained, select_values
 
 
 def late_learning(matrix):
     """Accuracy on the last bucket trained on, less that on the first, each when it was new."""
     require_trained(matrix, 2, "a second trained bucket")
-    new = select_cells(matrix, np.eye(*matrix.values.shape, dtype=np.bool_))
+    new = select_values(matrix, np.eye(*matrix.values.shape, dtype=np.bool_))
     return float(new[-1] - new[0])
 
 

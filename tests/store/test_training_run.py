@@ -82,7 +82,7 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
             for measured in super().rows(*asked):
                 yield measured
                 for _ in range({0: 1, 2: 2}.get(measured.row.row, 0)):
-                    writers[0]._beat()
+                    writers[0]._renew_leases_and_plot()
 
     monkeypatch.setattr(RunRecorder, "open", noted)
     train_in_process(store, BeatenAfter(FOUR_BUCKETS), ASKED)
@@ -100,7 +100,7 @@ def test_a_run_lives_while_its_artifact_store_is_away(store, experiment_id):
     recorder.uploader.problem = TrackingError("the bucket is not there")
     before = run.data.tags[names.PROCESS_TAG]
     store.set_tag(run.info.run_id, names.PROCESS_TAG, before.replace("renewed_at", "before"))
-    recorder._beat()
+    recorder._renew_leases_and_plot()
     assert "renewed_at" in store.get_run(run.info.run_id).data.tags[names.PROCESS_TAG]
 
 

@@ -14,8 +14,13 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal import uploader as uploading
-from clear_mlflow.journal.run_folder import Outcome, RunFolder, candidate_folders, find_run_folders
-from clear_mlflow.journal.uploader import Uploader, is_final, read_exit_wait
+from clear_mlflow.journal.run_folder import (
+    Outcome,
+    RunFolder,
+    find_run_folders,
+    list_candidate_folders,
+)
+from clear_mlflow.journal.uploader import Uploader, is_permanent_error, read_exit_wait
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
@@ -76,7 +81,7 @@ def hurried(monkeypatch):
 
 @pytest.fixture
 def folder(store, run_id):
-    run_folder = RunFolder.create(candidate_folders(run_id)[0], run_id, store.tracking_uri)
+    run_folder = RunFolder.create(list_candidate_folders(run_id)[0], run_id, store.tracking_uri)
     yield run_folder
     run_folder.close()
 
@@ -93,7 +98,7 @@ def put(uploader, folder, *names):
 
 
 def contents(folder):
-    return {entry.name: entry.file.read_bytes() for entry in folder.entries()}
+    return {entry.name: entry.file.read_bytes() for entry in folder.list_entries()}
 
 
 @pytest.mark.usefixtures("hurried")
@@ -106,9 +111,9 @@ def test_what_cannot_be_stored_now_is_tried_again_in_order(store, run_id, folder
     uploader.finish(LONG)
     assert client.asked == ["a", "a", "a", "b"]
     assert uploader.list_unsent() == {}
-    assert not uploader.is_away
+    assert not uploader.is_failing
     assert uploader.build_unsent_error() is None
-    assert folder.entries() == []
+    assert folder.list_entries() == []
     assert files_of(store, run_id) == ["a.txt", "b.txt"]
     assert mlflow.artifacts.load_text(f"{store.get_run(run_id).info.artifact_uri}/a.txt") == "a"
     (point,) = store.get_metric_history(run_id, "m")
@@ -154,7 +159,7 @@ def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folde
     assert client.asked == ["a", "b", "a"]
     assert files_of(store, run_id) == ["a.txt", "b.txt"]
     assert uploader.list_unsent() == {}
-    assert folder.entries() == []
+    assert folder.list_entries() == []
 
 
 @pytest.mark.usefixtures("hurried")
@@ -193,7 +198,7 @@ def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monke
     """The first one was full: each folder with the command that sends what is in it."""
     monkeypatch.chdir(tmp_path)
     uploader = Uploader(store)
-    for name, path in zip("ab", candidate_folders(run_id), strict=True):
+    for name, path in zip("ab", list_candidate_folders(run_id), strict=True):
         folder = RunFolder.create(path, run_id, store.tracking_uri)
         put(uploader, folder, name)
         folder.close()
@@ -208,12 +213,12 @@ def test_whoever_waits_for_a_file_returns_when_the_store_has_it(store, run_id, f
     uploader = started(Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]))
     put(uploader, folder, "a")
     uploader.wait_until_stored(LONG)
-    assert not uploader.is_away
+    assert not uploader.is_failing
     assert files_of(store, run_id) == ["a.txt"]
     put(uploader, folder, "b")
     uploader.wait_until_stored(LONG)
     assert "try again" in str(uploader.problem)
-    assert uploader.is_away
+    assert uploader.is_failing
     uploader.finish(0.1)
     assert contents(folder) == {"b.txt": b"b"}
 
@@ -238,9 +243,9 @@ def test_which_answers_are_final(final, statuses):
         response = requests.Response()
         response.status_code = status
         error.__cause__ = requests.HTTPError(response=response)
-        assert is_final(error) is final, status
+        assert is_permanent_error(error) is final, status
     error.__cause__ = requests.ConnectionError()
-    assert not is_final(error)
+    assert not is_permanent_error(error)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 0), ("2.5", 2.5), ("86400", 86400)])

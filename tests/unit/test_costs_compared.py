@@ -143,8 +143,8 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
     row = records["row_002.json"]
     records["row_002.json"] = dataclasses.replace(row, row=bare(row.row))
     reasons = explain_undefined(assemble(records).matrix, metrics=ALL)
-    assert str(reasons[COST]) == "row 2 has no training_flops"
-    assert str(reasons["cost/seconds"]) == "row 1 has no seconds"
+    assert str(reasons[COST]) == "row 2 lacks training_flops"
+    assert str(reasons["cost/seconds"]) == "row 1 lacks seconds"
     assert add_cost_metrics((), assemble(priced(records.values(), None)).matrix) == ()
 
 

@@ -25,7 +25,7 @@ from clear_mlflow.metrics import (
     macro_matrix,
 )
 from clear_mlflow.metrics.calibration import _bin_by_confidence
-from clear_mlflow.metrics.macro_accuracy import _repeats_accuracy
+from clear_mlflow.metrics.macro_accuracy import _has_balanced_classes
 
 CLASSES = 3
 CALIBRATION = {
@@ -149,14 +149,14 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
         row: replace(answer, evaluation_set=images.digest) for row, answer in found.rows.items()
     }
     found = Predictions(images, answers)
-    assert _repeats_accuracy(found)
+    assert _has_balanced_classes(found)
     accuracies = [
         [answer.correct(images)[j] / len(labels[j]) for j in range(2)]
         for row, answer in answers.items()
         if row
     ]
     assert np.allclose(macro_matrix(found).values, accuracies, atol=1e-12)
-    assert not _repeats_accuracy(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
+    assert not _has_balanced_classes(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
 
 
 def test_confusion_is_scikit_learns() -> None:

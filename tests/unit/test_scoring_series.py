@@ -10,9 +10,9 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.report.page.matrix_map import MOST_SHOWN, spread_positions
 from clear_mlflow.scoring.run_log import (
+    build_bucket_series_names,
     collect_series,
     evaluate_step,
-    name_bucket_series,
 )
 
 CELLS = st.one_of(st.floats(0, 1), st.just(float("nan")))
@@ -61,11 +61,11 @@ def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
     gaps = np.diff(chosen)
     assert num_buckets == 1 or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)
     matrix = AccuracyMatrix(np.full((2, num_buckets), 0.5) if num_buckets > 1 else [[0.5]])
-    names = name_bucket_series(matrix.buckets)
+    names = build_bucket_series_names(matrix.buckets)
     assert set(collect_series(matrix, {})) == {names[j] for j in chosen}
 
 
 def test_buckets_whose_names_mlflow_does_not_take_have_a_series_each():
     """However many become the same when it is cleaned, and whatever others are called."""
     for keys in (("a b", "a/b", "a?b"), ("a_b.2", "a b", "a/b"), ("a_b.1", "a b", "a?b")):
-        assert len(set(name_bucket_series(keys))) == 3
+        assert len(set(build_bucket_series_names(keys))) == 3
