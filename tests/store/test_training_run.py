@@ -183,7 +183,7 @@ def test_active_run_is_joined_and_left_open(store):
 def test_a_data_root_that_is_not_there_opens_no_run(store, experiment_id):
     """It is found with the parameters."""
     asked = {"dataset": "clear10", "data_root": "/no/where"}
-    with StoppingSignals(tell=False) as signals:
+    with StoppingSignals(print_message=False) as signals:
         process = TrainingProcess(TrainConfig.resolve(asked))
         result = train_supervised(process, asked, signals)
     assert (result.exit_code, result.run_id) == (2, None)
