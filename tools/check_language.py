@@ -153,9 +153,9 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     options = parser.parse_args(arguments)
     places = find_places(root)
     if options.list:
-        for places_by_rule in places.values():
-            for place in places_by_rule[options.list]:
-                print(place)
+        for hits_by_rule in places.values():
+            for hit in hits_by_rule[options.list]:
+                print(hit)
         return 0
     counts = {
         package: {rule: len(by_rule[rule]) for rule in RULES if by_rule[rule]}

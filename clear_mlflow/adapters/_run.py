@@ -77,7 +77,11 @@ class Adapter:
         """
 
     def _build_loop_run(self, **stream: Any) -> LoopRun:
-        """Create the run without opening it. *stream*: ``buckets`` and ``num_instances``."""
+        """Create the LoopRun for a stream without starting it.
+
+        Args:
+            **stream: ``buckets`` and ``num_instances`` as for :func:`clear_mlflow.track`.
+        """
         options = {"run_name": None, "metrics": DEFAULT_FAMILIES, **self._options}
         run_name, metrics = options.pop("run_name"), options.pop("metrics")
         return LoopRun(
@@ -187,6 +191,7 @@ class Adapter:
 
     @property
     def _is_closed(self) -> bool:
+        """Return True if the run was started and has ended."""
         return self._loop_run is not None and not self._is_open
 
     def _get_loop_run(self) -> LoopRun:

@@ -106,11 +106,11 @@ class MLflowAccuracyMatrix(Adapter, Callback):
                 f"test_step logged no {self._metric!r} (there is {', '.join(sorted(values))}); "
                 "name the metric that it logs: MLflowAccuracyMatrix(metric=...)"
             )
-        cells = [
+        accuracies = [
             convert_metric(name, values[name]) if name in values else math.nan
             for name in metric_names
         ]
-        self._log_row(self.trained, keys, cells, [count_images(loader) for loader in loaders])
+        self._log_row(self.trained, keys, accuracies, [count_images(loader) for loader in loaders])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Log the metrics of the rows so far, and end the run as failed or killed."""

@@ -39,7 +39,7 @@ from clear_mlflow.scoring import score as score_run
 from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
-from clear_mlflow.store.lease import lease_tags
+from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
@@ -182,7 +182,7 @@ def _store_run(
         names.VERSION_TAG: __version__,
         **build_families_tag(families, {}),
         **metadata,
-        **lease_tags(),
+        **build_lease_tags(),
     }
     origin: JSON = {"format": run.format_name, "digest": run.digest}
     records = build_records(run.matrix, metadata, origin, dataset)

@@ -39,7 +39,7 @@ from clear_mlflow.scoring import Scores, log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import download_artifact, is_local
 from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
-from clear_mlflow.store.lease import is_expired, is_held
+from clear_mlflow.store.lease import is_being_trained, is_expired
 from clear_mlflow.store.rows import NO_ROWS, parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
 from clear_mlflow.store.sqlite import lock_store_writes
@@ -193,7 +193,7 @@ def _score_run(
                 run = client.get_run(run_id)
         except ClearError as error:
             return failed(str(error))
-    if is_held(client, run):
+    if is_being_trained(client, run):
         return skipped("is training now; it scores itself at its end")
     abandoned = is_expired(client, run)
     must_have_rows = explicit or run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN

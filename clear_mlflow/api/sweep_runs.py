@@ -64,7 +64,13 @@ from clear_mlflow.store.client import (
     resolve_store_uri,
     set_up_mlflow,
 )
-from clear_mlflow.store.lease import RENEW_SECONDS, Lease, is_expired, is_held, lease_tags
+from clear_mlflow.store.lease import (
+    RENEW_SECONDS,
+    Lease,
+    build_lease_tags,
+    is_being_trained,
+    is_expired,
+)
 from clear_mlflow.store.search import (
     get_or_create_experiment,
     get_project_run,
@@ -593,7 +599,7 @@ class SweepStore:
         tags = {
             names.KIND_TAG: names.KIND_SWEEP,
             names.SWEEP_TAG: grid.digest,
-            **lease_tags(),
+            **build_lease_tags(),
             names.VERSION_TAG: __version__,
         }
         with mlflow_errors("open the run of the sweep"):
@@ -613,7 +619,7 @@ class SweepStore:
                     outcome = Outcome("KILLED", f"run {run_id} is the same sweep")
                     store_outcome(client, opened_id, outcome)
                     client.delete_run(opened_id)
-                if is_held(client, parent):
+                if is_being_trained(client, parent):
                     raise TrackingError(
                         f"another process works on this sweep now (run {run_id}); wait for its "
                         "end, or stop it"
@@ -731,7 +737,7 @@ class SweepStore:
 
     def _is_trained_elsewhere(self, stored_run: Run) -> bool:
         """Return True if another process trains into a run, or another active sweep will."""
-        if is_held(self._client, stored_run) or is_resume_reserved(stored_run):
+        if is_being_trained(self._client, stored_run) or is_resume_reserved(stored_run):
             return True
         # A live sweep starts what is SCHEDULED, and resumes what was KILLED.
         is_open = stored_run.info.status not in ("FINISHED", "FAILED")
@@ -743,7 +749,7 @@ class SweepStore:
         if parent_id in (None, self._parent_id):
             return False
         (parent,) = select_runs(self._client, run_ids=[parent_id])
-        return isinstance(parent, Run) and is_held(self._client, parent)
+        return isinstance(parent, Run) and is_being_trained(self._client, parent)
 
     def _find_resumable_attempt(
         self, run: SweepRun, attempts: Sequence[Run]

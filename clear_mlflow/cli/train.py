@@ -99,7 +99,7 @@ def train(
     dist_env = read_dist_env()
     # With several processes, the others would give up before the lease has expired.
     can_wait = if_held == "wait" and dist_env.size == 1
-    with StoppingSignals(tell=dist_env.keeps_record) as signals:
+    with StoppingSignals(print_message=dist_env.keeps_record) as signals:
         if resume:
             _check_resume(resume, config_file, dist_env)
         passed = _select_passed(parameters)

@@ -30,7 +30,7 @@ from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes
 from clear_mlflow.store import names
 from clear_mlflow.store.client import resolve_store_uri
-from clear_mlflow.store.lease import process_token
+from clear_mlflow.store.lease import get_process_token
 
 HEADER_JSON = "run.json"
 OUTCOME_JSON = "outcome.json"
@@ -161,7 +161,9 @@ class RunFolder:
                     f"in {folder}; send them first: clear-mlflow sync {folder}"
                 )
             uri = resolve_store_uri(tracking_uri or "")
-            header = RunHeader(run_id, mask_credentials(uri), has_credentials(uri), process_token())
+            header = RunHeader(
+                run_id, mask_credentials(uri), has_credentials(uri), get_process_token()
+            )
             content = json.dumps({"format": FORMAT, **asdict(header)}, indent=1).encode()
             write_durably(folder / HEADER_JSON, content)
             for entry in run_folder._list_outcomes():

@@ -135,6 +135,7 @@ class _OrientedFunction:
     score_role: str
 
     def __call__(self, matrix: AccuracyMatrix) -> float:
+        """Return the value for a matrix of any score, by the metric's role."""
         if self.score_role == ACCURACY_ONLY:
             raise UndefinedMetricError(f"needs an accuracy (the score is {self.score.name})")
         value = self.function(matrix.oriented)

@@ -36,6 +36,7 @@ class Predictions:
     num_rows: int | None = None
 
     def __post_init__(self) -> None:
+        """Check all predictions, sort them by row, and derive *num_rows* if it is None."""
         check_protocol(self.protocol)
         for row, predictions in self.rows.items():
             if predictions.row != row:

@@ -37,14 +37,14 @@ class MetricResult:
         value: value after the last row; an accuracy is a fraction. None if it is undefined.
         reason: why the value is undefined, or an empty string.
         series: history: number of trained buckets to the value then, without undefined values.
-        interval: low and high end of the 95 % interval over the test images of this trained model;
-            None without stored predictions.
+        interval: low and high end of the 95 % interval over the test images of this trained model,
+            or None without stored predictions.
         higher_is_better: False if lower values are better.
         formula: formula, where R[i, j] is the accuracy on bucket j after training on bucket i, from
             0; empty for custom metrics.
         meaning: explanation in one line; empty for custom metrics.
         score: score in the matrix, for example accuracy.
-        version: :attr:`Metric.version`; None if the value was not computed here but logged before.
+        version: :attr:`Metric.version`, or None if the value was logged, not computed here.
         is_failed: True if a custom metric's function raised an error or returned no finite number.
     """
 
@@ -76,6 +76,7 @@ class MetricResult:
         return self.reason or ("" if self.higher_is_better else "lower is better")
 
     def _format(self, value: float) -> str:
+        """Return a value rounded, in the unit of this metric."""
         return format_value(self.name, value, self.score)
 
     def __str__(self) -> str:
@@ -289,6 +290,7 @@ def scores(
 
 
 def _convert_matrix(table: Any) -> AccuracyMatrix:
+    """Convert lists, an array or a data frame to a matrix, and return a matrix unchanged."""
     if isinstance(table, AccuracyMatrix):
         return table
     if not hasattr(table, "iterrows"):

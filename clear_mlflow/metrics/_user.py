@@ -116,6 +116,10 @@ def _to_metrics(address: str, item: Any) -> tuple[Metric, ...]:
 
 
 def _import_metric(address: str) -> Any:
+    """Import the object at ``package.module:function``.
+
+    Raises ConfigError if the path is invalid, or if the import fails for any reason.
+    """
     module, _, attribute = address.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     if not attribute or not all(part.isidentifier() for part in parts):
@@ -169,6 +173,7 @@ class _GuardedFunction:
     function: Callable[[Any], Any]
 
     def __call__(self, measurements: Any) -> float:
+        """Return the function's value as a finite float, or raise FailedMetricError."""
         try:
             value = self.function(measurements)
             number = float(value)

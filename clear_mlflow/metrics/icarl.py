@@ -23,10 +23,10 @@ def average_incremental_accuracy(matrix: AccuracyMatrix) -> float:
     >>> round(average_incremental_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.75
     """
-    cells = select_trained_values(matrix)
-    # Row i has i + 1 cells, each with the weight 1 / (i + 1).
+    accuracies = select_trained_values(matrix)
+    # Row i has i + 1 of them, each with the weight 1 / (i + 1).
     weights = np.repeat(1 / np.arange(1, matrix.num_rows + 1), np.arange(1, matrix.num_rows + 1))
-    return float((cells * weights).sum() / matrix.num_rows)
+    return float((accuracies * weights).sum() / matrix.num_rows)
 
 
 METRICS = (

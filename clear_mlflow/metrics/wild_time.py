@@ -50,11 +50,11 @@ def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
     >>> round(fix_id_accuracy(AccuracyMatrix(rows, num_instances=[300, 100, 100])), 6)
     0.6
     """
-    row, cells = _get_split_row(matrix, split)
+    row, row_values = _get_split_row(matrix, split)
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     weights = matrix.num_instances[: row + 1].astype(np.float64)
-    accuracies = require_measured(cells[: row + 1], lambda j: format_position(row, j))
+    accuracies = require_measured(row_values[: row + 1], lambda j: format_position(row, j))
     return float((weights * accuracies).sum() / weights.sum())
 
 
@@ -123,10 +123,10 @@ def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[
 
     Raises UndefinedMetricError if there are none, or if one was not measured.
     """
-    row, cells = _get_split_row(matrix, split)
+    row, row_values = _get_split_row(matrix, split)
     if row + 1 == matrix.num_buckets:
         raise UndefinedMetricError("needs a bucket after the split")
-    return require_measured(cells[row + 1 :], lambda j: format_position(row, row + 1 + j))
+    return require_measured(row_values[row + 1 :], lambda j: format_position(row, row + 1 + j))
 
 
 def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:

@@ -16,8 +16,8 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StoppingSignals:
     """Hands the first stopping signal on, and ignores repeats, and what ``nohup`` has it ignore."""
 
-    def __init__(self, *, tell: bool = True) -> None:
-        self._tell = tell
+    def __init__(self, *, print_message: bool = True) -> None:
+        self._print_message = print_message
         self.received: list[int] = []
         self._stop: Callable[[], None] | None = None
         self._before: dict[int, Any] = {}
@@ -52,7 +52,7 @@ class StoppingSignals:
             return
         if self._stop is not None:
             self._stop()
-        if not self._tell:
+        if not self._print_message:
             return
         # The terminal may be what has gone, or be in the middle of another line.
         with suppress(OSError, RuntimeError):
@@ -70,6 +70,6 @@ def interrupt_on_signal() -> Iterator[list[int]]:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with StoppingSignals(tell=False) as signals:
+    with StoppingSignals(print_message=False) as signals:
         signals.hand_to(interrupt)
         yield signals.received

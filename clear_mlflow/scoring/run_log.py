@@ -354,4 +354,5 @@ def _build_description_tags(
 
 
 def _hash_description(note: str) -> str:
+    """Return a hash by which a later scoring notices that a person edited the description."""
     return hashlib.sha256(note.encode()).hexdigest()[:32]

@@ -379,6 +379,7 @@ def to_milliseconds(written_at: str) -> int:
 
 
 def _read_test(folder: ArtifactFolder, run_id: str, scratch: Path, name: str) -> AnytimeRow:
+    """Download the file *name* into the folder *scratch*, and parse it as a test."""
     with mlflow_errors(f"read {name} of run {run_id}"):
         content = read_bytes(folder.fetch_file(name, scratch), MAX_ROW_BYTES)
     return AnytimeRow.from_json(content, source=name)
@@ -417,6 +418,10 @@ def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, in
 
 
 def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> RunMetadata:
+    """Read the metadata for a run's report from its parameters, tags and dataset profile.
+
+    times: step to milliseconds since the epoch.
+    """
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
     configuration = read_configuration(params)
     requested = {n: v for n, v in params.items() if not n.startswith((_USED, _REQUESTED))} | {
@@ -459,6 +464,7 @@ def _read_profile(run: Run, dataset: str) -> Mapping[str, Any]:
 
 
 def _format_moment(milliseconds: int) -> str:
+    """Format milliseconds since the epoch as ``2026-11-24 09:30 UTC``."""
     moment = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
     return moment.strftime("%Y-%m-%d %H:%M UTC")
 
@@ -469,6 +475,7 @@ def split_score_hash(tags: Mapping[str, str]) -> list[str]:
 
 
 def _hash(content: object) -> str:
+    """Return 32 hexadecimal digits of the SHA-256 hash of *content* as JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

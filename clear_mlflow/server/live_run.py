@@ -103,4 +103,5 @@ def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str
 
 
 def _has_ended(run: Run) -> bool:
+    """Return True if the run's status is FINISHED, FAILED or KILLED."""
     return bool(RunStatus.is_terminated(RunStatus.from_string(run.info.status)))

@@ -40,6 +40,7 @@ def create_app() -> Any:
 
 
 def _check_settings() -> None:
+    """Raise ServerError if the wrapped app is missing, and create basic-auth's administrator."""
     wrapped_name = os.environ.get(WRAPPED_APP)
     if wrapped_name:
         load_app(wrapped_name)

@@ -60,6 +60,7 @@ class RequestStore(_RestStore):  # type: ignore[misc]
         return _resolve_artifacts(super().get_run(run_id))
 
     def _search_runs(self, *args: Any, **kwargs: Any) -> tuple[list[Run], str | None]:
+        """Return runs with the storage URIs of their artifacts, and the token of the next page."""
         runs, token = super()._search_runs(*args, **kwargs)
         return [_resolve_artifacts(run) for run in runs], token
 
@@ -122,6 +123,10 @@ def _resolve_artifacts(run: Run) -> Run:
 
 
 def _resolve_in_workspace(artifact_uri: str) -> str:
+    """Return the storage URI of artifacts in the workspace of the request.
+
+    Changes the workspace of the current context.
+    """
     if workspace := get_workspace():
         enter_workspace(workspace)
     return resolve_artifact_uri(artifact_uri)

@@ -95,16 +95,19 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
     cache = PageCache()
 
     def show_comparison() -> str:
+        """Return the comparison page, from the cache if no run has changed."""
         query = _read_query(store)
         runs, states = list_runs(client, query)
         return cache.get([query.to_json(), *states], lambda: draw_comparison(client, query, runs))
 
     def show_run() -> str:
+        """Return a run's report, from the cache if the run has not changed."""
         run, workspace = _get_run(store), get_workspace()
         state = describe_state(client, run)
         return cache.get([workspace, *state], lambda: draw_run(client, run, state, workspace))
 
     def show_state() -> dict[str, object]:
+        """Return the hash of a run's state and its status, which the page polls."""
         run = _get_run(store)
         return {"state": hash_state(describe_state(client, run)), "status": run.info.status}
 
@@ -210,6 +213,7 @@ def _answer_with(view: _View) -> Callable[[], Response]:
 
     @wraps(view)
     def answer() -> Response:
+        """Check the request, call the view, and convert its result or error to a response."""
         if request.method != "GET":  # Flask adds HEAD, which MLflow's accounts do not check
             return _answer_error(405, "only GET is answered")
         if len(request.query_string) > _MAX_QUERY_BYTES:
@@ -247,6 +251,7 @@ def _check_workspace() -> None:
 
 
 def _answer_error(status: int, message: str) -> Response:
+    """Return an HTML page with an HTTP status and one line, without the server's store URIs."""
     page = rendered(
         "clear_mlflow.server.page/problem",
         title=f"Error {status}",
@@ -258,6 +263,7 @@ def _answer_error(status: int, message: str) -> Response:
 
 
 def _forbid_caching(response: Response) -> Response:
+    """Set the header that makes browsers ask again each time, and return the response."""
     # Another user may use this browser tomorrow, and runs change.
     response.headers["Cache-Control"] = "private, no-cache"
     return response

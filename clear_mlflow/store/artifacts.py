@@ -22,7 +22,13 @@ from clear_mlflow.store.compat import download_file
 
 
 class ArtifactFolder:
-    """A folder of artifacts, in a run or below an artifact URI."""
+    """A folder of artifacts, on this machine or behind a server.
+
+    Args:
+        client: client of the tracking store.
+        parent: the run that has the artifacts, or the URI of an artifact folder.
+        name: path of the folder in the parent's artifacts, by default their root.
+    """
 
     def __init__(self, client: MlflowClient, parent: Run | str, name: str = "") -> None:
         root = parent if isinstance(parent, str) else str(parent.info.artifact_uri)
@@ -32,11 +38,14 @@ class ArtifactFolder:
 
     @cached_property
     def repository(self) -> ArtifactRepository:
-        """MLflow's object that reads and writes the folder."""
+        """MLflow's ArtifactRepository of the folder."""
         return get_artifact_repository(self._uri, tracking_uri=self._tracking_uri)
 
     def list_sizes(self) -> dict[str, int | None]:
-        """Return file name to size in bytes, or to None if unknown. A missing folder is empty."""
+        """Return the size of each file in bytes, by file name; None if it is unknown.
+
+        Skips subfolders and symbolic links. Returns {} if the folder does not exist.
+        """
         if self.local is None:
             listed = self.repository.list_artifacts() or []
             # Only the last part: a path that comes from a store must not be followed.
@@ -47,7 +56,7 @@ class ArtifactFolder:
 
     @contextmanager
     def open_scratch(self) -> Iterator[Path]:
-        """Open a temporary folder for :meth:`fetch_file`, which a local folder does not need."""
+        """Yield the folder to pass to :meth:`fetch_file`: a temporary one for downloads."""
         if self.local is not None:
             yield self.local
             return
@@ -64,7 +73,7 @@ class ArtifactFolder:
 
 
 def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact."""
+    """Store bytes as an artifact of a run. artifact: path among the run's artifacts."""
     folder, _, name = artifact.rpartition("/")
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         file = Path(scratch, name)
@@ -73,7 +82,7 @@ def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) 
 
 
 def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact that survives a power cut if it is on a local disk."""
+    """Store bytes as an artifact of a run; on a local disk, it survives a power cut."""
     root = _get_local_root(client, run_id)
     if root is None:
         log_bytes(client, run_id, content, artifact)
@@ -82,7 +91,10 @@ def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str
 
 
 def download_artifact(client: MlflowClient, run: Run, artifact: str, scratch: str) -> Path:
-    """Return the path of a run's artifact, downloaded to *scratch* unless it is local."""
+    """Return the local path of a run's artifact, after a download to *scratch* if necessary.
+
+    Raises TrackingError if it cannot be read.
+    """
     folder, _, name = artifact.rpartition("/")
     with mlflow_errors(f"read {safe_repr(artifact, 200)} of run {run.info.run_id}"):
         return ArtifactFolder(client, run, folder).fetch_file(name, scratch)
@@ -95,5 +107,6 @@ def is_local(artifact_uri: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _get_local_root(client: MlflowClient, run_id: str) -> Path | None:
+    """Return the folder of a run's artifacts, or None if it is not on this machine."""
     uri = str(client.get_run(run_id).info.artifact_uri)
     return Path(local_file_uri_to_path(uri)) if is_local(uri) else None

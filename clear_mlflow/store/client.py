@@ -52,7 +52,10 @@ _Result = TypeVar("_Result")
 
 
 def limit_retries() -> None:
-    """Let calls to a dead server fail within seconds, not minutes, unless the user set limits."""
+    """Set MLflow's limits so that calls to a dead server fail within seconds, not minutes.
+
+    Keeps the environment variables that the user set.
+    """
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_MAX_RETRIES.name, "3")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR.name, "1")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_TIMEOUT.name, "30")
@@ -61,7 +64,10 @@ def limit_retries() -> None:
 
 
 def set_up_mlflow() -> None:
-    """Limit MLflow's retries and silence its links, progress bars and log, for a command."""
+    """Limit MLflow's retries and silence its links, progress bars and log messages.
+
+    Sets environment variables of this process, unless the user set them.
+    """
     limit_retries()
     # MLflow's link to a run contains the server's credentials.
     os.environ.setdefault(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name, "true")
@@ -74,9 +80,10 @@ def set_up_mlflow() -> None:
 
 @contextmanager
 def mlflow_errors(action: str) -> Iterator[None]:
-    """Turn any error of MLflow into a TrackingError of one line: cannot *action* in the store.
+    """Turn any error of MLflow into a TrackingError with a message of one line.
 
-    Errors of this package pass unchanged.
+    action: what failed, for the message: "cannot *action* in the tracking store". Errors of this
+    package pass unchanged.
     """
     try:
         yield
@@ -114,14 +121,14 @@ def resolve_store_uri(tracking_uri: str) -> str:
 
 
 def use_store(tracking_uri: str) -> None:
-    """Set up MLflow with a store, for this process and its children."""
+    """Set up MLflow with the store at a tracking URI, for this process and its children."""
     set_up_mlflow()
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
     mlflow.set_tracking_uri(tracking_uri)
 
 
 def switch_store(tracking_uri: str) -> None:
-    """Make MLflow use a store in this process, but not in its children."""
+    """Make MLflow use the store at a tracking URI in this process, but not in its children."""
     environment_uri = MLFLOW_TRACKING_URI.get()
     mlflow.set_tracking_uri(tracking_uri)
     if environment_uri is None:
@@ -131,7 +138,7 @@ def switch_store(tracking_uri: str) -> None:
 
 
 def is_missing_store(tracking_uri: str) -> bool:
-    """Return True if a URI names an sqlite database that does not exist."""
+    """Return True if a tracking URI names an sqlite database that does not exist."""
     database = get_sqlite_path(tracking_uri)
     return database is not None and not database.exists()
 
@@ -150,11 +157,13 @@ class _MissingStore:
 
 
 def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
-    """Connect to the tracking store and check that a run can be stored there.
+    """Connect to the tracking store, check that a run can be stored there, and return the client.
 
-    With *opens_run*, raises TrackingError if the active run, or else *experiment* (by default
-    MLflow's from the environment), is deleted or its artifacts cannot be stored.
-    Without *opens_run*, a missing sqlite store is not created: every call to the client raises.
+    opens_run: if True, raises TrackingError if the active run, or else the experiment, is deleted
+    or its artifacts cannot be stored. If False, this is not checked, and a missing sqlite store is
+    not created: every call to the client raises TrackingError.
+
+    experiment: name of the experiment; None for MLflow's from the environment.
     """
     uri = name_sqlite_driver(mlflow.get_tracking_uri())
     switch_store(uri)
@@ -187,6 +196,7 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
 
 
 def _check_run(client: MlflowClient, run_id: str) -> None:
+    """Raise TrackingError if a run does not exist, is deleted, or cannot store artifacts."""
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
@@ -203,6 +213,10 @@ def _check_run(client: MlflowClient, run_id: str) -> None:
 
 
 def _check_experiment(client: MlflowClient, name: str | None) -> None:
+    """Raise TrackingError if an experiment is deleted or cannot store artifacts.
+
+    name: None for MLflow's experiment from the environment. It need not exist.
+    """
     name, experiment_id = name or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
     with mlflow_errors(f"read the experiment {name or experiment_id or 'Default'}"):
         if name:
@@ -221,17 +235,17 @@ def _check_experiment(client: MlflowClient, name: str | None) -> None:
     )
 
 
-def check_artifact_root(tracking_uri: str, owner: str, artifact_root: str) -> None:
+def check_artifact_root(tracking_uri: str, name: str, artifact_root: str) -> None:
     """Raise TrackingError if artifacts cannot be stored under an artifact root.
 
     Args:
         tracking_uri: URI of the tracking store.
-        owner: name of the run or experiment for the message.
+        name: the run or experiment that has the artifacts, for the message.
         artifact_root: URI of the folder of its artifacts.
     """
     if is_server(artifact_root) and _SERVED_ARTIFACTS not in artifact_root:
         raise TrackingError(
-            f"{owner} stores its artifacts at {mask_credentials(artifact_root)}, which is not an "
+            f"{name} stores its artifacts at {mask_credentials(artifact_root)}, which is not an "
             "artifact store of MLflow; expected a folder, a bucket, or a tracking server's "
             f"(...{_SERVED_ARTIFACTS}): use an experiment with another artifact location"
         )
@@ -239,7 +253,7 @@ def check_artifact_root(tracking_uri: str, owner: str, artifact_root: str) -> No
     # experiment; without the server, uploads there fail (mlflow #7819).
     if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):
         raise TrackingError(
-            f"{owner} stores its artifacts behind a tracking server ({artifact_root}), but the "
+            f"{name} stores its artifacts behind a tracking server ({artifact_root}), but the "
             f"tracking URI is {mask_credentials(tracking_uri)}; set MLFLOW_TRACKING_URI to the "
             "server's address (http://127.0.0.1:5000 for a plain mlflow ui), or use another "
             "experiment (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
@@ -259,9 +273,10 @@ def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
 def map_in_threads(
     function: Callable[[_Item], _Result], items: Iterable[_Item], num_threads: int
 ) -> Iterator[_Result]:
-    """Yield the function's result for each item, in order, computed a few items ahead.
+    """Yield the function's result for each item, in the order of the items.
 
-    With *num_threads* = 1, the caller's thread computes each result when it is needed.
+    Threads compute at most four results per thread ahead. With *num_threads* = 1, the caller's
+    thread computes each result when it is needed.
     """
     if num_threads == 1:
         yield from map(function, items)

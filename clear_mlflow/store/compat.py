@@ -30,7 +30,7 @@ def is_generated_name(name: str | None) -> bool:
 
 
 def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
-    """Download one artifact with one request, where MLflow's public functions send several."""
+    """Download one artifact with a single request. to: the local file to write."""
     repository._download_file(name, str(to))
 
 
@@ -41,6 +41,9 @@ def forget_active_run(run_id: str) -> None:
 
 
 def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:
-    """Remove and return a run's system metrics monitor, so that MLflow does not wait for it."""
+    """Remove and return MLflow's system metrics monitor of a run, or return None.
+
+    MLflow then does not wait for the monitor when the run ends.
+    """
     monitor: SystemMetricsMonitor | None = run_id_to_system_metrics_monitor.pop(run_id, None)
     return monitor

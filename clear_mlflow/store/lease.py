@@ -41,16 +41,19 @@ _PROC = Path("/proc")
 
 
 class LeaseLostError(TrackingError):
-    """Another process has acquired the lease: this process may store nothing more in the run."""
+    """Another process has taken over the run: this process may store nothing more in it."""
 
 
 class LeaseHeldError(TrackingError):
-    """Another machine may hold the lease, and the caller did not want to wait for its expiry."""
+    """A process on another machine may be training into the run, and the caller did not wait."""
 
 
 @dataclass(frozen=True)
 class _LeaseTag:
-    """A lease as it is stored in a tag or in a claim; anyone may have written it."""
+    """The content of a lease: which process may write to a run, and when it last said so.
+
+    Parsed from a tag or parameter, which anyone may have written.
+    """
 
     host: str
     pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -60,17 +63,17 @@ class _LeaseTag:
 
     @property
     def is_local(self) -> bool:
-        """Return True if the holder is a process of this machine and container."""
-        return self.host == _read_host()
+        """True if the process is on this machine and in this container."""
+        return self.host == _read_machine_id()
 
     @property
     def age_seconds(self) -> float:
-        """Return the time since the renewal by both clocks, negative if it is in the future."""
+        """The time since the last renewal by the clocks of both machines; it can be negative."""
         return (_read_clock() - self.renewed_at).total_seconds()
 
     @property
     def has_ended(self) -> bool:
-        """Return True if the holder, a local process, is certainly gone."""
+        """True if the process, one of this machine, is certainly gone."""
         try:  # a process number is used again: only the start time identifies a process
             return abs(_read_start_time(self.pid) - self.started) >= 1.0
         except ProcessLookupError:
@@ -80,7 +83,7 @@ class _LeaseTag:
 
 
 class Lease:
-    """The lease of this process on one run.
+    """The right of this process to write to one run. Only one process at a time has it.
 
     Args:
         client: client of the run's store.
@@ -95,9 +98,9 @@ class Lease:
         self.lost: LeaseLostError | None = None  # set by the first check that fails, then kept
 
     def acquire(self) -> None:
-        """Acquire the lease, whoever holds it; the earlier holder stores nothing more.
+        """Take the lease, also from another process, which then cannot write to the run any more.
 
-        Does not report that this process trains: :meth:`renew` does.
+        The run does not count as being trained until :meth:`renew` is called.
         """
         with mlflow_errors(f"acquire the lease of run {self._run_id}"):
             run = self._client.get_run(self._run_id)
@@ -106,10 +109,10 @@ class Lease:
         self._is_acquired = True
 
     def renew(self) -> None:
-        """Report that this process trains into the run and is alive.
+        """Report that this process is alive and training into the run. Call it every 30 seconds.
 
-        Sets a run back to RUNNING that ``evaluate`` closed as KILLED during an outage. Raises
-        LeaseLostError.
+        Sets the run back to RUNNING if ``evaluate`` set it to KILLED during an outage. Raises
+        LeaseLostError if another process has the lease.
         """
         run = self.check()
         with mlflow_errors(f"renew the lease of run {self._run_id}"):
@@ -118,20 +121,26 @@ class Lease:
                 self._client.update_run(self._run_id, status="RUNNING")
 
     def check(self) -> Run:
-        """Return the run as it is now; raise LeaseLostError if this process does not hold it."""
+        """Read and return the run. Raises LeaseLostError if another process has its lease.
+
+        After that, every further call raises the same error.
+        """
         if self.lost is not None:
             raise self.lost
         with mlflow_errors(f"read run {self._run_id}"):
             run = self._client.get_run(self._run_id)
         try:
-            check_holder(run)
+            check_has_lease(run)
         except LeaseLostError as error:
             self.lost = error
             raise
         return run
 
     def release(self) -> None:
-        """Undo :meth:`acquire`, if it was called and no process has acquired the lease since."""
+        """Undo :meth:`acquire`: give the lease back to the process that had it before.
+
+        Does nothing if it was not acquired, or another process has it now.
+        """
         if not self._is_acquired:
             return
         with mlflow_errors(f"release the lease of run {self._run_id}"):
@@ -143,32 +152,35 @@ class Lease:
                 self._client.set_tag(self._run_id, names.HOLDER_TAG, self._replaced_holder)
 
 
-def process_token() -> str:
-    """Return the text that identifies this process in leases and journals."""
+def get_process_token() -> str:
+    """Return the random text that identifies this process in leases."""
     return _create_token(os.getpid())
 
 
 def format_lease() -> str:
-    """Return the JSON text of a lease of this process, renewed now."""
+    """Return a lease of this process that is renewed now, as JSON text."""
     return json.dumps(
         {
-            "host": _read_host(),
+            "host": _read_machine_id(),
             "pid": os.getpid(),
             "started": _read_start_time(os.getpid()),
             "renewed_at": _read_clock().isoformat(timespec="seconds"),
-            "token": process_token(),
+            "token": get_process_token(),
         }
     )
 
 
-def lease_tags() -> dict[str, str]:
-    """Return the tags of a run into which this process trains; set them to acquire its lease."""
+def build_lease_tags() -> dict[str, str]:
+    """Return tags that give a run's lease to this process and report that it trains."""
     lease = format_lease()
     return {names.PROCESS_TAG: lease, names.HOLDER_TAG: lease}
 
 
-def check_holder(run: Run) -> None:
-    """Raise LeaseLostError if this process does not hold the lease of a run, as it was read."""
+def check_has_lease(run: Run) -> None:
+    """Raise LeaseLostError if this process does not have the lease of a run.
+
+    run: the run as it was read; it is not read again.
+    """
     if not _is_held_by_this_process(run):
         holder = _parse_lease(run.data.tags.get(names.HOLDER_TAG))
         name = "nobody with a readable lease" if holder is None else _format_process(holder)
@@ -178,26 +190,27 @@ def check_holder(run: Run) -> None:
         )
 
 
-def check_not_held(
+def check_not_being_trained(
     client: MlflowClient, run: Run, advice: str, *, assume_dead: bool = False
 ) -> None:
-    """Raise TrackingError, which ends with *advice*, if a process trains into a run.
+    """Raise TrackingError if a process is training into a run.
 
-    assume_dead: ignore a holder that this machine cannot look up.
+    advice: end of the message. assume_dead: ignore a process on another machine. Otherwise, this
+    may take up to three minutes, like :func:`is_expired`.
     """
-    if assume_dead and not is_held_here(run):
+    if assume_dead and not is_being_trained_here(run):
         return
-    if is_held(client, run):
+    if is_being_trained(client, run):
         raise TrackingError(
             f"another process trains into run {run.info.run_id} now ({describe_holder(run)}); "
             f"{advice}"
         )
 
 
-def is_held(client: MlflowClient, run: Run) -> bool:
-    """Return True if a process trains into a run.
+def is_being_trained(client: MlflowClient, run: Run) -> bool:
+    """Return True if a living process is training into a run.
 
-    Watches a lease from another machine that seems to have expired, for up to three minutes.
+    May take up to three minutes, like :func:`is_expired`.
     """
     return _has_lease(run) and not is_expired(client, run)
 
@@ -205,14 +218,15 @@ def is_held(client: MlflowClient, run: Run) -> bool:
 def is_expired(client: MlflowClient, run: Run) -> bool:
     """Return True if a run is RUNNING although the process that trained it is gone.
 
-    Watches a lease from another machine that seems to have expired, for up to three minutes.
+    If that process is on another machine and its lease looks old, this waits up to three minutes
+    for a renewal.
     """
     if not _has_lease(run):
         return False
     lease = _read_lease(run)
     if lease is not None and lease.is_local:
         return lease.has_ended
-    remaining = EXPIRY_SECONDS - _measure_unchanged(client, run)
+    remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
     if remaining <= 0:
         return True
     if lease is not None and abs(lease.age_seconds) <= EXPIRY_SECONDS:
@@ -221,11 +235,11 @@ def is_expired(client: MlflowClient, run: Run) -> bool:
         f"run {run.info.run_id} was trained on another machine, and its lease seems to have "
         f"expired; watching for {remaining:.0f} s if it is renewed"
     )
-    return _watch_until_expiry(client, run)
+    return _wait_until_expired(client, run)
 
 
-def is_held_here(run: Run) -> bool:
-    """Return True if a living process of this machine has the lease of a run."""
+def is_being_trained_here(run: Run) -> bool:
+    """Return True if a living process of this machine is training into a run."""
     lease = _read_lease(run)
     return lease is not None and lease.is_local and not lease.has_ended
 
@@ -237,18 +251,20 @@ def wait_for_expiry(
     can_wait: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until a lease from another machine is renewed, has expired, or its run has ended.
+    """Wait until it is clear whether a process on another machine is still training into a run.
 
-    Returns at once if a process of this machine has the lease, or none. Raises TrackingError if
-    *should_stop* returns True, and LeaseHeldError, unless *can_wait*, if the lease is dated within
-    the last three minutes.
+    Returns when its lease was renewed, was not renewed for three minutes, or the run has ended; at
+    once if the process is on this machine or there is none.
+
+    can_wait: if False, raises LeaseHeldError instead of waiting if the lease is dated within the
+    last three minutes. should_stop: raises TrackingError when this returns True.
     """
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
     lease = _read_lease(run)
     if not _has_lease(run) or (lease is not None and lease.is_local):
         return
-    remaining = EXPIRY_SECONDS - _measure_unchanged(client, run)
+    remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
     if remaining <= 0:
         return
     if not can_wait and lease is not None and abs(lease.age_seconds) <= EXPIRY_SECONDS:
@@ -260,11 +276,11 @@ def wait_for_expiry(
         f"run {run_id} was trained elsewhere, or before a restart of this machine; waiting up to "
         f"{remaining:.0f} s for the expiry of its lease, and then training here"
     )
-    _watch_until_expiry(client, run, should_stop)
+    _wait_until_expired(client, run, should_stop)
 
 
 def describe_holder(run: Run) -> str:
-    """Return which process has the lease of a run and how to end it, or when it expires."""
+    """Return which process is training into a run and how to end it, for an error message."""
     lease = _read_lease(run)
     if lease is None:
         return "its lease cannot be read"
@@ -282,38 +298,50 @@ def describe_holder(run: Run) -> str:
 
 
 def read_trainer_token(run: Run) -> str | None:
-    """Return the token of the process that trains or trained into a run, or None if unknown."""
+    """Return the token of the process that trains or trained into a run, or None if unknown.
+
+    It can be compared with :func:`get_process_token`.
+    """
     lease = _read_lease(run)
     return None if lease is None else lease.token
 
 
-def is_recent_reservation(claim: str) -> bool:
-    """Return True if another process, not known to be dead, wrote a lease minutes ago at most."""
-    lease = _parse_lease(claim)
+def is_recent_reservation(reservation: str) -> bool:
+    """Return True if another process reserved a resume within the last three minutes.
+
+    reservation: JSON text of that process's lease. Returns False if the process is known to be
+    dead.
+    """
+    lease = _parse_lease(reservation)
     return (
         lease is not None
-        and lease.token != process_token()
+        and lease.token != get_process_token()
         and abs(lease.age_seconds) <= EXPIRY_SECONDS
         and not (lease.is_local and lease.has_ended)
     )
 
 
 def _has_lease(run: Run) -> bool:
+    """Return True if a run is RUNNING and a process of this package trained into it."""
     return run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags
 
 
 def _is_held_by_this_process(run: Run) -> bool:
+    """Return True if this process has the lease of a run."""
     holder = _parse_lease(run.data.tags.get(names.HOLDER_TAG))
-    return holder is not None and holder.token == process_token()
+    return holder is not None and holder.token == get_process_token()
 
 
 def _read_lease(run: Run) -> _LeaseTag | None:
-    """Return the newest lease of a run, or None if there is none that can be read."""
+    """Return the newest lease of a run, or None if there is none or it cannot be parsed."""
     return _parse_lease(_select_lease_text(run))
 
 
 def _select_lease_text(run: Run) -> str | None:
-    """Return the last renewal, or the acquisition if a process that lost the lease renewed it."""
+    """Return the JSON text of a run's newest lease, or None if there is none.
+
+    That is the last renewal, unless it is by a process that lost the lease before.
+    """
     renewal, acquisition = (run.data.tags.get(t) for t in (names.PROCESS_TAG, names.HOLDER_TAG))
     renewed, acquired = _parse_lease(renewal), _parse_lease(acquisition)
     if renewed is None or acquired is None or renewed.token == acquired.token:
@@ -322,6 +350,7 @@ def _select_lease_text(run: Run) -> str | None:
 
 
 def _parse_lease(text: str | None) -> _LeaseTag | None:
+    """Parse the JSON text of a lease, or return None if it is invalid."""
     try:
         lease: _LeaseTag = convert(json_value(text or "", MAX_TAG_BYTES), _LeaseTag)
     except RecordError:
@@ -330,6 +359,7 @@ def _parse_lease(text: str | None) -> _LeaseTag | None:
 
 
 def _format_process(lease: _LeaseTag) -> str:
+    """Return process number, host and last renewal of a lease, for a message."""
     host = truncate(printable(lease.host.partition("/")[0]), 80)
     return f"process {lease.pid} on {host} since {lease.renewed_at:%Y-%m-%d %H:%M:%S %Z}"
 
@@ -338,11 +368,11 @@ def _format_process(lease: _LeaseTag) -> str:
 _first_seen: dict[str, tuple[str | None, float]] = {}
 
 
-def _measure_unchanged(client: MlflowClient, run: Run) -> float:
-    """Return for how many seconds this process has seen a lease unchanged.
+def _measure_seconds_unchanged(client: MlflowClient, run: Run) -> float:
+    """Return for how many seconds this process has seen the lease of a run unchanged.
 
-    The first call for a lease notes those of all RUNNING runs of the experiment, so that watching
-    many takes no longer than watching one.
+    The first call for a lease also starts the time of all RUNNING runs of the experiment, so that
+    watching many takes no longer than watching one.
     """
     run_id = run.info.run_id
     if run_id not in _first_seen or _first_seen[run_id][0] != _select_lease_text(run):
@@ -357,17 +387,21 @@ def _measure_unchanged(client: MlflowClient, run: Run) -> float:
     return time.monotonic() - _first_seen[run_id][1]
 
 
-def _watch_until_expiry(
+def _wait_until_expired(
     client: MlflowClient, run: Run, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Return True when a lease has expired, or False as soon as it is renewed or its run ends."""
+    """Wait until a lease was unchanged for three minutes, then return True.
+
+    Returns False as soon as the lease is renewed or the run ends. Raises TrackingError if
+    *should_stop* returns True.
+    """
     run_id, text = run.info.run_id, _select_lease_text(run)
     while True:
         with mlflow_errors(f"watch run {run_id}"):
             current = client.get_run(run_id)
         if not _has_lease(current) or _select_lease_text(current) != text:
             return False
-        remaining = EXPIRY_SECONDS - _measure_unchanged(client, run)
+        remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
         if remaining <= 0:
             return True
         if should_stop():
@@ -376,20 +410,22 @@ def _watch_until_expiry(
 
 
 def _read_clock() -> datetime:
+    """Return the current time in UTC."""
     return datetime.now(timezone.utc)
 
 
 @functools.cache
 def _create_token(pid: int) -> str:
-    """Return random text for a process; a forked child has its own."""
+    """Return a random text for a process: the same in each call, another in a fork."""
     return secrets.token_hex(8)
 
 
 def _read_start_time(pid: int) -> float:
-    """Return when a process of this machine started, in units that setting the clock changes not.
+    """Return when a process of this machine started; changes of the clock do not change it.
 
-    Raises ProcessLookupError if the process is gone, and PermissionError if it cannot be read, for
-    example another user's where /proc is mounted with hidepid.
+    The unit depends on the system. Raises ProcessLookupError if the process is gone, and
+    PermissionError if it cannot be read, for example another user's where /proc is mounted with
+    hidepid.
     """
     with suppress(PermissionError):
         os.kill(pid, 0)  # sends nothing; raises ProcessLookupError if there is no such process
@@ -417,8 +453,11 @@ def _read_start_time(pid: int) -> float:
         raise PermissionError(f"process {pid} cannot be read: {error}") from error
 
 
-def _read_host() -> str:
-    """Return a name of this machine and container since its last start: the scope of its pids."""
+def _read_machine_id() -> str:
+    """Return a name of this machine and container since its last start.
+
+    Process numbers are unique within it.
+    """
     parts = [socket.gethostname()]
     with suppress(OSError):  # not Linux: only the host's name
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

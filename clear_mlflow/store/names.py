@@ -95,21 +95,24 @@ def shorten_digest(digest: str) -> str:
 
 
 def format_bucket_prefix(score: str = "accuracy") -> str:
-    """Return the prefix of the metric names of single buckets: "test_accuracy/bucket_"."""
+    """Return the prefix of the names of metrics of single buckets: "test_accuracy/bucket_".
+
+    score: name of what the runs measure.
+    """
     return f"test_{score}/bucket_"
 
 
 def is_bucket_series(metric: str) -> bool:
-    """Return True if a metric name belongs to a single bucket, for any score."""
+    """Return True if a metric's name is that of a single bucket: "test_rmse/bucket_01"."""
     return _ANY_BUCKET_SERIES.match(metric) is not None
 
 
 def format_model_file_name(row: int) -> str:
-    """Return the name of the weights file of a row: "after_004.safetensors"."""
+    """Return the file name of the weights after *row* buckets: "after_004.safetensors"."""
     return f"after_{row:03d}.safetensors"
 
 
 def parse_model_file_name(name: str) -> int | None:
-    """Return the row of a weights or training state file, or None for any other file name."""
+    """Return the number of trained buckets in a weights file's name, or None for any other name."""
     match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
     return int(match[1]) if match and format_model_file_name(int(match[1])) == name else None

@@ -63,7 +63,7 @@ class RowConflictError(TrackingError):
 
 
 def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
-    """Return a hash of a run's id and row files, by file name."""
+    """Return a hash of a run's id and the names and contents of its row files."""
     hasher = hashlib.sha256(run_id.encode())
     for name, content in sorted(files.items()):
         hasher.update(f"\0{name}\0{len(content)}\0".encode() + content)
@@ -71,16 +71,19 @@ def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
 
 
 def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
-    """Return a tag value that contains row files, or None if there are none or they do not fit."""
+    """Return a tag value with all row files, or None if there are none or it is too long.
+
+    files: row file name to content.
+    """
     content = json.dumps({name: file.decode() for name, file in files.items()}).encode()
     value = hash_rows(run_id, files) + base64.b64encode(zlib.compress(content, 9)).decode()
     return value if files and len(value) <= _MAX_TAG_LENGTH else None
 
 
 def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
-    """Return the row files in a run's matrix tag, by file name.
+    """Return the row files in a tag value of pack_matrix_tag, by file name.
 
-    Returns an empty dict if the tag is missing, damaged, or was copied from another run.
+    Returns an empty dict if *value* is None, damaged, or was copied from another run.
     """
     digest, packed = (value or "")[:32], (value or "")[32:]
     try:
@@ -95,15 +98,16 @@ def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
 
 
 def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
-    """Store a row file, unless the row is stored already. Replaces a torn file, with a warning.
+    """Store a file with one row of the accuracy matrix, unless the run has the same row already.
 
-    Raises RowConflictError if the stored row has other numbers, or a newer format.
+    A stored file that a power cut truncated is replaced, with a warning. Raises RowConflictError if
+    the stored row has other numbers or a newer format.
     """
     run_id = run.info.run_id
     with mlflow_errors(f"store {name} of run {run_id}"):
         try:
             stored = _create_or_read(client, run, name, content)
-            if stored is not None and is_torn_row(stored):
+            if stored is not None and is_truncated_row(stored):
                 warn(f"{name} of run {run_id} was cut off; it is stored again")
                 log_durably(client, run_id, content, f"{ROWS_FOLDER}/{name}")
                 return
@@ -115,7 +119,7 @@ def store_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None
     raise RowConflictError(f"{name} of run {run_id} is stored already {problem}; it is kept")
 
 
-def is_torn_row(content: bytes) -> bool:
+def is_truncated_row(content: bytes) -> bool:
     """Return True if a row file is not JSON, because a power cut left only a part of it."""
     try:
         json_object(content, MAX_ROW_BYTES)
@@ -138,15 +142,18 @@ def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -
 
 
 def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
-    """Return True if two row files have the same numbers and dataset, whatever their times."""
+    """Return True if two row files have equal numbers and the same dataset; times may differ.
+
+    name: their file name, for the RecordError that is raised if one is invalid.
+    """
     row, other_row = (RowRecord.from_json(c, source=name) for c in (content, other_content))
     return row.row == other_row.row and row.dataset == other_row.dataset
 
 
 def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return row file name to size in bytes (None if unknown), in row order.
+    """Return the size in bytes of each row file in row order, by file name; None if unknown.
 
-    Raises RecordError if a row file is missing that the tracking store knows, or is too large.
+    Raises RecordError if a row file is too large, or missing although the run's tags name it.
     """
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
         sizes = _select_row_files(ArtifactFolder(client, run, ROWS_FOLDER).list_sizes())
@@ -155,7 +162,7 @@ def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 
 
 def check_has_no_rows(client: MlflowClient, run: Run) -> None:
-    """Raise TrackingError if a run has rows, so that no second training contradicts them."""
+    """Raise TrackingError if a run has rows: a second training could contradict them."""
     if rows := list(list_row_sizes(client, run)):
         raise TrackingError(
             f"run {run.info.run_id} already contains {len(rows)} rows ({rows[0]} to {rows[-1]}); "
@@ -166,10 +173,10 @@ def check_has_no_rows(client: MlflowClient, run: Run) -> None:
 def read_row_files(
     client: MlflowClient, run: Run, *, may_be_missing: Collection[str] | None = ()
 ) -> dict[str, bytes]:
-    """Return the row files of a run, by file name in row order.
+    """Return the contents of a run's row files in row order, by file name.
 
-    Raises RecordError if a row file is missing that the tracking store knows, unless it is in
-    *may_be_missing*; with None, any row file may be missing.
+    may_be_missing: names of files that need not exist, or None if none needs to. Raises RecordError
+    if another row file is missing although the run's tags name it.
     """
     folder, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
@@ -184,12 +191,15 @@ def read_row_files(
 
 
 def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
-    """Parse row files, by file name. Raises RecordError if one is invalid."""
+    """Parse row files, from and to a dict by file name. Raises RecordError if one is invalid."""
     return {name: RowRecord.from_json(content, source=name) for name, content in files.items()}
 
 
 def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:
-    """Return all rows of a run from its artifacts, by file name in row order."""
+    """Return all rows of a run from its artifacts in row order, by file name.
+
+    Raises RecordError if one is damaged or missing.
+    """
     return parse_rows(read_row_files(client, run))
 
 
@@ -203,7 +213,10 @@ def build_missing_rows_error(run: Run, missing: str) -> RecordError:
 
 
 def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
-    """Raise RecordError if a row of the run's tags and metrics is not among its row files."""
+    """Raise RecordError if the tags or metrics of a run name a row that has no file.
+
+    row_files: names of the files that exist.
+    """
     tags = run.data.tags
     tagged = read_matrix_tag(run.info.run_id, tags.get(names.MATRIX_TAG))
     if missing := sorted(set(tagged) - set(row_files)):
@@ -218,7 +231,7 @@ def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
 
 
 def _read_row_file(path: Path) -> bytes:
-    """Return a file's content. Raises RecordError if it is larger than 1 MiB."""
+    """Return the content of a row file. Raises RecordError if it is larger than 1 MiB."""
     try:
         return read_bytes(path, MAX_ROW_BYTES)
     except RecordError as error:
@@ -270,10 +283,10 @@ def read_matrices(
     metrics: Sequence[Metric] = METRICS,
     read_files: bool | None = None,
 ) -> Iterator[StoredMatrix]:
-    """Read the matrix of each run, in the order of the runs, with several threads.
+    """Yield the accuracy matrix and metrics of each run, in the order of the runs.
 
-    A run that cannot be read has a *problem* in its result. For *read_files*, see
-    :func:`load_stored_rows`.
+    Reads with several threads. If a run cannot be read, its result has *problem* set, and no
+    record. metrics: metrics to compute. read_files: as of :func:`load_stored_rows`.
     """
     read = partial(_read_matrix, client, read_files, metrics)
     yield from map_in_threads(read, runs, _NUM_THREADS)
@@ -282,6 +295,7 @@ def read_matrices(
 def _read_matrix(
     client: MlflowClient, read_files: bool | None, metrics: Sequence[Metric], run: Run
 ) -> StoredMatrix:
+    """Return the accuracy matrix and metrics of a run, or why it cannot be read."""
     from_tag = False
     try:
         rows = load_stored_rows(client, run, read_files=read_files)

@@ -47,14 +47,17 @@ def select_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> Iterator[Run | MissingRun]:
-    """Yield runs by id, or else the runs with rows of an experiment, newest first.
+    """Yield the runs with these ids, or else the runs of an experiment that can have rows.
+
+    The runs of an experiment come newest first, without those that only refer to other runs, such
+    as sweeps and comparisons.
 
     Args:
         client: client of the store.
         run_ids: ids of runs; a run that does not exist is yielded as a MissingRun.
         experiment: name or id of an experiment, or None for all.
         filter: MLflow search filter, ignored with *run_ids*.
-        unscored_only: skip runs that were scored.
+        unscored_only: skip runs whose metrics were computed already.
     """
     runs: Iterable[Run | MissingRun]
     if unique_ids := tuple(dict.fromkeys(run_ids)):
@@ -69,10 +72,10 @@ def select_runs(
 
 
 def expand_run_id(client: MlflowClient, prefix: str) -> str:
-    """Return the id of the only run that starts with 6 to 31 hexadecimal digits.
+    """Return the id of the only run that starts with *prefix*, 6 to 31 hexadecimal digits.
 
-    Returns any other text, and a prefix without a run, unchanged. Raises TrackingError if several
-    runs match.
+    Returns *prefix* unchanged if it is anything else, or if no run starts with it. Raises
+    TrackingError if several runs do.
     """
     if not re.fullmatch("[0-9a-f]{6,31}", prefix):
         return prefix
@@ -173,6 +176,10 @@ def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> s
 
 
 def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
+    """Return a run, or a MissingRun if it does not exist or is deleted.
+
+    Raises TrackingError if the store cannot be read.
+    """
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
@@ -211,11 +218,13 @@ def has_experiment(client: MlflowClient, name_or_id: str) -> bool:
 
 def _match_experiments(experiments: list[Experiment], name_or_id: str) -> list[str]:
     # A name takes precedence over an id: an experiment may be called "3".
+    """Return the ids of the experiments with this name, or else with this id."""
     with_name = [e.experiment_id for e in experiments if e.name == name_or_id]
     return with_name or [e.experiment_id for e in experiments if e.experiment_id == name_or_id]
 
 
 def _list_experiments(client: MlflowClient) -> list[Experiment]:
+    """Return all experiments that are not deleted."""
     with mlflow_errors("list the experiments"):
         page = client.search_experiments(max_results=1000)
         experiments = list(page)

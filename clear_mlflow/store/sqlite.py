@@ -24,7 +24,10 @@ _ABANDONED_SECONDS = 10.0
 
 @contextmanager
 def lock_store_opening(tracking_uri: str) -> Iterator[None]:
-    """Lock an sqlite store while the caller opens it, and set up a missing database."""
+    """Lock an sqlite store while the caller opens it; create the database if it is missing.
+
+    Does nothing for any other store, or if the folder cannot be written.
+    """
     # MLflow sets up a new database in the first call of each process. If several do it at once, all
     # but one fail; one that is killed leaves a database that cannot be opened (mlflow 3.17).
     database = get_sqlite_path(tracking_uri)
@@ -93,7 +96,7 @@ def name_sqlite_driver(tracking_uri: str) -> str:
 
 
 def _create_database(database: Path) -> None:
-    """Set up an empty database under a temporary name, then rename it."""
+    """Create an empty MLflow database: under a temporary name first, so that it is complete."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # slow to import
 
     unfinished = database.with_name(f"{database.name}.new")
@@ -109,7 +112,7 @@ def _create_database(database: Path) -> None:
 
 
 def _wait_until_set_up(database: Path) -> None:
-    """Wait for a program that takes no lock, such as MLflow's server, to set up a database.
+    """Wait until a program without our lock, such as MLflow's server, has set up a database.
 
     Returns as well if nothing was written to the database for 10 seconds.
     """
@@ -123,7 +126,7 @@ def _wait_until_set_up(database: Path) -> None:
 
 
 def _has_experiment(database: Path) -> bool:
-    """Return True if a database has an experiment, which MLflow creates last."""
+    """Return True if a database has an experiment, which MLflow creates last in its set-up."""
     try:
         with closing(
             sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)

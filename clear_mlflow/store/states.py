@@ -35,7 +35,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The metadata of a training state."""
+    """The metadata of a stored training state, in a JSON file: its row, size and hash."""
 
     row: int  # row that was measured last
     written_at: str  # time in the file of that row
@@ -46,14 +46,14 @@ class Manifest:
     torch_version: str  # another version may round differently
 
     def to_json(self) -> str:
-        """Return the text of the manifest's file."""
+        """Return the manifest as JSON text, which from_json reads."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> Manifest:
-        """Parse and validate what :meth:`to_json` wrote, ignoring unknown fields.
+        """Parse and validate the JSON text of a manifest, ignoring unknown fields.
 
-        Raises StateError, which starts with the file name *source*, if the text is invalid.
+        source: file name, for the StateError that is raised if the text is invalid.
         """
         try:
             document = json_object(text, MAX_MANIFEST_BYTES)
@@ -67,14 +67,17 @@ class Manifest:
 
 @dataclass(frozen=True, eq=False)
 class StoredState:
-    """A complete state in a file of this machine."""
+    """A complete training state (weights, optimiser, random numbers) in a file of this machine."""
 
     manifest: Manifest
     file: Path
 
 
 def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
-    """Store a state and then its manifest, both durably."""
+    """Store a training state and then its manifest; on a local disk, they survive a power cut.
+
+    content: the bytes of the state's file. Raises TrackingError if the store does not take them.
+    """
     state_file, manifest_file = _format_file_names(manifest.row)
     files = {state_file: content, manifest_file: manifest.to_json().encode()}
     with mlflow_errors(f"store the training state of run {run_id}"):
@@ -83,9 +86,9 @@ def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: 
 
 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:
-    """Remove the states of the rows *before* a row, or all for None, and ignore errors.
+    """Delete the training states of rows before *before*, or all if it is None; ignore errors.
 
-    Some stores cannot delete, and nothing depends on the removal.
+    Some stores cannot delete, and nothing depends on it.
     """
     with suppress(Exception):
         folder = ArtifactFolder(client, run, names.STATE_FOLDER)
@@ -99,14 +102,17 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
 
 
 def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
-    """Return the rows of the states that have a manifest, ascending, without reading them."""
+    """Return the numbers of the rows with a training state and a manifest, ascending.
+
+    They are not read, so a state may be damaged.
+    """
     return _select_rows(_list_files(run, ArtifactFolder(client, run, names.STATE_FOLDER)))
 
 
 def read_newest_state(
     client: MlflowClient, run: Run, scratch: Path
 ) -> tuple[StoredState | None, list[str]]:
-    """Return the newest complete state or None, and the problems of newer states.
+    """Return the newest training state that is complete, or None, and why newer ones are not.
 
     The state is downloaded to *scratch* unless it is on this machine.
     """
@@ -124,6 +130,10 @@ def read_newest_state(
 def _read_state(
     run: Run, row: int, folder: ArtifactFolder, sizes: Mapping[str, int | None], scratch: Path
 ) -> StoredState:
+    """Return the training state of a row, downloaded to *scratch* unless it is on this machine.
+
+    Raises StateError if it or its manifest is damaged. sizes: file name to size in bytes.
+    """
     name, manifest_name = _format_file_names(row)
     size = sizes[manifest_name]
     if size is not None and size > MAX_MANIFEST_BYTES:
@@ -147,7 +157,7 @@ def _read_state(
 
 
 def _list_files(run: Run, folder: ArtifactFolder) -> dict[str, int | None]:
-    """Return file name to size in bytes (None if unknown), for states and manifests."""
+    """Return the sizes in bytes of training states and manifests, by file name; None if unknown."""
     with mlflow_errors(f"list the training states of run {run.info.run_id}"):
         sizes = folder.list_sizes()
     sizes = {name: size for name, size in sizes.items() if _parse_row(name) is not None}
@@ -157,7 +167,7 @@ def _list_files(run: Run, folder: ArtifactFolder) -> dict[str, int | None]:
 
 
 def _select_rows(files: Mapping[str, object]) -> tuple[int, ...]:
-    """Return the rows with both a state and a manifest, ascending."""
+    """Return the numbers of the rows with both a state and a manifest in *files*, ascending."""
     rows = {row for name in files if (row := _parse_row(name)) is not None}
     return tuple(sorted(row for row in rows if files.keys() >= {*_format_file_names(row)}))
 
@@ -168,4 +178,5 @@ def _format_file_names(row: int) -> tuple[str, str]:
 
 
 def _parse_row(name: str) -> int | None:
+    """Return the row number in the name of a training state or manifest, or None."""
     return names.parse_model_file_name(re.sub(r"\.json$", ".safetensors", name))

@@ -57,14 +57,17 @@ def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True
 
 
 def format_artifact_link(run: Run, path: str | None) -> str:
-    """Return the link to a run's artifact, or to the run, relative to MLflow's UI."""
+    """Return the link to an artifact of a run, relative to the URL of MLflow's UI.
+
+    path: path of the artifact, or None for the page of the run.
+    """
     experiment, run_id = (quote(i, safe="") for i in (run.info.experiment_id, run.info.run_id))
     artifact = f"/artifacts/{path}" if path else ""
     return f"#/experiments/{experiment}/runs/{run_id}{artifact}?{_format_view_query()}"
 
 
 def make_run_url_builder(tracking_uri: str) -> Callable[[str], str] | None:
-    """Return a function from run id to the run's URL, or None if the store is not a server."""
+    """Return a function from run id to the URL of the run, or None if the store is not a server."""
     if not is_server(tracking_uri):
         return None
     base, workspace = format_server_url(tracking_uri), _format_workspace_query()
@@ -74,11 +77,13 @@ def make_run_url_builder(tracking_uri: str) -> Callable[[str], str] | None:
 
 def _format_view_query() -> str:
     # By default, MLflow's UI opens an experiment in the view for language model traces.
+    """Return the part of a URL's query that selects MLflow's view for machine learning."""
     workspace = _format_workspace_query()
     return "workflowType=machine_learning" + (f"&{workspace}" if workspace else "")
 
 
 def _format_workspace_query() -> str:
+    """Return the part of a URL's query that names MLflow's workspace, or "" without one."""
     workspace = os.environ.get("MLFLOW_WORKSPACE", "").strip()  # mlflow.set_workspace sets it, too
     return f"workspace={quote(workspace, safe='')}" if workspace else ""
 
@@ -91,9 +96,9 @@ def format_server_url(uri: str) -> str:
 
 
 def format_comparison_links(client: MlflowClient, run: Run) -> list[str]:
-    """Return lines that show how to open a comparison and how to run the grids that it stored.
+    """Return lines that show how to open a comparison and how to run the sweeps it proposes.
 
-    Names the page's file if the artifacts are on this machine.
+    Includes the path of its HTML page if the artifacts are on this machine.
     """
     run_id, lines = run.info.run_id, format_run_links(client, run)
     folder = ArtifactFolder(client, run).local
@@ -111,7 +116,10 @@ def format_comparison_links(client: MlflowClient, run: Run) -> list[str]:
 
 
 def _build_leaderboard_view(score: Score) -> str:
-    """Return the state of a shared view with our runs, in the JSON of MLflow's UI."""
+    """Return the JSON of a view of MLflow's UI that ranks the runs of an experiment.
+
+    score: what the runs measure, such as accuracy.
+    """
     # The metric that ranks, then the headlines, which are also charts over the buckets.
     metrics = (get_first_ranking_metric(score), *get_headlines(score))
     ranking_metric, *headlines = dict.fromkeys(metric.name for metric in metrics)
@@ -186,7 +194,8 @@ _LINE_OPTIONS = {
 def find_page_url(client: MlflowClient, target: str | None) -> str:
     """Return the most useful page of a run or experiment, relative to the server's URL.
 
-    A run's report, a comparison's page, a sweep's comparison, or an experiment's leaderboard.
+    That is a run's report, a comparison's page, a sweep's comparison, or an experiment's
+    leaderboard, which is stored in a tag of the experiment.
 
     Args:
         client: client of the store.
@@ -209,6 +218,7 @@ def find_page_url(client: MlflowClient, target: str | None) -> str:
 
 
 def _find_run_page(client: MlflowClient, run: Run) -> str:
+    """Return the link to a run's report, comparison page, or sweep comparison."""
     tags = run.data.tags
     if comparison_id := read_sweep_comparison(tags).get("run_id"):
         return _find_run_page(client, client.get_run(str(comparison_id)))
@@ -219,9 +229,10 @@ def _find_run_page(client: MlflowClient, run: Run) -> str:
 
 
 def read_sweep_comparison(tags: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return a sweep's comparison: its ``run_id``, and ``of``, a hash of the compared runs.
+    """Return which run compares the runs of a sweep, from the tags of the sweep.
 
-    Returns an empty dict if the sweep was not compared.
+    The result has ``run_id``, and ``of``, a hash of the compared runs; it is empty if the sweep was
+    not compared.
     """
     with suppress(RecordError):
         return json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
@@ -241,7 +252,7 @@ def _store_leaderboard(client: MlflowClient, experiment: Experiment) -> str:
 
 
 def _find_score(client: MlflowClient, experiment_id: str) -> Score:
-    """Return the score of the newest run with readable rows, or accuracy if there is none."""
+    """Return what the newest run with readable rows measures; accuracy if there is none."""
     for run in client.search_runs([experiment_id], _HAS_ROWS, max_results=_MAX_RUNS_READ):
         with suppress(ClearError):  # reported by commands that score or compare the run
             for record in load_stored_rows(client, run, read_files=False).records.values():
@@ -250,6 +261,7 @@ def _find_score(client: MlflowClient, experiment_id: str) -> Score:
 
 
 def _get_newest_experiment(client: MlflowClient) -> Experiment:
+    """Return the experiment of the newest run of this package, or raise TrackingError."""
     experiment_ids = find_experiment_ids(client)
     with mlflow_errors("look for the newest run"):
         runs = client.search_runs(experiment_ids, f"tags.`{names.KIND_TAG}` != ''", max_results=1)

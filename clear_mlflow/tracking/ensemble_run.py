@@ -15,7 +15,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.lease import lease_tags
+from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.resume import ResumePoint
 from clear_mlflow.tracking.training_run import TrainingRun, format_run_name
@@ -48,6 +48,7 @@ class EnsembleRun:
         self.member_ids: dict[int, str] = {}  # seed to run id, of the members opened so far
 
     def __enter__(self) -> EnsembleRun:
+        """Create a child run for each member, and log the configuration in all runs."""
         with ExitStack() as stack:
             stack.enter_context(self._parent)
             with mlflow_errors(f"open the members of run {self._run_id}"):
@@ -58,7 +59,7 @@ class EnsembleRun:
                         self._client,
                         parent.info.experiment_id,
                         format_run_name(config),
-                        {MLFLOW_PARENT_RUN_ID: self._run_id, **lease_tags()},
+                        {MLFLOW_PARENT_RUN_ID: self._run_id, **build_lease_tags()},
                     )
                     self.member_ids[seed] = member_id
                     requested = {**self._requested, "seed": str(seed), "seeds": NONE}
@@ -70,6 +71,7 @@ class EnsembleRun:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        """Upload what is not stored yet, of the members and the ensemble."""
         self._open_runs.__exit__(*error)
 
     def track(self, training: Training) -> None:

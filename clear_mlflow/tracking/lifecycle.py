@@ -47,11 +47,11 @@ from clear_mlflow.store.lease import (
     Lease,
     LeaseHeldError,
     LeaseLostError,
-    check_holder,
-    check_not_held,
+    build_lease_tags,
+    check_has_lease,
+    check_not_being_trained,
     format_lease,
-    is_held,
-    lease_tags,
+    is_being_trained,
     wait_for_expiry,
 )
 from clear_mlflow.store.ui_urls import format_run_links
@@ -176,13 +176,13 @@ def open_run(
         if run_id:
             wait_for_expiry(client, run_id)
             run = client.get_run(run_id)
-            check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
+            check_not_being_trained(client, run, "unset MLFLOW_RUN_ID for a run of its own")
             check(run)
             new_name = name if rename or is_generated_name(run.info.run_name) else None
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
-                tags=lease_tags(),
+                tags=build_lease_tags(),
                 log_system_metrics=_read_system_metrics_setting(system_metrics),
             )
         )
@@ -219,7 +219,7 @@ def join_run(client: MlflowClient, run_id: str) -> None:
     """
     with mlflow_errors(f"join run {run_id}"):
         wait_for_expiry(client, run_id)
-        if is_held(client, client.get_run(run_id)):
+        if is_being_trained(client, client.get_run(run_id)):
             raise TrackingError(f"run {run_id} is being trained into already; end that first")
     lease = Lease(client, run_id)
     lease.acquire()
@@ -372,7 +372,7 @@ def _end_one_run(
     try:
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
-        check_holder(run)
+        check_has_lease(run)
         scores = score(client, run_id)
         result = replace(result, scores=scores)
         log_models(client, run, scores)
@@ -384,11 +384,11 @@ def _end_one_run(
     except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
         outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
         with suppress(ClearError):
-            store_outcome(client, run_id, outcome, check=check_holder)
+            store_outcome(client, run_id, outcome, check=check_has_lease)
         raise
     outcome = result.build_outcome(sets_status=sets_status)
     try:
-        run = store_outcome(client, run_id, outcome, check=check_holder)
+        run = store_outcome(client, run_id, outcome, check=check_has_lease)
         with mlflow_errors(f"look at run {run_id}"):
             return replace(result, links=tuple(format_run_links(client, run)))
     except LeaseLostError as error:

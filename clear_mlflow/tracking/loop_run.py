@@ -189,6 +189,11 @@ class LoopRun:
         self._predictions_type: str | None = None  # "labels" or "probs"; None without predictions
 
     def __enter__(self) -> LoopRun:
+        """Open a run or join the active one, load its rows, and log the loop's metadata.
+
+        Raises ConfigError in a process of rank 1 or more, and TrackingError if MLflow cannot store
+        the run or its rows have other metadata.
+        """
         if self._recorder is not None:
             raise TrackingError("this run was entered before; call clear_mlflow.track again")
         dist_env = read_dist_env()
@@ -231,6 +236,10 @@ class LoopRun:
         error: BaseException | None,
         traceback: object,
     ) -> None:
+        """Upload what is not stored yet, score the run, and end it if this object opened it.
+
+        Prints links to the run. Raises an error of the store, unless the block raised one itself.
+        """
         recorder = self._recorder
         if recorder is None or os.getpid() != self._process_id:  # a forked child closes nothing
             return
@@ -473,11 +482,13 @@ class LoopRun:
         return self.matrix.masked(self._metadata.protocol).plot(title, width=width)
 
     def _repr_html_(self) -> str:
+        """Return the matrix and metrics so far as HTML, for notebooks."""
         if (record := self._record) is None:
             return run_html(repr(self), None)
         return run_html(self._name, record.masked_matrix, self.metrics.values(), self._links)
 
     def __str__(self) -> str:
+        """Return the matrix and metrics so far as text tables."""
         if (record := self._record) is None:
             return repr(self)
         return as_text(*run_text(record, self.metrics.values()), "", *self._links)

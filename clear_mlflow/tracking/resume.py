@@ -1,4 +1,4 @@
-"""Resume an interrupted run: read what is stored of it, check that it may be resumed, claim it."""
+"""Resume an interrupted run: read what is stored of it, check it, and reserve it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
 from clear_mlflow.store.lease import (
     Lease,
-    check_not_held,
+    check_not_being_trained,
     format_lease,
     is_recent_reservation,
 )
-from clear_mlflow.store.rows import is_torn_row, list_row_sizes, parse_rows, read_row_files
+from clear_mlflow.store.rows import is_truncated_row, list_row_sizes, parse_rows, read_row_files
 from clear_mlflow.store.search import MissingRun, select_runs
 from clear_mlflow.store.states import StoredState, list_state_rows, read_newest_state
 from clear_mlflow.tracking.lifecycle import reopen_run
 from clear_mlflow.tracking.loop_run import LOOP_JSON
 
-_CLAIM_PREFIX = "resumed/"  # of a parameter's name; the number of the claim follows
+_RESERVATION_PREFIX = "resumed/"  # of a parameter's name; the number of the resume follows
 _WAIT = "wait until it has ended, or start a new run"
 
 
@@ -126,7 +126,7 @@ def has_rows(client: MlflowClient, run_id: str) -> bool:
     Raises TrackingError if another process is training into the run.
     """
     run = client.get_run(run_id)
-    check_not_held(client, run, "unset MLFLOW_RUN_ID for a run of its own")
+    check_not_being_trained(client, run, "unset MLFLOW_RUN_ID for a run of its own")
     return bool(find_run_folders(run_id)) or bool(list_row_sizes(client, run))
 
 
@@ -279,7 +279,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
     run_id = point.run.info.run_id
     with mlflow_errors(f"take over run {run_id}"):
         run = client.get_run(run_id)
-        check_not_held(client, run, _WAIT, assume_dead=assume_dead)
+        check_not_being_trained(client, run, _WAIT, assume_dead=assume_dead)
         number = reserve_resume(client, run)
     lease = Lease(client, run_id)
     lease.acquire()
@@ -306,7 +306,7 @@ def reserve_resume(client: MlflowClient, run: Run) -> int:
         raise _build_in_use_error(run_id)
     number = len(_list_reservations(run)) + 1
     try:
-        client.log_param(run_id, f"{_CLAIM_PREFIX}{number}", format_lease())
+        client.log_param(run_id, f"{_RESERVATION_PREFIX}{number}", format_lease())
     except MlflowException as error:
         if error.error_code == "INVALID_PARAMETER_VALUE":
             raise _build_in_use_error(run_id) from error
@@ -316,8 +316,8 @@ def reserve_resume(client: MlflowClient, run: Run) -> int:
 
 def is_resume_reserved(run: Run) -> bool:
     """Return True if another process is about to resume a run and has not begun to train."""
-    claims = _list_reservations(run)
-    return len(claims) > _read_num_resumes(run) and is_recent_reservation(claims[-1])
+    reservations = _list_reservations(run)
+    return len(reservations) > _read_num_resumes(run) and is_recent_reservation(reservations[-1])
 
 
 def read_config(client: MlflowClient, run: Run) -> dict[str, str]:
@@ -360,7 +360,7 @@ def _get_resumable_run(client: MlflowClient, run_id: str, assume_dead: bool) -> 
         raise _build_resume_error(
             run_id, f"it is {description}, not a training; pass the id of one"
         )
-    check_not_held(client, run, _WAIT, assume_dead=assume_dead)
+    check_not_being_trained(client, run, _WAIT, assume_dead=assume_dead)
     if (run_version := run.data.tags.get(names.VERSION_TAG, "unknown")) != __version__:
         raise _build_resume_error(
             run_id,
@@ -387,7 +387,7 @@ def _read_rows(
             records_by_file |= parse_rows({name: content})
         except RecordError as error:
             is_replaced = state is not None and row is not None and row >= state.manifest.row
-            if row is None or not is_replaced or not is_torn_row(content):
+            if row is None or not is_replaced or not is_truncated_row(content):
                 raise
             warn(f"run {run.info.run_id}: {error}; it is written anew from the training state")
             damaged_rows.add(row)
@@ -396,8 +396,10 @@ def _read_rows(
 
 def _list_reservations(run: Run) -> list[str]:
     """Return the processes that reserved a resume of a run, as JSON texts in order of resumes."""
-    claims = (run.data.params.get(f"{_CLAIM_PREFIX}{number}", "") for number in itertools.count(1))
-    return list(itertools.takewhile(bool, claims))
+    reservations = (
+        run.data.params.get(f"{_RESERVATION_PREFIX}{number}", "") for number in itertools.count(1)
+    )
+    return list(itertools.takewhile(bool, reservations))
 
 
 def _read_num_resumes(run: Run) -> int:
@@ -407,10 +409,12 @@ def _read_num_resumes(run: Run) -> int:
 
 
 def _build_in_use_error(run_id: str) -> TrackingError:
+    """Return the error that another process is training into a run."""
     return TrackingError(f"another process trains into run {run_id} now; {_WAIT}")
 
 
 def _build_resume_error(run_id: str, reason: str) -> TrackingError:
+    """Return the error that a run cannot be resumed, for this reason."""
     return TrackingError(f"run {run_id} cannot be resumed: {reason}")
 
 

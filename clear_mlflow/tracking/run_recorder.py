@@ -311,7 +311,7 @@ class RunRecorder:
         self._curve += drop_stored_points(metrics, self.curve_steps)
 
     def _write_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
-        """Write metrics of a row and the curve to disk, and return the files.
+        """Write metric values of a row and of the curve to disk, and return the files.
 
         If the disk is full, returns []. Nothing is lost then: metrics of rows are computed again
         when the run is scored, and the curve is written with the next points.

@@ -29,7 +29,7 @@ from clear_mlflow.journal.uploader import Uploader, store_outcome
 from clear_mlflow.scoring import read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, resolve_store_uri, switch_store
-from clear_mlflow.store.lease import check_not_held, is_expired, read_trainer_token
+from clear_mlflow.store.lease import check_not_being_trained, is_expired, read_trainer_token
 from clear_mlflow.store.ui_urls import format_run_links
 from clear_mlflow.tracking.lifecycle import log_member_summary
 
@@ -117,7 +117,7 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
             run = _get_run(client, run_id, header.tracking_uri)
             # A process may train into the run; the one that wrote this folder has unlocked it.
             if read_trainer_token(run) not in (None, header.process):
-                check_not_held(client, run, "sync again when it has ended")
+                check_not_being_trained(client, run, "sync again when it has ended")
             outcome = folder.read_outcome() or (_KILLED if is_expired(client, run) else None)
             for _ in Uploader(client).upload_folder(run, folder):
                 num_sent += 1

@@ -165,7 +165,7 @@ def train_sweep_run(
     use_store(tracking_uri)
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
     os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}
-    with StoppingSignals(tell=False) as signals:
+    with StoppingSignals(print_message=False) as signals:
         parameters = {**parameter_defaults(), **requested}
         process = TrainingProcess(TrainConfig.resolve(parameters))
         result = train_supervised(process, parameters, signals)

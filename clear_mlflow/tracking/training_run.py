@@ -98,6 +98,7 @@ class TrainingRun:
         self._has_warned = False  # that a state is not stored
 
     def __enter__(self) -> TrainingRun:
+        """Log the configuration, and start the threads that upload and draw."""
         with mlflow_errors(f"log the configuration of run {self._run_id}"):
             run = self._client.get_run(self._run_id)
             self._log_configuration(run)

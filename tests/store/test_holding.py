@@ -29,10 +29,10 @@ from clear_mlflow.store.lease import (
     Lease,
     LeaseHeldError,
     LeaseLostError,
-    check_not_held,
+    build_lease_tags,
+    check_not_being_trained,
     format_lease,
     is_expired,
-    lease_tags,
     wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
@@ -198,13 +198,13 @@ def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experim
     store.set_tag(run_id, names.PROCESS_TAG, format_foreign_lease(renewed_at=at))
     run = store.get_run(run_id)
     with pytest.raises(TrackingError, match=r"was renewed 10\d s ago") as refusal:
-        check_not_held(store, run, "wait")
+        check_not_being_trained(store, run, "wait")
     assert f"clear-mlflow train --resume {run_id} --assume-dead yes" in str(refusal.value)
-    check_not_held(store, run, "wait", assume_dead=True)
+    check_not_being_trained(store, run, "wait", assume_dead=True)
     # A process that is seen to live is not dead, whatever is said of it.
     store.set_tag(run_id, names.PROCESS_TAG, format_lease())
     with pytest.raises(TrackingError, match="another process trains into run"):
-        check_not_held(store, store.get_run(run_id), "wait", assume_dead=True)
+        check_not_being_trained(store, store.get_run(run_id), "wait", assume_dead=True)
 
 
 def test_a_process_elsewhere_is_waited_for(store, experiment_id, sleeps, capfd):
@@ -237,8 +237,8 @@ def test_a_process_elsewhere_is_waited_for(store, experiment_id, sleeps, capfd):
     gone = create_held_run()
     wait_for_expiry(store, gone)
     assert sum(sleeps) == 45 + 180
-    check_not_held(store, store.get_run(gone), "wait")
-    here = store.create_run(experiment_id, tags=lease_tags()).info.run_id
+    check_not_being_trained(store, store.get_run(gone), "wait")
+    here = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
     wait_for_expiry(store, here)  # it can be looked up
     assert sum(sleeps) == 45 + 180
 
@@ -299,14 +299,14 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
 
 def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experiment_id):
     """Else another process could resume the run while the first one trains again."""
-    run_id = store.create_run(experiment_id, tags=lease_tags()).info.run_id
+    run_id = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
     store.set_terminated(run_id, "KILLED")
     store.delete_tag(run_id, names.PROCESS_TAG)
     Lease(store, run_id).renew()
     run = store.get_run(run_id)
     assert run.info.status == "RUNNING"
     with pytest.raises(TrackingError, match="another process trains into run"):
-        check_not_held(store, run, "wait")
+        check_not_being_trained(store, run, "wait")
 
 
 def test_a_late_renewal_takes_the_lease_from_nobody(store, experiment_id, sleeps):
@@ -346,7 +346,7 @@ def test_a_released_lease_is_that_of_the_holder_before(store, experiment_id):
 @pytest.mark.parametrize("seconds", [5, -5, 3600, -3600])
 def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch, sleeps, seconds):
     """Of this machine's process, by the ticks at its start; of another's, by its next renewal."""
-    here = store.create_run(experiment_id, tags=lease_tags()).info.run_id
+    here = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
     there = store.create_run(
         experiment_id, tags={names.PROCESS_TAG: format_foreign_lease()}
     ).info.run_id

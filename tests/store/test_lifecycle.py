@@ -15,7 +15,13 @@ from clear_mlflow.journal.run_folder import Outcome, RunFolder, find_run_folders
 from clear_mlflow.journal.uploader import UnsentError, store_outcome
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.store import names
-from clear_mlflow.store.lease import Lease, LeaseLostError, check_not_held, format_lease, lease_tags
+from clear_mlflow.store.lease import (
+    Lease,
+    LeaseLostError,
+    build_lease_tags,
+    check_not_being_trained,
+    format_lease,
+)
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
     build_result,
@@ -39,7 +45,7 @@ def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
 
 def opened_above(store, experiment_id):
     """The run above an ensemble's members."""
-    tags = {names.KIND_TAG: names.KIND_ENSEMBLE, **lease_tags()}
+    tags = {names.KIND_TAG: names.KIND_ENSEMBLE, **build_lease_tags()}
     return create_run(store, experiment_id, "above", tags)
 
 
@@ -82,7 +88,7 @@ def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch
     )
     for assume_dead in (False, True):  # its number says what to end: it is not dead
         with pytest.raises(TrackingError, match=told):
-            check_not_held(store, store.get_run(run_id), "wait", assume_dead=assume_dead)
+            check_not_being_trained(store, store.get_run(run_id), "wait", assume_dead=assume_dead)
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     before = store.get_run(run_id).data.tags
     with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):
@@ -90,7 +96,7 @@ def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch
     assert store.get_run(run_id).data.tags == before
     assert mlflow.active_run() is None
     store.delete_tag(run_id, names.PROCESS_TAG)
-    check_not_held(store, store.get_run(run_id), "wait")
+    check_not_being_trained(store, store.get_run(run_id), "wait")
 
 
 def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):

@@ -18,7 +18,7 @@ from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.store import lease, names, search, states
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.lease import _read_start_time, format_lease, is_expired, is_held
+from clear_mlflow.store.lease import _read_start_time, format_lease, is_being_trained, is_expired
 from clear_mlflow.store.rows import list_row_sizes, read_rows
 from clear_mlflow.store.search import MissingRun, select_runs
 from clear_mlflow.store.states import (
@@ -43,10 +43,10 @@ def ago(**time):
 
 def test_a_number_that_was_given_out_again_is_another_process(store, experiment_id):
     """Only its start tells that the process which trained is gone."""
-    assert is_held(store, create_leased_run(store, experiment_id))
+    assert is_being_trained(store, create_leased_run(store, experiment_id))
     run = create_leased_run(store, experiment_id, started=_read_start_time(os.getpid()) - 2)
     assert is_expired(store, run)
-    assert not is_held(store, run)
+    assert not is_being_trained(store, run)
 
 
 def test_a_process_that_has_ended_is_gone(store, experiment_id):
@@ -83,7 +83,7 @@ def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
     seconds = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
     monkeypatch.setattr(time, "sleep", lambda pause: seconds.append(seconds.pop() + pause))
-    assert is_held(store, recent)
+    assert is_being_trained(store, recent)
     assert seconds == [1000.0]
     for run in (old, future, unreadable, recent):  # all are watched at the same time
         assert is_expired(store, run)
@@ -115,7 +115,7 @@ def test_a_process_that_cannot_be_read_is_alive_until_it_is_gone(
         assert not is_expired(store, run)
         (tmp_path / str(child.pid)).mkdir()
         (tmp_path / str(child.pid) / "stat").mkdir()  # reading it fails
-        assert is_held(store, run)
+        assert is_being_trained(store, run)
     assert is_expired(store, run)
 
 
@@ -126,7 +126,7 @@ def test_a_run_without_a_lease_never_expires(store, experiment_id):
     store.set_terminated(ended.info.run_id)
     for run in (others, store.get_run(ended.info.run_id)):
         assert not is_expired(store, run)
-    assert not is_held(store, others)
+    assert not is_being_trained(store, others)
 
 
 def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, experiment_id):

@@ -18,7 +18,7 @@ from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
-from clear_mlflow.store.lease import lease_tags
+from clear_mlflow.store.lease import build_lease_tags
 from clear_mlflow.tracking.run_recorder import RunRecorder
 from clear_mlflow.tracking.tracked_training import train_in_process, train_supervised
 
@@ -95,7 +95,7 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
 
 def test_a_run_lives_while_its_artifact_store_is_away(store, experiment_id):
     """The lease is in the tracking store alone."""
-    run = store.create_run(experiment_id, tags=lease_tags())
+    run = store.create_run(experiment_id, tags=build_lease_tags())
     recorder = RunRecorder(store, run.info.run_id, ())
     recorder.uploader.problem = TrackingError("the bucket is not there")
     before = run.data.tags[names.PROCESS_TAG]
@@ -183,7 +183,7 @@ def test_active_run_is_joined_and_left_open(store):
 def test_a_data_root_that_is_not_there_opens_no_run(store, experiment_id):
     """It is found with the parameters."""
     asked = {"dataset": "clear10", "data_root": "/no/where"}
-    with StoppingSignals(tell=False) as signals:
+    with StoppingSignals(print_message=False) as signals:
         process = TrainingProcess(TrainConfig.resolve(asked))
         result = train_supervised(process, asked, signals)
     assert (result.exit_code, result.run_id) == (2, None)

@@ -24,7 +24,7 @@ from clear_mlflow.journal.uploader import Uploader, is_permanent_error, read_exi
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.lease import lease_tags
+from clear_mlflow.store.lease import build_lease_tags
 
 LONG = 60  # seconds: a bound against hangs
 
@@ -65,7 +65,7 @@ def never():
 
 @pytest.fixture
 def run_id(store, experiment_id):
-    return store.create_run(experiment_id, tags=lease_tags()).info.run_id
+    return store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
 
 
 def files_of(store, run_id):
