@@ -239,7 +239,7 @@ def compare_chosen_runs(
         return compared
     if is_missing_store(client.tracking_uri):
         client = preflight()  # only bundles were compared, and the store does not exist yet
-    compared_ids = {subject.run_id for subject in compared.comparison.subjects}
+    compared_ids = {run.run_id for run in compared.comparison.subjects}
     experiment_ids = (
         run.info.experiment_id
         for run in selected_runs
@@ -313,8 +313,8 @@ def read_comparison(
     """
     metrics = tuple({metric.name: metric for metric in (*metrics, *COST_METRICS)}.values())
     left_out: list[LeftOut] = []
-    subjects: list[Subject] = []
-    rowless: list[RowlessRun] = []
+    compared_runs: list[Subject] = []
+    diverged_runs: list[RowlessRun] = []
     warnings: list[str] = []
     existing_runs = list_existing(runs, "compare")
     bundles = {run.info.run_id: run for run in existing_runs if is_bundle(run)}
@@ -323,7 +323,7 @@ def read_comparison(
         if record is None:
             reason = str(stored.problem)
             if reason == NO_ROWS and _has_diverged(run):
-                rowless.append(_build_run_without_rows(run))
+                diverged_runs.append(_build_run_without_rows(run))
             elif reason != NO_ROWS or explicit:
                 left_out.append(LeftOut(run.info.run_id, _get_name(run), reason))
             continue
@@ -333,57 +333,57 @@ def read_comparison(
             test_values = {}
             name = cut(_get_name(run))
             warnings.append(f"Tests inside buckets of {name} are not used: {error}.")
-        subjects.append(_build_compared_run(run, record, {**stored.summary, **test_values}))
-    if not subjects:
+        compared_runs.append(_build_compared_run(run, record, {**stored.summary, **test_values}))
+    if not compared_runs:
         reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
     if group_by is None:
-        group_by = default_group_by(subjects, rowless)
+        group_by = default_group_by(compared_runs, diverged_runs)
     notes = [
         f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
     ]
     if not explicit:
-        subjects, other_scores = _keep_most_common_score(subjects)
+        compared_runs, other_scores = _keep_most_common_score(compared_runs)
         notes += other_scores
     if at_equal is not None:
-        subjects, unequal = select_equal_runs(subjects, at_equal, group_by)
+        compared_runs, unequal = select_equal_runs(compared_runs, at_equal, group_by)
         notes += unequal
-    arrangement = arrange(
-        subjects,
+    groups = arrange(
+        compared_runs,
         group_by,
         rank_by=rank_by,
         baseline=baseline,
-        margin=_convert_margin(margin, only_score(subjects)) if margin is not None else None,
-        rowless=rowless,
+        margin=_convert_margin(margin, only_score(compared_runs)) if margin is not None else None,
+        rowless=diverged_runs,
         metrics=metrics,
         tuned=filter(is_tuned, group_by),
     )
     predictions_by_run = {}
-    tested_over_images = arrangement.wants_predictions() if over_images else []
+    tested_over_images = groups.wants_predictions() if over_images else []
     read = partial(_read_predicted_classes, client, bundles)
-    for subject, predictions, problem in map_in_threads(read, tested_over_images, _READ_JOBS):
+    for compared_run, predictions, problem in map_in_threads(read, tested_over_images, _READ_JOBS):
         if predictions is not None:
-            predictions_by_run[subject.run_id] = predictions
+            predictions_by_run[compared_run.run_id] = predictions
         elif problem is not None:
-            warnings.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
-    comparison = compare_groups(arrangement, predictions_by_run)
+            warnings.append(f"Predictions of {cut(compared_run.name)} are not used: {problem}.")
+    comparison = compare_groups(groups, predictions_by_run)
     all_warnings = (
         *notes,
         *dict.fromkeys(warnings),
-        *_describe_failed_metrics(subjects, metrics),
+        *_describe_failed_metrics(compared_runs, metrics),
         *comparison.warnings,
     )
     return ComparedRuns(replace(comparison, warnings=all_warnings), tuple(left_out))
 
 
-def _keep_most_common_score(subjects: list[Subject]) -> tuple[list[Subject], list[str]]:
+def _keep_most_common_score(compared_runs: list[Subject]) -> tuple[list[Subject], list[str]]:
     """Return the runs with the most common score (accuracy, rmse ...), without the others.
 
     The second result is a sentence for the user on each score that was left out.
     """
     by_score: dict[Score, list[Subject]] = {}
-    for subject in subjects:
-        by_score.setdefault(subject.record.matrix.score, []).append(subject)
+    for compared_run in compared_runs:
+        by_score.setdefault(compared_run.record.matrix.score, []).append(compared_run)
     most_common = max(by_score, key=lambda score: len(by_score[score]))
     sentences = [
         f"{len(runs)} run{'s are' if len(runs) > 1 else ' is'} left out because the score is "
@@ -410,23 +410,25 @@ def _convert_margin(margin: float, score: Score) -> float:
 
 
 def _describe_failed_metrics(
-    subjects: Sequence[Subject], metrics: Sequence[Metric]
+    compared_runs: Sequence[Subject], metrics: Sequence[Metric]
 ) -> Iterator[str]:
     """Yield a sentence for each custom metric that raised an error on a run, with one reason."""
     reasons: dict[str, str] = {}
     num_runs: Counter[str] = Counter()
-    for subject in subjects:
-        errors = explain_undefined(subject.record.matrix, subject.record.protocol, metrics)
+    for compared_run in compared_runs:
+        errors = explain_undefined(
+            compared_run.record.matrix, compared_run.record.protocol, metrics
+        )
         for name, error in errors.items():
             if isinstance(error, FailedMetricError):
                 reasons.setdefault(name, cut(str(error)))
                 num_runs[name] += 1
     for name, reason in reasons.items():
-        yield f"{name} is left out of {num_runs[name]} of {len(subjects)} runs: {reason}."
+        yield f"{name} is left out of {num_runs[name]} of {len(compared_runs)} runs: {reason}."
 
 
 def _read_predicted_classes(
-    client: MlflowClient, bundles: Mapping[str, Run], subject: Subject
+    client: MlflowClient, bundles: Mapping[str, Run], compared_run: Subject
 ) -> tuple[Subject, Predictions | None, str | None]:
     """Read the predicted classes of a run, without probabilities.
 
@@ -434,16 +436,16 @@ def _read_predicted_classes(
     no predictions. bundles: runs by id that were read from bundles instead of the store.
     """
     try:
-        with mlflow_errors(f"read run {subject.run_id}"):
-            run = bundles.get(subject.run_id) or client.get_run(subject.run_id)
-        predictions = read_predictions(client, run, subject.record)
+        with mlflow_errors(f"read run {compared_run.run_id}"):
+            run = bundles.get(compared_run.run_id) or client.get_run(compared_run.run_id)
+        predictions = read_predictions(client, run, compared_run.record)
         if predictions is None:
-            return subject, None, None
+            return compared_run, None, None
         # Only right or wrong is compared; probabilities would take a hundred times the memory.
         rows = {row: replace(x, probabilities=None) for row, x in predictions.rows.items()}
-        return subject, replace(predictions, rows=rows), None
+        return compared_run, replace(predictions, rows=rows), None
     except ClearError as error:
-        return subject, None, str(error)
+        return compared_run, None, str(error)
 
 
 def _get_name(run: Run) -> str:
@@ -623,7 +625,9 @@ def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
     return {
         **({names.LEADER_TAG: cut(comparison.groups[0].name)} if has_leader else {}),
         names.KIND_TAG: names.KIND_COMPARE,
-        names.COMPARED_TAG: join_run_ids([subject.run_id for subject in comparison.subjects]),
+        names.COMPARED_TAG: join_run_ids(
+            [compared_run.run_id for compared_run in comparison.subjects]
+        ),
         names.COMPARED_COUNT_TAG: str(len(comparison.subjects)),
         names.VERSION_TAG: __version__,
         MLFLOW_RUN_NOTE: comparison_note(comparison, page=page),

@@ -63,7 +63,7 @@ def train(**options: Unpack[TrainOptions]) -> Run:
         TrackingError: the run cannot be stored in MLflow.
         TrainingError: training cannot continue; the rows so far are stored and scored.
     """
-    asked, config = _resolve_options(train, options)
+    requested, config = _resolve_options(train, options)
     if config.seeds != NONE:
         raise ConfigError(
             f"seeds is {config.seeds}, which trains an ensemble and gives a matrix for each seed; "
@@ -73,7 +73,7 @@ def train(**options: Unpack[TrainOptions]) -> Run:
     # Imported here, as in _prepare_training: the pure core loads neither torch nor mlflow.
     from clear_mlflow.tracking.tracked_training import train_in_process
 
-    return _load_run(client, train_in_process(client, training, asked))
+    return _load_run(client, train_in_process(client, training, requested))
 
 
 @_declare_options
@@ -95,13 +95,13 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
         TrackingError: the runs cannot be stored in MLflow.
         TrainingError: training cannot continue; the rows so far are stored and scored.
     """
-    asked, config = _resolve_options(train_ensemble, options)
+    requested, config = _resolve_options(train_ensemble, options)
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
     client, training = _prepare_training(config)
     from clear_mlflow.tracking.tracked_training import train_ensemble_in_process
 
-    scores = train_ensemble_in_process(client, training, asked)
+    scores = train_ensemble_in_process(client, training, requested)
     return {seed: _load_run(client, of_member) for seed, of_member in scores.items()}
 
 
@@ -124,10 +124,10 @@ def _resolve_options(
     """
     for name in options.keys() - parameter_defaults().keys():  # as Python itself does
         raise TypeError(f"{function.__name__}() has no option {name!r}; {known_parameters(name)}")
-    asked = _format_options(options)
-    config = TrainConfig.resolve(asked)
-    check_memory(config, asked)
-    return asked, config
+    requested = _format_options(options)
+    config = TrainConfig.resolve(requested)
+    check_memory(config, requested)
+    return requested, config
 
 
 def _format_options(options: Mapping[str, object]) -> dict[str, str]:

@@ -23,7 +23,7 @@ _Decorator: TypeAlias = Callable[[Any], Any]
 class OptionalValue(click.ParamType[Any]):
     """Converts text with *parse*; the default "none" or "auto" becomes None.
 
-    ``mlflow run`` passes every option as text, so a word must stand for None.
+    ``mlflow run`` passes every option as text, so None is written as a word.
     """
 
     name = "value"

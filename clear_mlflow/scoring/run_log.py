@@ -136,7 +136,7 @@ def log_results(
     record, run_id = stored.record, stored.run_id
     if changes.is_empty:
         return
-    with lock_store_writes(client.tracking_uri), mlflow_errors(f"log the scores of run {run_id}"):
+    with mlflow_errors(f"log the scores of run {run_id}"), lock_store_writes(client.tracking_uri):
         if changes.reports and record is not None:
             matrix = record.masked_matrix
             client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)

@@ -199,7 +199,7 @@ def resolve_resume_parameters(
 ) -> tuple[dict[str, str], TrainConfig]:
     """Return the parameters that a run is resumed with, as text and as a TrainConfig.
 
-    requested: parameters that the user passed, as text; ``auto`` stands for the run's value. Raises
+    requested: parameters that the user passed, as text; ``auto`` means the run's value. Raises
     ConfigError if others differ from the run's, or if the run needs a strategy or dataset class of
     the user that *requested* does not name.
     """

@@ -114,7 +114,7 @@ class TrainingRun:
             self._remove_states(before=None)
 
     def track(self, training: Training) -> None:
-        """Train, and store rows, curve, tests and training states while the training goes on.
+        """Train, and store rows, curve, tests and training states during training.
 
         Each row is stored before the next bucket starts, and its training state during that bucket.
         """
