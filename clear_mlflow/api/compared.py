@@ -139,7 +139,7 @@ class ComparedRuns:
         return metrics_frame(self.comparison)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison for JSON; docs/json.md describes the fields."""
+        """Return the comparison for JSON, as docs/json.md describes the fields."""
         return {
             **comparison_dict(self.comparison),
             "left_out": [asdict(run) for run in self.left_out],
@@ -513,7 +513,7 @@ def _get_params(run: Run) -> dict[str, str]:
 
 
 def _remove_shell_quotes(value: str) -> str:
-    """Return a value as it was before shlex.quote; other values are returned unchanged."""
+    """Return a value as it was before shlex.quote. Other values are returned unchanged."""
     with suppress(ValueError):
         words = shlex.split(value)
         if len(words) == 1 and shlex.quote(words[0]) == value:
@@ -636,5 +636,5 @@ def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
 
 
 def join_run_ids(run_ids: Sequence[str]) -> str:
-    """Join run ids with commas; after the first 200, ``...`` replaces the rest."""
+    """Join run ids with commas. After the first 200, ``...`` replaces the rest."""
     return ",".join([*run_ids[:_MAX_LISTED_IDS], *(["..."] if run_ids[_MAX_LISTED_IDS:] else [])])

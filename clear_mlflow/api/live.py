@@ -55,7 +55,7 @@ class NotebookProgress(TrainingProgress):
         self._num_steps = num_steps
 
     def step_done(self) -> None:
-        """Count a training step; the output is updated at most twice a second."""
+        """Count a training step. The output is updated at most twice a second."""
         self._num_done += 1
         self._update()
 
@@ -72,7 +72,7 @@ class NotebookProgress(TrainingProgress):
         self._update(now=True)
 
     def _update(self, *, now: bool = False) -> None:
-        """Replace the output; if *now* is False, only 0.5 s or more after the last update."""
+        """Replace the output. If *now* is False, only 0.5 s or more after the last update."""
         clock = time.monotonic()
         if self._display is not None and (now or clock - self._updated_at > _UPDATE_SECONDS):
             from IPython.display import HTML
@@ -97,6 +97,6 @@ def build_progress(protocol: str) -> TrainingProgress:
 
 
 def is_notebook() -> bool:
-    """Return True if this process is the kernel of a notebook; False in IPython on a terminal."""
+    """Return True if this process is a notebook's kernel, and False in IPython on a terminal."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

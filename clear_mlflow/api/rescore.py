@@ -177,7 +177,7 @@ def _score_run(
     dry_run: bool,
     prepare: Callable[[MlflowClient, Run], object] | None,
 ) -> ScoringResult:
-    """Score one run as :func:`rescore_runs` does; an error becomes the result "failed"."""
+    """Score one run as :func:`rescore_runs` does. An error becomes the result "failed"."""
     if isinstance(run, MissingRun):
         return ScoringResult(run.run_id, run.run_name, "failed", run.problem, is_problem=True)
     run_id, name = run.info.run_id, run.info.run_name or run.info.run_id

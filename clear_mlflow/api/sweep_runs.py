@@ -542,9 +542,9 @@ class SweepStore:
     def record_end(
         self, run: SweepRun, task_end: Ended, may_retry: bool, should_stop: Callable[[], bool]
     ) -> None:
-        """Set the state of a run after its training process ended; "not done": train it again.
+        """Set the state of a run after its training process ended.
 
-        Closes and scores the MLflow run if the process could not. may_retry: True if a run whose
+        "not done" means that it is trained again. Closes and scores the MLflow run if the process could not. may_retry: True if a run whose
         process was killed may be resumed.
         """
         with mlflow_errors(f"read run {task_end.run_id}"):
@@ -723,7 +723,7 @@ class SweepStore:
         ]
 
     def _set_state_from_attempts(self, run: SweepRun, attempts: Sequence[Run]) -> bool:
-        """Set state and run id if a run is done or trained elsewhere; return False if it is not.
+        """Set state and run id if a run is done or trained elsewhere. Return False if it is not.
 
         attempts: MLflow runs with the parameters of the run, newest first. The oldest one that is
         done is used.
@@ -905,7 +905,7 @@ def _build_note(result: SweepResult, comparison_run: Run | None) -> str:
 
 
 def _split_labels(group_by: str | Sequence[str]) -> tuple[str, ...]:
-    """Split names at commas; "none" becomes an empty tuple, and a sequence a tuple."""
+    """Split names at commas. "none" becomes an empty tuple, and a sequence a tuple."""
     if isinstance(group_by, str):
         return () if group_by == NONE else tuple(label.strip() for label in group_by.split(","))
     return tuple(group_by)

@@ -45,7 +45,7 @@ def data() -> None:
 def download(
     dataset: Literal["clear10", "clear100"], folder: Path | None = None, *, revision: str = "main"
 ) -> None:
-    """Download CLEAR-10 or CLEAR-100 to DIR; then train with data_root=DIR.
+    """Download CLEAR-10 or CLEAR-100 to DIR, to train with data_root=DIR.
 
     Without DIR, the dataset is stored below CLEAR_MLFLOW_DATA, where training looks for it; if that
     is not set, below "data" in the cache folder. After an interruption, the same command resumes

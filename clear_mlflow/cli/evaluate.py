@@ -59,7 +59,7 @@ _MAX_NAME_LENGTH = 100
 )
 @json_option
 def evaluate(**options: Any) -> None:
-    """Score runs one by one, and print what was done; after Ctrl-C, that of the runs so far.
+    """Score runs one by one, and print what was done, also after Ctrl-C for the runs so far.
 
     Exits with code 2 if a run has a problem.
     """
@@ -179,7 +179,7 @@ def _is_notable(result: ScoringResult) -> bool:
 
 
 def _show_progress(results: Iterable[ScoringResult], summary: Summary) -> Iterator[ScoringResult]:
-    """Yield the results unchanged; on a terminal, show a progress bar with the counts so far."""
+    """Yield the results unchanged. On a terminal, show a progress bar with the counts so far."""
     if not can_show_bars(sys.stderr):
         yield from results
         return

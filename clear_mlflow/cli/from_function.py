@@ -21,8 +21,8 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -149,13 +149,13 @@ def parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _strip_markup(text: str) -> str:
-    """Remove reStructuredText roles and double backquotes; None becomes none."""
+    """Remove reStructuredText roles and double backquotes. None becomes none."""
     text = re.sub(r":\w+:`([^`]+)`", r"\1", text).replace("``", "")
     return re.sub(r"\bNone\b", NONE, text)
 
 
 def _build_argument(function: Callable[..., Any], name: str, placeholder: str) -> click.Argument:
-    """Return the positional argument for a parameter; see :func:`command` for *placeholder*."""
+    """Return the positional argument for a parameter. See :func:`command` for *placeholder*."""
     # The option of an entry point has the parameter's own name.
     keywords: dict[str, Any] = {"metavar": placeholder, "required": placeholder[0] != "["}
     if placeholder.endswith("..."):
@@ -191,7 +191,8 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
     Only this annotation is evaluated: others may name types that only type checkers import.
     """
     namespace = {**inspect.unwrap(function).__globals__, **_TYPES_OF_NAMES}
-    annotation = eval(parameter.annotation, namespace)  # noqa: S307  (from our own source)
+    source = SimpleNamespace(__annotations__={"value": parameter.annotation})
+    annotation = get_type_hints(source, namespace)["value"]
     members = get_args(annotation) if get_origin(annotation) in _UNIONS else (annotation,)
     values: dict[str, Any] = {NONE: None} if NoneType in members else {}
     values |= {v: v for t in members if get_origin(t) is Literal for v in get_args(t)}

@@ -45,7 +45,7 @@ class Command(click.Command):
         self.examples = examples
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; error messages name options as on the command line (--some-name)."""
+        """Run the command. Error messages name options as on the command line (--some-name)."""
         try:
             return super().invoke(ctx)
         except ClearError as error:
@@ -119,7 +119,7 @@ def _get_heading(option: click.Parameter) -> str:
 
 
 def describe_auto(name: str) -> str:
-    """Return what ``auto`` means for a training parameter; empty if no recipe sets it.
+    """Return what ``auto`` means for a training parameter, or "" if no recipe sets it.
 
     >>> describe_auto("epochs")
     'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'

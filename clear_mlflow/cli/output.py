@@ -100,7 +100,7 @@ def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
 
 
 def print_scores(scores: Scores, out: Console) -> None:
-    """Print a run's accuracy matrix and metrics; nothing if it has no rows."""
+    """Print a run's accuracy matrix and metrics. Prints nothing if it has no rows."""
     if scores.record is None:
         return
     from clear_mlflow.report.terminal_tables import run_text
@@ -130,7 +130,7 @@ def _build_members_table(members: Mapping[int, Scores]) -> Table:
 def build_text_table(
     heads: Sequence[str], lines: Iterable[Iterable[str]], *, numbers_from: int | None = None
 ) -> Table:
-    """Return a table without borders; each cell is shortened to one line, without markup.
+    """Return a table without borders. Each cell is shortened to one line, without markup.
 
     numbers_from: index of the first column that is aligned to the right; None: no column is.
     """

@@ -71,7 +71,7 @@ def sweep(
     rank_by: str,
     **engine_options: Any,
 ) -> None:
-    """Train and compare the runs of a grid, and print the result; with dry_run, only the plan."""
+    """Train and compare the runs of a grid, and print the result. With dry_run, only the plan."""
     if grid is None:
         raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
     apply_run_options(experiment, run_name, tag)

@@ -61,7 +61,7 @@ class ResultFile:
 
     @cached_property
     def head(self) -> str:
-        """The first 4096 bytes as text; bytes that are not UTF-8 are replaced."""
+        """The first 4096 bytes as text. Bytes that are not UTF-8 are replaced."""
         return self.content[:_HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
 
     def iter_lines(self, max_lines: int) -> Iterator[str]:
@@ -79,7 +79,7 @@ class ResultFile:
 
     @cached_property
     def json(self) -> Any:
-        """The content as a JSON document; ``NaN`` is read as NaN."""
+        """The content as a JSON document. ``NaN`` is read as NaN."""
         untrusted.bounded(self.content, untrusted.MAX_RESULTS_BYTES)
         if self.content.count(b"[") + self.content.count(b"{") > untrusted.MAX_JSON_LISTS:
             raise RecordError(f"contains more than {untrusted.MAX_JSON_LISTS} lists and objects")

@@ -169,5 +169,5 @@ def _parse_accuracy(key: str, tokens: list[str]) -> float:
 
 
 def _unquote(word: str) -> str:
-    """Remove the quotes around a string's repr; other text is returned unchanged."""
+    """Remove the quotes around a string's repr. Other text is returned unchanged."""
     return word[1:-1] if word[0] in "'\"" else word

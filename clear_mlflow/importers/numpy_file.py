@@ -80,7 +80,7 @@ def _read_npz(content: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def _read_npy(content: bytes) -> NDArray[np.generic]:
-    """Return the array of a .npy file; nothing is unpickled.
+    """Return the array of a .npy file. Nothing is unpickled.
 
     Raises RecordError unless it contains numbers or text in at most two dimensions. The size is
     checked before memory is allocated.

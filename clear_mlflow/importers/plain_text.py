@@ -87,7 +87,7 @@ class PlainText(Format):
 
 
 def read_table(file: ResultFile) -> list[list[str]]:
-    """Split a text into lines of cells, as strings; lines that begin with # are skipped.
+    """Split a text into lines of cells, as strings. Lines that begin with # are skipped.
 
     A NumPy array as ``print`` writes it is read, too. Raises RecordError if there are more lines
     or cells than a matrix can have.

@@ -266,7 +266,7 @@ class RunFolder:
         return [entry for entry in self._list_all_entries() if entry.name == OUTCOME_JSON]
 
     def _list_numbered(self) -> Iterator[tuple[int, str]]:
-        """Yield number and name of each numbered file; skip symbolic links."""
+        """Yield number and name of each numbered file. Symbolic links are skipped."""
         for path in self.folder.iterdir():
             # A link may lead to any file of this machine, which would then be uploaded.
             match = _ENTRY.fullmatch(path.name)

@@ -218,7 +218,7 @@ class Uploader:
                 log_durably(self._client, run_id, entry.file.read_bytes(), name)
 
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
-        """Upload what an earlier process left; delete and yield each file once it is stored.
+        """Upload what an earlier process left. Delete and yield each file once it is stored.
 
         Acquires the run's lease, and keeps it unless this fails. The final status of the run is not
         uploaded. A file that the store rejects is kept, and the error is raised at the end.
@@ -282,7 +282,7 @@ class Uploader:
                 self._client.log_batch(entry.run_id, metrics=points)
 
     def _work(self) -> None:
-        """Upload enqueued items until the uploader is stopped; retry after a pause."""
+        """Upload enqueued items until the uploader is stopped. Retry after a pause."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             with self._changed:

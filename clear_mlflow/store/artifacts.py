@@ -42,7 +42,7 @@ class ArtifactFolder:
         return get_artifact_repository(self._uri, tracking_uri=self._tracking_uri)
 
     def list_sizes(self) -> dict[str, int | None]:
-        """Return the size of each file in bytes, by file name; None if it is unknown.
+        """Return the size of each file in bytes, by file name. None if it is unknown.
 
         Skips subfolders and symbolic links. Returns {} if the folder does not exist.
         """
@@ -82,7 +82,7 @@ def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) 
 
 
 def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes as an artifact of a run; on a local disk, it survives a power cut."""
+    """Store bytes as an artifact of a run. On a local disk, it survives a power cut."""
     root = _get_local_root(client, run_id)
     if root is None:
         log_bytes(client, run_id, content, artifact)

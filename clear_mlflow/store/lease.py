@@ -68,7 +68,7 @@ class _LeaseTag:
 
     @property
     def age_seconds(self) -> float:
-        """The time since the last renewal by the clocks of both machines; it can be negative."""
+        """The time since the last renewal by the clocks of both machines. It can be negative."""
         return (_read_clock() - self.renewed_at).total_seconds()
 
     @property
@@ -421,7 +421,7 @@ def _create_token(pid: int) -> str:
 
 
 def _read_start_time(pid: int) -> float:
-    """Return when a process of this machine started; changes of the clock do not change it.
+    """Return when a process of this machine started. Changes of the clock do not change it.
 
     The unit depends on the system. Raises ProcessLookupError if the process is gone, and
     PermissionError if it cannot be read, for example another user's where /proc is mounted with

@@ -142,7 +142,7 @@ def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -
 
 
 def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
-    """Return True if two row files have equal numbers and the same dataset; times may differ.
+    """Return True if two row files have equal numbers and the same dataset. Times may differ.
 
     name: their file name, for the RecordError that is raised if one is invalid.
     """
@@ -151,7 +151,7 @@ def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
 
 
 def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return the size in bytes of each row file in row order, by file name; None if unknown.
+    """Return the size in bytes of each row file in row order, by file name. None if unknown.
 
     Raises RecordError if a row file is too large, or missing although the run's tags name it.
     """

@@ -24,7 +24,7 @@ _ABANDONED_SECONDS = 10.0
 
 @contextmanager
 def lock_store_opening(tracking_uri: str) -> Iterator[None]:
-    """Lock an sqlite store while the caller opens it; create the database if it is missing.
+    """Lock an sqlite store while the caller opens it. Create the database if it is missing.
 
     Does nothing for any other store, or if the folder cannot be written.
     """

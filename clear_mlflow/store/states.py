@@ -74,7 +74,7 @@ class StoredState:
 
 
 def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
-    """Store a training state and then its manifest; on a local disk, they survive a power cut.
+    """Store a training state and then its manifest. On a local disk, they survive a power cut.
 
     content: the bytes of the state's file. Raises TrackingError if the store does not take them.
     """
@@ -86,7 +86,7 @@ def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: 
 
 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:
-    """Delete the training states of rows before *before*, or all if it is None; ignore errors.
+    """Delete the training states of rows before *before*, or all if it is None. Errors are ignored.
 
     Some stores cannot delete, and nothing depends on it.
     """
@@ -157,7 +157,7 @@ def _read_state(
 
 
 def _list_files(run: Run, folder: ArtifactFolder) -> dict[str, int | None]:
-    """Return the sizes in bytes of training states and manifests, by file name; None if unknown."""
+    """Return the sizes in bytes of training states and manifests, by file name. None if unknown."""
     with mlflow_errors(f"list the training states of run {run.info.run_id}"):
         sizes = folder.list_sizes()
     sizes = {name: size for name, size in sizes.items() if _parse_row(name) is not None}

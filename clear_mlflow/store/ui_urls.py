@@ -252,7 +252,7 @@ def _store_leaderboard(client: MlflowClient, experiment: Experiment) -> str:
 
 
 def _find_score(client: MlflowClient, experiment_id: str) -> Score:
-    """Return what the newest run with readable rows measures; accuracy if there is none."""
+    """Return what the newest run with readable rows measures, or accuracy if there is none."""
     for run in client.search_runs([experiment_id], _HAS_ROWS, max_results=_MAX_RUNS_READ):
         with suppress(ClearError):  # reported by commands that score or compare the run
             for record in load_stored_rows(client, run, read_files=False).records.values():

@@ -75,7 +75,7 @@ class EnsembleRun:
         self._open_runs.__exit__(*error)
 
     def track(self, training: Training) -> None:
-        """Train the ensemble; store the rows of all members before the next bucket starts."""
+        """Train the ensemble. Store the rows of all members before the next bucket starts."""
         metadata = training.facts
         self._parent.log_dataset(dataclasses.replace(metadata, evaluation_set=None))
         # Only the parent prints the warnings about the dataset.

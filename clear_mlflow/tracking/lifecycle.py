@@ -314,7 +314,7 @@ def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
 
 
 def end_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
-    """End the run that ``mlflow run`` opened in addition to the training's run; return *result*.
+    """End the run that ``mlflow run`` opened in addition to the training's run. Return *result*.
 
     run_id: id of that run. None: the run of MLFLOW_RUN_ID, if it is open and *result* is KILLED;
     in other cases MLflow ends it by the exit code. Failures are ignored.

@@ -138,11 +138,11 @@ def resume_supervised(
 
     Args:
         run_id: id of the run, or its beginning.
-        requested: as of :func:`train_supervised`. They may not differ from the run's.
-        signals: as of :func:`train_supervised`.
-        num_processes: as of :func:`train_supervised`.
+        requested: parameters that the user passed, as text. They may not differ from the run's.
+        signals: received stopping signals, see :func:`train_supervised`.
+        num_processes: number of processes, see :func:`train_supervised`.
         assume_dead: do not check whether a process on another machine is training into the run.
-        can_wait: as of :func:`train_supervised`.
+        can_wait: True to wait for a lease, see :func:`train_supervised`.
     """
     try:
         client = preflight(opens_run=False)
@@ -190,7 +190,7 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
 def _train_in_active_run(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> RunResult:
-    """Train in this process into the active run or a new one, which is ended; raise its errors."""
+    """Train in this process into the active run or a new one, which is ended. Raise its errors."""
     active = mlflow.active_run()
     if active is None:
         run_id = open_training_run(client, training.config)
@@ -293,7 +293,7 @@ def _train_and_end_run(
     *,
     sets_status: bool = True,
 ) -> tuple[RunResult, BaseException | None]:
-    """Train into a RUNNING run and end it; return the result and what training raised, or None."""
+    """Train into a RUNNING run and end it. Return the result and what training raised, or None."""
     run = build_tracked_run(client, run_id, config, requested, resume_point)
     error: BaseException | None = None
     try:

@@ -233,7 +233,7 @@ class TrainingRun:
     def _store_state(
         self, row: int, content: bytes, row_time: str, data: Mapping[str, JSON]
     ) -> None:
-        """Store a training state and delete those of earlier rows; print a warning if that fails.
+        """Store a training state and delete those of earlier rows. Print a warning if that fails.
 
         row: number of the state's row. row_time: when that row was measured. data: facts of the
         dataset that must be the same when the run is resumed.
@@ -380,7 +380,7 @@ def _build_optional_row_fields(metadata: StreamMetadata) -> dict[str, JSON]:
 
 
 def _read_commit(folder: Path) -> str | None:
-    """Return the git commit of a checkout, with ``-dirty`` if files differ; None if git fails."""
+    """Return the git commit of a checkout, with ``-dirty`` if files differ. None if git fails."""
     describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         return subprocess.run(  # noqa: S603

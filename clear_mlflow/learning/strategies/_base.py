@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.importing import imported
+from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
@@ -131,8 +132,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         """
         if state.keys() != set(self.keeps):
             raise StateError(
-                f"the training state has {', '.join(state)[:200]} of the strategy; expected "
-                f"{', '.join(self.keeps)}"
+                f"the training state has {one_line(', '.join(state), 200)} of the strategy; "
+                f"expected {', '.join(self.keeps)}"
             )
         for name, value in state.items():
             own = getattr(self, name)
