@@ -544,8 +544,8 @@ class SweepStore:
     ) -> None:
         """Set the state of a run after its training process ended.
 
-        "not done" means that it is trained again. Closes and scores the MLflow run if the process could not. may_retry: True if a run whose
-        process was killed may be resumed.
+        "not done" means that it is trained again. Closes and scores the MLflow run if the process
+        could not. may_retry: True if a run whose process was killed may be resumed.
         """
         with mlflow_errors(f"read run {task_end.run_id}"):
             stored_run = self._client.get_run(task_end.run_id)
