@@ -214,7 +214,7 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
     """As a loop of one's own stores them: nobody asked to group by it. A text is one name."""
     for seed in (0, 1):
         build_tracked_run(store, experiment_id, seed=seed)
-    for given in ({}, {"group_by": None}, {"group_by": "dataset"}):
+    for given in ({}, {"group_by": "auto"}, {"group_by": "dataset"}):
         compared = clear_mlflow.compare(experiment_id, log=False, **given)
         assert compared.comparison.group_by == ("dataset",)
     stored = clear_mlflow.compare(experiment_id, metrics="gem,tic")
