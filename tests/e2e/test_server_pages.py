@@ -241,6 +241,22 @@ def test_names_from_outside_are_text(client, ask):
     assert f">called {HOSTILE}</a>" in html.unescape(answers[0].text)
 
 
+def test_each_experiment_is_listed_with_its_newest_run(client, ask):
+    """An experiment with many runs hides no other one; a trained run precedes a scored one."""
+    many, few = client.create_experiment("many runs"), client.create_experiment("few runs")
+    client.create_experiment("no runs")
+    scored, trained = {names.ROWS_TAG: "complete"}, {names.KIND_TAG: names.KIND_TRAIN}
+    newest = {few: client.create_run(few, tags=trained, start_time=1000).info.run_id}
+    client.create_run(few, tags=scored, start_time=5000)
+    for i in range(60):
+        newest[many] = client.create_run(many, tags=trained, start_time=2000 + i).info.run_id
+    page = ask("").text
+    for experiment_id, run_id in newest.items():
+        assert f"experiment_id={experiment_id}" in page
+        assert f"run?run_id={run_id}" in page
+    assert "no runs" not in page
+
+
 @pytest.mark.parametrize(
     ("query", "status", "says"),
     [
