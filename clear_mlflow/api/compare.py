@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from clear_mlflow.api._arguments import check_arguments
+
 if TYPE_CHECKING:
     from clear_mlflow.api.compared import ComparedRuns
     from clear_mlflow.api.load import Runs
@@ -54,6 +56,7 @@ def compare(
         TrackingError: the store cannot be reached, or lacks a run.
     """
     arguments = dict(locals())
+    check_arguments(compare, arguments)
     from clear_mlflow.api.compared import compare_chosen_runs
 
     return compare_chosen_runs(**arguments)

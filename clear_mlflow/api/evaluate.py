@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from clear_mlflow.api._arguments import check_arguments
 from clear_mlflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def evaluate(
         ConfigError: no runs are chosen, or a family or metric does not exist.
         TrackingError: the store cannot be reached.
     """
-    return list(evaluate_each(**locals()))
+    arguments = dict(locals())
+    check_arguments(evaluate, arguments)
+    return list(evaluate_each(**arguments))
 
 
 def evaluate_each(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clear_mlflow.api._arguments import check_arguments
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
 
@@ -38,6 +39,7 @@ def export(
         RecordError: a run that was named has no rows.
         TrackingError: a run does not exist, or the store cannot be reached.
     """
+    check_arguments(export, dict(locals()))
     from clear_mlflow.api.bundle import ARCHIVE, write_bundles
     from clear_mlflow.api.load import choose_runs, list_existing, open_store
     from clear_mlflow.store.rows import NO_ROWS, read_matrices

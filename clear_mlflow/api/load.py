@@ -289,7 +289,7 @@ def open_store() -> MlflowClient:
 
 def choose_runs(
     client: MlflowClient,
-    of: Runs,
+    requested: Runs,
     *,
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
@@ -298,7 +298,7 @@ def choose_runs(
 
     Args:
         client: client of the store.
-        of: runs, ids, names of experiments or paths of bundles. None: all experiments.
+        requested: runs, ids, names of experiments or paths of bundles. None: all experiments.
         filter: condition in MLflow's search syntax, for experiments.
         unscored_only: leave out runs that already have metrics.
 
@@ -306,17 +306,18 @@ def choose_runs(
         ConfigError: no run is chosen, or filter is passed with named runs.
         TrackingError: an experiment does not exist, or the store cannot be reached.
     """
-    if of is None and filter is None and not unscored_only:
+    if requested is None and filter is None and not unscored_only:
         raise ConfigError(
             "no runs are chosen; name runs or an experiment, or pass filter=TEXT, or, to evaluate, "
             "unscored_only=True for all runs that lack a score"
         )
-    if of is None:
+    if requested is None:
         return select_runs(client, filter=filter, unscored_only=unscored_only), False
     ids: list[str] = []
     bundled: list[MlflowRun] = []
     experiments: list[str] = []
-    for name in [of] if isinstance(of, (Run, Path, str)) else of:
+    is_list = isinstance(requested, Iterable) and not isinstance(requested, (Run, str))
+    for name in requested if is_list else [requested]:
         if isinstance(name, Run):
             if name.is_bundle:
                 bundled.append(name.entity)
@@ -337,7 +338,7 @@ def choose_runs(
             raise ConfigError(
                 f"{safe_repr(str(name), 200)} is neither a bundle nor a folder that contains any"
             )
-        elif (run_id := expand_run_id(client, name)) == name == of:
+        elif (run_id := expand_run_id(client, name)) == name == requested:
             experiments.append(name)  # reported with the names of all experiments
         else:
             ids.append(run_id)

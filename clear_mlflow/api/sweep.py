@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from clear_mlflow.api._arguments import check_arguments
+
 if TYPE_CHECKING:
     from clear_mlflow.api.sweep_runs import SweepResult
 
@@ -56,6 +58,7 @@ def sweep(
             the sweep raises SystemExit.
     """
     arguments = dict(locals())
+    check_arguments(sweep, arguments)
     from clear_mlflow.api.sweep_runs import run_sweep
 
     result, signals = run_sweep(**arguments)

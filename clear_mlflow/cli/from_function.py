@@ -21,11 +21,12 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import click
 
+from clear_mlflow.api._arguments import resolve_annotation
 from clear_mlflow.cli.help import OTHER, Command, Option
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
@@ -186,14 +187,9 @@ def _merge_argument(values: dict[str, Any], parameter: inspect.Parameter) -> Non
 
 
 def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) -> dict[str, Any]:
-    """Return arguments of click.Option for a parameter, from its annotation and default.
-
-    Only this annotation is evaluated: others may name types that only type checkers import.
-    """
-    namespace = {**inspect.unwrap(function).__globals__, **_TYPES_OF_NAMES}
-    source = SimpleNamespace(__annotations__={"value": parameter.annotation})
-    annotation = get_type_hints(source, namespace)["value"]
-    members = get_args(annotation) if get_origin(annotation) in _UNIONS else (annotation,)
+    """Return arguments of click.Option for a parameter, from its annotation and default."""
+    # The terminal passes ids and names of runs.
+    members = resolve_annotation(function, parameter.annotation, Runs=Sequence[str])
     values: dict[str, Any] = {NONE: None} if NoneType in members else {}
     values |= {v: v for t in members if get_origin(t) is Literal for v in get_args(t)}
     if bool in members:
@@ -283,6 +279,3 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
     float: (_parse_number, "NUMBER"),
     Path: (Path, "PATH"),
 }
-_UNIONS = (Union, UnionType)
-# Annotations that only type checkers import, and what the terminal passes for them.
-_TYPES_OF_NAMES = {"Runs": Sequence[str]}

@@ -27,6 +27,7 @@ from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
 from clear_mlflow.store.rows import load_stored_rows
 from clear_mlflow.store.search import expand_run_id, find_experiment_ids, has_experiment
+from clear_mlflow.store.sqlite import name_sqlite_driver
 
 # MLflow stores a shared view in a tag of the experiment; links name its key (mlflow 3.17).
 _VIEW_KEY = "clear_mlflow_leaderboard"
@@ -46,7 +47,9 @@ def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True
     uri = client.tracking_uri
     if not is_server(uri):
         # A URI with credentials is not printed.
-        prints_uri = MLFLOW_TRACKING_URI.get() != uri and mask_credentials(uri) == uri
+        user_uri = MLFLOW_TRACKING_URI.get()
+        is_default = user_uri is not None and name_sqlite_driver(user_uri) == uri
+        prints_uri = not is_default and mask_credentials(uri) == uri
         environment = f"MLFLOW_TRACKING_URI={shlex.quote(uri)} " if prints_uri else ""
         return [f"open     {environment}clear-mlflow open {run_id or experiment_id}"]
     experiment = f"{format_server_url(uri)}/#/experiments/{experiment_id}"

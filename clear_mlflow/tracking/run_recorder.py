@@ -108,9 +108,8 @@ class RunRecorder:
             LeaseLostError: another process has taken over the run.
         """
         uploader = self.uploader
-        if (
-            uploader.lease_error is None
-        ):  # otherwise the process with the lease measures these steps again
+        # A process that took over the run measures these steps again.
+        if uploader.lease_error is None:
             self.write_curve(())
             if self._curve:
                 warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")

@@ -228,9 +228,8 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
     assert [*stored.leaderboard(name)] == ["group", "seeds", name]
     one = clear_mlflow.compare([clear_mlflow.runs(experiment_id)[0]], log=False)
     assert {one.to_frame()[end].dtype for end in ("low", "high")} == {np.dtype(float)}
-    for margin in (-1, "1"):
-        told = f"margin is {margin!r}; expected percentage points above 0"
-        with pytest.raises(ConfigError, match=told):
+    for margin, expected in ((-1, "percentage points above 0"), ("1", "a finite number or None")):
+        with pytest.raises(ConfigError, match=f"margin is {margin!r}; expected {expected}"):
             clear_mlflow.compare(experiment_id, margin=margin, log=False)
     with pytest.raises(TrackingError, match="cannot read run 0000"):
         clear_mlflow.runs("0" * 32)

@@ -94,3 +94,23 @@ def test_an_unknown_parameter_is_python_s_own_error():
     """As of every function, with what was probably meant; so it is in a file or a sweep."""
     with pytest.raises(TypeError, match=r"train\(\) has no option 'epoch'; did you mean epochs"):
         clear_mlflow.train(epoch=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        ("compare", {"group_by": None}, "group_by is None; expected a string or a list"),
+        ("compare", {"log": 1}, "log is 1; expected True or False"),
+        ("compare", {"margin": float("inf")}, "margin is inf; expected a finite number or None"),
+        ("evaluate", {"jobs": float("nan")}, "jobs is nan; expected an integer or"),
+        ("evaluate", {"jobs": 1.5}, "jobs is 1.5; expected an integer or"),
+        ("evaluate", {"filter": 5}, "filter is 5; expected a string or None"),
+        ("export", {"to": None}, "to is None; expected a string or a path"),
+        ("sweep", {"grid": 5}, "grid is 5; expected a dictionary or a string or a path or None"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_one_clear_error(function, arguments, message):
+    """Raise ConfigError before a store is opened."""
+    runs = {} if function == "sweep" else {"runs": "e"}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        getattr(clear_mlflow, function)(**runs, **arguments)

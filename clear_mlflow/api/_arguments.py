@@ -1,0 +1,71 @@
+"""Check the arguments of a function by its annotations, as the command line checks options."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import safe_repr
+
+_DESCRIPTIONS: Mapping[Any, str] = {
+    NoneType: "None",
+    bool: "True or False",
+    int: "an integer",
+    float: "a finite number",
+    str: "a string",
+    Path: "a path",
+    Mapping: "a dictionary",
+    Sequence: "a list",
+}
+
+
+def resolve_annotation(function: Callable[..., Any], annotation: str, **types: Any) -> list[Any]:
+    """Return the members of the union that a parameter's annotation names.
+
+    function: whose module the names in the annotation are from. types: types by name that the
+    module imports only for type checkers. Raises NameError if another such name occurs.
+    """
+    source = SimpleNamespace(__annotations__={"value": annotation})
+    namespace = {**inspect.unwrap(function).__globals__, **types}
+    resolved = get_type_hints(source, namespace)["value"]
+    is_union = get_origin(resolved) in (Union, UnionType)
+    return list(get_args(resolved)) if is_union else [resolved]
+
+
+def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an argument does not have the type that its annotation states.
+
+    arguments: values by parameter name. Parameters annotated as Runs are not checked here.
+    """
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.annotation == "Runs":
+            continue
+        members = resolve_annotation(function, parameter.annotation)
+        if not any(_has_type(arguments[name], member) for member in members):
+            expected = " or ".join(map(_describe_type, members))
+            raise ConfigError(f"{name} is {safe_repr(arguments[name], 100)}; expected {expected}")
+
+
+def _has_type(value: object, expected: Any) -> bool:
+    if get_origin(expected) is Literal:
+        return isinstance(value, str) and value in get_args(expected)
+    if expected in (int, float):
+        number_type = Integral if expected is int else Real
+        is_number = isinstance(value, number_type) and not isinstance(value, bool)
+        return is_number and math.isfinite(value)
+    expected = get_origin(expected) or expected
+    if expected is Sequence:
+        return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    return isinstance(value, expected)
+
+
+def _describe_type(expected: Any) -> str:
+    if get_origin(expected) is Literal:
+        return " or ".join(map(repr, get_args(expected)))
+    return _DESCRIPTIONS[get_origin(expected) or expected]
