@@ -109,14 +109,6 @@ class RunResult:
             problem=self.problem or problem,
         )
 
-    def copy_for_member(self, seed: int) -> RunResult:
-        """Return a copy for the member of an ensemble with this seed.
-
-        The copy has diverged only if the training diverged in that member.
-        """
-        has_diverged = self.diverged is not None and self.diverged.seed == seed
-        return replace(self, diverged=self.diverged if has_diverged else None)
-
 
 def build_result(
     error: BaseException | None, run_id: str | None, received_signals: Sequence[int] = ()
@@ -241,10 +233,9 @@ def end_run(
     client: MlflowClient,
     run_id: str,
     result: RunResult,
-    member_ids: Mapping[int, str] | None = None,
     *,
     sets_status: bool = True,
-    stored_rows: Mapping[str, Collection[int]] | None = None,
+    stored_rows: Collection[int] = (),
 ) -> RunResult:
     """Score the stored rows of a run, log its models and set its final status and error.
 
@@ -255,10 +246,9 @@ def end_run(
         client: client of the run's store.
         run_id: id of the run.
         result: how the training ended.
-        member_ids: seed to run id of an ensemble's members, which are ended first.
         sets_status: False for a run that the user opened: its status stays as it is.
-        stored_rows: numbers of the rows that this process stored, by run id. If the store lacks
-            one of them, the result has an error.
+        stored_rows: numbers of the rows that this process stored. If the store lacks one of them,
+            the result has an error.
 
     Returns:
         The result with scores and links, and with an error if the run's record is incomplete.
@@ -267,28 +257,46 @@ def end_run(
         _detach_run(run_id)
         return result
     if unsent := result.unsent:
-        for seed, member_id in (member_ids or {}).items():
-            outcome = result.copy_for_member(seed).build_outcome()
-            _save_outcome_locally(client, member_id, outcome, unsent.folders.get(member_id))
         outcome = result.build_outcome(sets_status=sets_status)
         _save_outcome_locally(client, run_id, outcome, unsent.folders.get(run_id))
         if sets_status:
             _detach_run(run_id)
         return result.add_problem(unsent, keep_status=True)
-    scores_by_seed: dict[int, Scores] = {}
-    for seed, member_id in (member_ids or {}).items():
-        member = _end_one_run(client, member_id, result.copy_for_member(seed), True, stored_rows)
-        if member.scores is not None:
-            scores_by_seed[seed] = member.scores
-        if member.exit_code and not result.exit_code:
-            result = result.add_problem(TrackingError(f"seed {seed}: {member.error}"))
-    if member_ids is not None and len(scores_by_seed) == len(member_ids):
-        try:
-            log_member_summary(client, run_id, scores_by_seed)
-        except ClearError as error:
-            result = result.add_problem(error)
-    result = _end_one_run(client, run_id, result, sets_status, stored_rows)
-    return replace(result, members=scores_by_seed)
+    training_result = result
+    try:
+        with mlflow_errors(f"read run {run_id}"):
+            run = client.get_run(run_id)
+        check_has_lease(run)
+        scores = score(client, run_id)
+        result = replace(result, scores=scores)
+        log_models(client, run, scores)
+        _check_stored_rows(run, scores, stored_rows)
+    except LeaseLostError as error:
+        return _abandon_run(run_id, training_result, error)
+    except ClearError as error:
+        result = result.add_problem(error)
+    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
+        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
+        with suppress(ClearError):
+            store_outcome(client, run_id, outcome, check=check_has_lease)
+        raise
+    outcome = result.build_outcome(sets_status=sets_status)
+    try:
+        run = store_outcome(client, run_id, outcome, check=check_has_lease)
+        with mlflow_errors(f"look at run {run_id}"):
+            return replace(result, links=tuple(format_run_links(client, run)))
+    except LeaseLostError as error:
+        return _abandon_run(run_id, training_result, error)
+    except ClearError as error:
+        result = result.add_problem(error, keep_status=True)
+        if is_permanent_error(error):
+            return result
+        if sets_status:
+            _detach_run(run_id)
+        hint = _save_outcome_locally(
+            client, run_id, training_result.build_outcome(sets_status=sets_status)
+        )
+        return replace(result, error="; ".join(filter(None, (result.error, hint))))
 
 
 def end_expired_run(client: MlflowClient, run: Run) -> None:
@@ -353,56 +361,6 @@ def log_member_summary(
     tags = [RunTag(names.MEMBERS_TAG, str(len(scores_by_seed)))]
     with mlflow_errors(f"log the summary of run {run_id}"):
         client.log_batch(run_id, metrics=metrics, tags=tags)
-
-
-def _end_one_run(
-    client: MlflowClient,
-    run_id: str,
-    training_result: RunResult,
-    sets_status: bool,
-    stored_rows: Mapping[str, Collection[int]] | None,
-) -> RunResult:
-    """Score a run, log its models, set its final status, and return the result.
-
-    The result has scores and links. Errors of the store are added to the result. If the store
-    cannot be reached, status and error are written to local disk. stored_rows: as of
-    :func:`end_run`.
-    """
-    result = training_result
-    try:
-        with mlflow_errors(f"read run {run_id}"):
-            run = client.get_run(run_id)
-        check_has_lease(run)
-        scores = score(client, run_id)
-        result = replace(result, scores=scores)
-        log_models(client, run, scores)
-        _check_stored_rows(run, scores, (stored_rows or {}).get(run_id, ()))
-    except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
-    except ClearError as error:
-        result = result.add_problem(error)
-    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
-        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
-        with suppress(ClearError):
-            store_outcome(client, run_id, outcome, check=check_has_lease)
-        raise
-    outcome = result.build_outcome(sets_status=sets_status)
-    try:
-        run = store_outcome(client, run_id, outcome, check=check_has_lease)
-        with mlflow_errors(f"look at run {run_id}"):
-            return replace(result, links=tuple(format_run_links(client, run)))
-    except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
-    except ClearError as error:
-        result = result.add_problem(error, keep_status=True)
-        if is_permanent_error(error):
-            return result
-        if sets_status:
-            _detach_run(run_id)
-        hint = _save_outcome_locally(
-            client, run_id, training_result.build_outcome(sets_status=sets_status)
-        )
-        return replace(result, error="; ".join(filter(None, (result.error, hint))))
 
 
 def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:

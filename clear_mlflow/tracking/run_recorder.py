@@ -45,7 +45,6 @@ class RunRecorder:
         client: client of the tracking store.
         run_id: id of a RUNNING run.
         families: names of the groups of metrics to log after each row.
-        parent: recorder of the parent run, whose upload thread this one uses, or None.
     """
 
     def __init__(
@@ -53,8 +52,6 @@ class RunRecorder:
         client: MlflowClient,
         run_id: str,
         families: Sequence[str],
-        *,
-        parent: RunRecorder | None = None,
     ) -> None:
         self.client = client
         self.run_id = run_id
@@ -62,12 +59,8 @@ class RunRecorder:
         # Builds the record of a row from row= and written_at=.
         self.build_record: Callable[..., RowRecord] = RowRecord
         self.curve_steps: CurveSteps = {}  # steps of the stored curve, if a run is resumed
-        self.uploader: Uploader = parent.uploader if parent else Uploader(client)
+        self.uploader = Uploader(client)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
-        self._parent = parent
-        self._recorders = [self]  # this recorder, then those of child runs
-        if parent is not None:
-            parent._recorders.append(self)
         self._run_name = run_id
         self._candidates = iter(list_candidate_folders(run_id))  # folders that were not tried yet
         self._folders: list[RunFolder] = []  # the last one is written to
@@ -81,11 +74,6 @@ class RunRecorder:
             target=self._run_background_tasks, name="clear_mlflow heart", daemon=True
         )
 
-    @property
-    def rows_by_run(self) -> dict[str, dict[int, AccuracyRow]]:
-        """The rows of this run and of its child runs, by run id and row number."""
-        return {recorder.run_id: recorder.rows for recorder in self._recorders}
-
     def open(self, run: Run) -> None:
         """Create the run's folder on local disk, and start the threads that upload and draw.
 
@@ -94,14 +82,13 @@ class RunRecorder:
         self._exit_wait = read_exit_wait()
         self._run_name = run.info.run_name or self.run_id
         self._open_folder()
-        if self._parent is None:
-            self.uploader.start()
-            self._background_thread.start()
+        self.uploader.start()
+        self._background_thread.start()
 
     def close(self, error: BaseException | None) -> None:
         """Upload what is not stored yet, stop the threads, and delete empty local folders.
 
-        error: why training ended early, or None. A child run is uploaded when its parent is closed.
+        error: why training ended early, or None.
 
         Raises:
             UnsentError: the store did not take everything; the rest stays on local disk.
@@ -113,14 +100,12 @@ class RunRecorder:
             self.write_curve(())
             if self._curve:
                 warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
-        if self._parent is not None:
-            return
         try:
             uploader.finish(min(self._exit_wait, _MAX_STOPPED_WAIT_SECONDS if error else math.inf))
         finally:
             self._is_over.set()  # no renewal of the lease after the end of the run
             self._background_thread.join(_JOIN_SECONDS if uploader.is_failing else None)
-            for folder in (f for recorder in self._recorders for f in recorder._folders):
+            for folder in self._folders:
                 folder.close(remove=not folder.list_entries())
         unsent = uploader.build_unsent_error()
         if uploader.lease_error is not None:
@@ -196,7 +181,7 @@ class RunRecorder:
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
         self._unplotted = matrix
-        if self._parent is None and row.row > 0:  # there is time during the first bucket
+        if row.row > 0:  # there is time during the first bucket
             self._is_loaded.wait(_LOADING_SECONDS)
 
     def write_missing_files(
@@ -338,7 +323,7 @@ class RunRecorder:
         return sorted_points
 
     def _run_background_tasks(self) -> None:
-        """Load plotting code during the first bucket, then renew leases until the run is closed."""
+        """Load plotting code during the first bucket, then renew the lease until the run closes."""
         try:
             load_drawing()
             load_run_page()
@@ -350,10 +335,9 @@ class RunRecorder:
             self._renew_leases_and_plot()
 
     def _renew_leases_and_plot(self) -> None:
-        """Renew the leases of all runs, and log a picture of the matrix if it has new rows."""
+        """Renew the lease, and log a picture of the matrix if it has new rows."""
         try:
-            for recorder in self._recorders:
-                self.uploader.get_lease(recorder.run_id).renew()
+            self.uploader.get_lease(self.run_id).renew()
         except Exception:  # reported by the uploader, or with the next row
             return
         if self.uploader.is_failing or self._unplotted is None:

@@ -147,7 +147,9 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
         members = _list_members(client, run)
         if any(str(member.info.status) == "RUNNING" for member in members):
             raise _MembersOpenError("its members are not all stored yet")
-        if names.MEMBERS_TAG not in run.data.tags:
+        statuses = [str(member.info.status) for member in members]
+        num_seeds = len(run.data.params.get("seeds", "").split(","))
+        if names.MEMBERS_TAG not in run.data.tags and statuses == ["FINISHED"] * num_seeds:
             scores = {number: read_scores(client, run) for number, run in enumerate(members)}
             log_member_summary(client, run_id, scores)
     else:

@@ -62,11 +62,9 @@ class TrainingRun:
         config: the parameters of the training.
         requested: the parameters that the user passed, as text.
         run_type: value of the tag ``clear_mlflow.kind``: "train" or "ensemble".
-        parent: for a member of an ensemble: what records the ensemble's run. Otherwise None.
+        prints_warnings: print the warnings about the dataset.
         resume_point: stored rows and training state of a run that is resumed, or None.
     """
-
-    member_ids: Mapping[int, str] | None = None  # seed to run id; only of an ensemble
 
     def __init__(
         self,
@@ -76,7 +74,7 @@ class TrainingRun:
         requested: Mapping[str, str],
         *,
         run_type: str = names.KIND_TRAIN,
-        parent: TrainingRun | None = None,
+        prints_warnings: bool = True,
         resume_point: ResumePoint | None = None,
     ) -> None:
         self._client = client
@@ -84,14 +82,9 @@ class TrainingRun:
         self._config = config
         self._requested = requested
         self._run_type = run_type
-        self._is_member = parent is not None
+        self._prints_warnings = prints_warnings
         self._resume_point = resume_point
-        self.recorder: RunRecorder = RunRecorder(
-            client,
-            run_id,
-            split_families(config.metrics),
-            parent=parent.recorder if parent else None,
-        )
+        self.recorder = RunRecorder(client, run_id, split_families(config.metrics))
         self._metadata: StreamMetadata | None = None
         self._row_time = ""  # when the last row was measured
         self._has_states = resume_point is not None
@@ -110,7 +103,7 @@ class TrainingRun:
         self.recorder.close(error)
         metadata = self._metadata
         has_last_row = bool(metadata and len(metadata.buckets) in self.recorder.rows)
-        if has_last_row and error is None and not self._is_member:
+        if has_last_row and error is None:
             self._remove_states(before=None)
 
     def track(self, training: Training) -> None:
@@ -125,7 +118,7 @@ class TrainingRun:
     def log_dataset(self, metadata: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
 
-        Prints the warnings about the dataset. Logs nothing if a resumed run has the dataset.
+        Logs nothing if a resumed run has the dataset.
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
@@ -139,7 +132,7 @@ class TrainingRun:
         if self._resume_point is not None and self._resume_point.has_logged_dataset(metadata):
             self.recorder.set_row_fields(**row_fields)
             return
-        for warning in metadata.warnings:
+        for warning in metadata.warnings if self._prints_warnings else ():
             warn(f"dataset {metadata.name}: {warning}")
         profile = {
             "num_classes": metadata.num_classes,
