@@ -22,9 +22,9 @@ from clear_mlflow.learning.parameters.config import (
     parameter_defaults,
 )
 from clear_mlflow.learning.parameters.logged import read_config_file
-from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.process.rank_worker import run_rank
+from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.process.training_process import TrainingProcess
 
 
 def train_options(command_function: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +170,7 @@ def train_distributed(
         tag: tags of the run.
         **parameters: parameters of the training as text.
     """
-    from clear_mlflow.process.launch import launch, processes_to_start
+    from clear_mlflow.process.ranks import launch, resolve_num_processes
 
     if processes != "auto" and processes < 1:
         raise ConfigError(f"processes is {processes}; expected a whole number of at least 1")
@@ -184,7 +184,7 @@ def train_distributed(
     for name, value in _select_passed(parameters).items():
         arguments += [f"--{name.replace('_', '-')}", value]
     sys.exit(
-        launch(processes_to_start(None if processes == "auto" else processes, config), arguments)
+        launch(resolve_num_processes(None if processes == "auto" else processes, config), arguments)
     )
 
 

@@ -25,8 +25,8 @@ from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
 from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
@@ -243,7 +243,7 @@ def _resume(
             try:
                 config = process.config
                 check_parameters(resume_point, config)
-                check_data(resume_point, process.facts)
+                check_data(resume_point, process.metadata)
                 take_over(client, resume_point, assume_dead=assume_dead)
             except (ClearError, TrainingDied) as error:
                 process.stop()
@@ -320,7 +320,7 @@ def _train_and_end_run(
     try:
         with run:
             if is_ensemble:
-                run.log_dataset(dataclasses.replace(training.facts, evaluation_set=None))
+                run.log_dataset(dataclasses.replace(training.metadata, evaluation_set=None))
                 for seed, scores in _train_members(
                     client, training, run_id, config, requested, received_signals
                 ):
