@@ -31,6 +31,7 @@ from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, Tra
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
+    OUTCOME_JSON,
     Outcome,
     RunFolder,
     Status,
@@ -258,7 +259,7 @@ def end_run(
         return result
     if unsent := result.unsent:
         outcome = result.build_outcome(sets_status=sets_status)
-        _save_outcome_locally(client, run_id, outcome, unsent.folders.get(run_id))
+        _save_outcome_locally(client, run_id, outcome, unsent.folder)
         if sets_status:
             _detach_run(run_id)
         return result.add_problem(unsent, keep_status=True)
@@ -390,11 +391,11 @@ def _save_outcome_locally(
     ):
         try:
             if (path / HEADER_JSON).is_file():
-                run_folder = RunFolder.reopen(path, run_id)
+                run_folder = RunFolder.reopen(path)
             else:
                 run_folder = RunFolder.create(path, run_id, client.tracking_uri)
             try:
-                run_folder.append_outcome(outcome)
+                run_folder.append_json(OUTCOME_JSON, outcome)
             finally:
                 run_folder.close()
         except (OSError, ClearError) as error:

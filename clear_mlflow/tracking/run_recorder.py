@@ -59,7 +59,7 @@ class RunRecorder:
         # Builds the record of a row from row= and written_at=.
         self.build_record: Callable[..., RowRecord] = RowRecord
         self.curve_steps: CurveSteps = {}  # steps of the stored curve, if a run is resumed
-        self.uploader = Uploader(client)
+        self.uploader = Uploader(client, run_id)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
         self._run_name = run_id
         self._candidates = iter(list_candidate_folders(run_id))  # folders that were not tried yet
@@ -96,7 +96,7 @@ class RunRecorder:
         """
         uploader = self.uploader
         # A process that took over the run measures these steps again.
-        if uploader.lease_error is None:
+        if uploader.lease.lost is None:
             self.write_curve(())
             if self._curve:
                 warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
@@ -108,10 +108,10 @@ class RunRecorder:
             for folder in self._folders:
                 folder.close(remove=not folder.list_entries())
         unsent = uploader.build_unsent_error()
-        if uploader.lease_error is not None:
+        if uploader.lease.lost is not None:
             suffix = f"; {unsent}" if unsent else ""
             raise LeaseLostError(
-                f"{uploader.lease_error}; what this one measured since is not stored{suffix}"
+                f"{uploader.lease.lost}; what this one measured since is not stored{suffix}"
             )
         if unsent:
             raise unsent from error
@@ -213,7 +213,9 @@ class RunRecorder:
 
         Raises TrackingError if no disk can be written.
         """
-        self.uploader.enqueue(self._append(lambda folder: folder.append_tags(tags), TAGS_JSON))
+        self.uploader.enqueue(
+            self._append(lambda folder: folder.append_json(TAGS_JSON, tags), TAGS_JSON)
+        )
 
     def write_curve(self, points: Iterable[CurvePoint]) -> None:
         """Write loss, learning rate and speed by step to disk, to be uploaded as metrics.
@@ -337,7 +339,7 @@ class RunRecorder:
     def _renew_leases_and_plot(self) -> None:
         """Renew the lease, and log a picture of the matrix if it has new rows."""
         try:
-            self.uploader.get_lease(self.run_id).renew()
+            self.uploader.lease.renew(self._is_over)
         except Exception:  # reported by the uploader, or with the next row
             return
         if self.uploader.is_failing or self._unplotted is None:

@@ -241,7 +241,7 @@ class TrainingRun:
             torch_version=version("torch"),
         )
         try:
-            self.recorder.uploader.get_lease(self._run_id).check()
+            self.recorder.uploader.lease.check()
             store_state(self._client, self._run_id, manifest, content)
         except LeaseLostError:  # the next row reports it
             return
@@ -266,7 +266,7 @@ class TrainingRun:
         uploader = self.recorder.uploader
         if self._has_states and not uploader.is_failing:
             with suppress(Exception):
-                run = uploader.get_lease(self._run_id).check()
+                run = uploader.lease.check()
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:
