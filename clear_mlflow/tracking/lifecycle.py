@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import mlflow
 import pandas as pd
@@ -32,6 +31,7 @@ from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, Tra
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
+    OUTCOME_JSON,
     Outcome,
     RunFolder,
     Status,
@@ -228,10 +228,9 @@ def end_run(
     client: MlflowClient,
     run_id: str,
     result: RunResult,
-    member_ids: Mapping[int, str] = MappingProxyType({}),
     *,
     sets_status: bool = True,
-    stored_rows: Mapping[str, Collection[int]] = MappingProxyType({}),
+    stored_rows: Collection[int] = (),
 ) -> RunResult:
     """Score the stored rows of a run, log its models and set its final status and error.
 
@@ -244,30 +243,47 @@ def end_run(
         client: client of the run's store.
         run_id: id of the run.
         result: how the training ended.
-        member_ids: seed to run id of an ensemble's members, which are ended first.
         sets_status: False for a run that the user opened: its status stays as it is.
-        stored_rows: numbers of the rows that this process stored, by run id. If the store lacks
-            one of them, the result has an error.
+        stored_rows: numbers of the rows that this process stored. If the store lacks one of them,
+            the result has an error.
     """
     if result.has_lost_lease:
         _detach_run(run_id)
         return result
-    scores_by_seed: dict[int, Scores] = {}
-    for seed, member_id in member_ids.items():
-        has_diverged = result.diverged is not None and result.diverged.seed == seed
-        member = replace(result, diverged=result.diverged if has_diverged else None)
-        member = _end_one_run(client, member_id, member, True, stored_rows.get(member_id, ()))
-        if member.scores is not None:
-            scores_by_seed[seed] = member.scores
-        if member.exit_code and not result.exit_code:
-            result = result.add_problem(TrackingError(f"seed {seed}: {member.error}"))
-    if member_ids and len(scores_by_seed) == len(member_ids):
-        try:
-            log_member_summary(client, run_id, scores_by_seed)
-        except ClearError as error:
-            result = result.add_problem(error)
-    result = _end_one_run(client, run_id, result, sets_status, stored_rows.get(run_id, ()))
-    return replace(result, members=scores_by_seed)
+    training_result = result
+    if (unsent := result.unsent) is not None:
+        _leave_for_sync(client, run_id, result, sets_status, unsent.folder)
+        return result.add_problem(unsent, keep_status=True)
+    try:
+        with mlflow_errors(f"read run {run_id}"):
+            run = client.get_run(run_id)
+        check_has_lease(run)
+        scores = score(client, run_id)
+        result = replace(result, scores=scores)
+        log_models(client, run, scores)
+        _check_stored_rows(run, scores, stored_rows)
+    except LeaseLostError as error:
+        return _abandon_run(run_id, training_result, error)
+    except ClearError as error:
+        result = result.add_problem(error)
+    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
+        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
+        with suppress(ClearError):
+            store_outcome(client, run_id, outcome, check=check_has_lease)
+        raise
+    outcome = result.build_outcome(sets_status=sets_status)
+    try:
+        run = store_outcome(client, run_id, outcome, check=check_has_lease)
+        with mlflow_errors(f"look at run {run_id}"):
+            return replace(result, links=tuple(format_run_links(client, run)))
+    except LeaseLostError as error:
+        return _abandon_run(run_id, training_result, error)
+    except ClearError as error:
+        result = result.add_problem(error, keep_status=True)
+        if is_permanent_error(error):
+            return result
+        hint = _leave_for_sync(client, run_id, training_result, sets_status)
+        return replace(result, error="; ".join(filter(None, (result.error, hint))))
 
 
 def end_expired_run(client: MlflowClient, run: Run) -> None:
@@ -331,53 +347,6 @@ def log_member_summary(
         client.log_batch(run_id, metrics=metrics, tags=tags)
 
 
-def _end_one_run(
-    client: MlflowClient,
-    run_id: str,
-    training_result: RunResult,
-    sets_status: bool,
-    expected_rows: Collection[int],
-) -> RunResult:
-    """Score a run, log its models, set its final status, and return the result.
-
-    The arguments and errors are those of :func:`end_run`, for one run.
-    """
-    result = training_result
-    if (unsent := result.unsent) is not None:
-        _leave_for_sync(client, run_id, result, sets_status, unsent.folders.get(run_id))
-        return result.add_problem(unsent, keep_status=True)
-    try:
-        with mlflow_errors(f"read run {run_id}"):
-            run = client.get_run(run_id)
-        check_has_lease(run)
-        scores = score(client, run_id)
-        result = replace(result, scores=scores)
-        log_models(client, run, scores)
-        _check_stored_rows(run, scores, expected_rows)
-    except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
-    except ClearError as error:
-        result = result.add_problem(error)
-    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
-        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
-        with suppress(ClearError):
-            store_outcome(client, run_id, outcome, check=check_has_lease)
-        raise
-    outcome = result.build_outcome(sets_status=sets_status)
-    try:
-        run = store_outcome(client, run_id, outcome, check=check_has_lease)
-        with mlflow_errors(f"look at run {run_id}"):
-            return replace(result, links=tuple(format_run_links(client, run)))
-    except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
-    except ClearError as error:
-        result = result.add_problem(error, keep_status=True)
-        if is_permanent_error(error):
-            return result
-        hint = _leave_for_sync(client, run_id, training_result, sets_status)
-        return replace(result, error="; ".join(filter(None, (result.error, hint))))
-
-
 def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:
     """Raise RecordError if *scores*, as read back from the run, lack one of the expected rows."""
     stored_rows = scores.record.rows if scores.record else ()
@@ -406,11 +375,12 @@ def _leave_for_sync(
     for path in (*existing, *list_candidate_folders(run_id)):
         try:
             if (path / HEADER_JSON).is_file():
-                run_folder = RunFolder.reopen(path, run_id)
+                run_folder = RunFolder.reopen(path)
             else:
                 run_folder = RunFolder.create(path, run_id, client.tracking_uri)
             try:
-                run_folder.append_outcome(result.build_outcome(sets_status=sets_status))
+                outcome = result.build_outcome(sets_status=sets_status)
+                run_folder.append_json(OUTCOME_JSON, outcome)
             finally:
                 run_folder.close()
         except (OSError, ClearError) as error:

@@ -249,7 +249,7 @@ class LoopRun:
                 self.run_id,
                 build_result(failure, self.run_id),
                 sets_status=not self._is_joined,
-                stored_rows=recorder.rows_by_run,
+                stored_rows=recorder.rows,
             )
         self._scores, self._links = closed.scores, tuple(closed.links)
         with suppress(OSError):  # standard error may be closed

@@ -44,28 +44,16 @@ class RunRecorder:
         client: client of the tracking store.
         run_id: id of a RUNNING run.
         families: names of the groups of metrics to log after each row.
-        parent: recorder of the parent run, whose upload thread this one uses, or None.
     """
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        run_id: str,
-        families: Sequence[str],
-        *,
-        parent: RunRecorder | None = None,
-    ) -> None:
+    def __init__(self, client: MlflowClient, run_id: str, families: Sequence[str]) -> None:
         self.client = client
         self.run_id = run_id
         self.families = tuple(families)
         self.row_fields: dict[str, Any] = {}  # fields of RowRecord that all rows have in common
         self.curve_steps: CurveSteps = {}  # steps of the stored curve, if a run is resumed
-        self.uploader: Uploader = parent.uploader if parent else Uploader(client)
+        self.uploader = Uploader(client, run_id)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
-        self._is_child = parent is not None
-        self._recorders = [self]  # this recorder, then those of child runs
-        if parent is not None:
-            parent._recorders.append(self)
         self._run_name = run_id
         self._candidates = iter(list_candidate_folders(run_id))  # folders that were not tried yet
         self._folders: list[RunFolder] = []  # the last one is written to
@@ -78,11 +66,6 @@ class RunRecorder:
         self._background_thread = threading.Thread(
             target=self._run_background_tasks, name="clear_mlflow heart", daemon=True
         )
-
-    @property
-    def rows_by_run(self) -> dict[str, dict[int, AccuracyRow]]:
-        """The rows of this run and of its child runs, by run id and row number."""
-        return {recorder.run_id: recorder.rows for recorder in self._recorders}
 
     def build_record(self, row: AccuracyRow, time: str | None = None) -> RowRecord:
         """Return a row with its metadata. time: when it was measured, by default now."""
@@ -98,14 +81,13 @@ class RunRecorder:
         self._exit_wait = read_exit_wait()
         self._run_name = run.info.run_name or self.run_id
         self._open_folder()
-        if not self._is_child:
-            self.uploader.start()
-            self._background_thread.start()
+        self.uploader.start()
+        self._background_thread.start()
 
     def close(self, error: BaseException | None) -> None:
         """Upload what is not stored yet, stop the threads, and delete empty local folders.
 
-        Includes the child runs. error: why training ended early, or None.
+        error: why training ended early, or None.
 
         Raises:
             UnsentError: the store did not take everything; the rest stays on local disk.
@@ -113,7 +95,7 @@ class RunRecorder:
         """
         uploader = self.uploader
         # A process that took over the run measures these steps again.
-        if uploader.lease_error is None:
+        if uploader.lease.lost is None:
             self.write_curve(())
             if self._curve:
                 warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
@@ -122,13 +104,13 @@ class RunRecorder:
         finally:
             self._is_over.set()  # no renewal of the lease after the end of the run
             self._background_thread.join(_JOIN_SECONDS if uploader.is_failing else None)
-            for folder in (f for recorder in self._recorders for f in recorder._folders):
+            for folder in self._folders:
                 folder.close(remove=not folder.list_entries())
         unsent = uploader.build_unsent_error()
-        if uploader.lease_error is not None:
+        if uploader.lease.lost is not None:
             suffix = f"; {unsent}" if unsent else ""
             raise LeaseLostError(
-                f"{uploader.lease_error}; what this one measured since is not stored{suffix}"
+                f"{uploader.lease.lost}; what this one measured since is not stored{suffix}"
             )
         if unsent:
             raise unsent from error
@@ -220,7 +202,7 @@ class RunRecorder:
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
         self._unplotted = matrix
-        if not self._is_child and row.row > 0:  # there is time during the first bucket
+        if row.row > 0:  # there is time during the first bucket
             self._is_loaded.wait(_LOADING_SECONDS)
 
     def write_missing_files(
@@ -347,7 +329,7 @@ class RunRecorder:
         return sorted_points
 
     def _run_background_tasks(self) -> None:
-        """Load plotting code during the first bucket, then renew leases until the run is closed."""
+        """Load plotting code during the first bucket, then renew the lease until the run closes."""
         try:
             load_drawing()
             load_run_page()
@@ -359,10 +341,9 @@ class RunRecorder:
             self._renew_leases_and_plot()
 
     def _renew_leases_and_plot(self) -> None:
-        """Renew the leases of all runs, and log a picture of the matrix if it has new rows."""
+        """Renew the lease, and log a picture of the matrix if it has new rows."""
         try:
-            for recorder in self._recorders:
-                self.uploader.get_lease(recorder.run_id).renew()
+            self.uploader.lease.renew(self._is_over)
         except Exception:  # reported by the uploader, or with the next row
             return
         if self.uploader.is_failing or self._unplotted is None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
-from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_PROJECT_ENTRY_POINT,
+    MLFLOW_RUN_NOTE,
+)
 
-from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
+from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
 from clear_mlflow.core.text import warn
+from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -24,15 +29,17 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
-from clear_mlflow.store.lease import Lease, wait_for_expiry
+from clear_mlflow.store.lease import Lease, LeaseLostError, build_lease_tags, wait_for_expiry
 from clear_mlflow.store.search import expand_run_id
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
     build_result,
+    create_run,
     end_project_run,
     end_run,
     get_active_run_id,
     join_run,
+    log_member_summary,
 )
 from clear_mlflow.tracking.resume import (
     ResumePoint,
@@ -43,7 +50,7 @@ from clear_mlflow.tracking.resume import (
     resolve_resume_parameters,
     take_over,
 )
-from clear_mlflow.tracking.training_run import TrainingRun, open_training_run
+from clear_mlflow.tracking.training_run import TrainingRun, format_run_name, open_training_run
 
 
 def train_in_process(
@@ -271,13 +278,34 @@ def _train_and_end_run(
     received_signals: Sequence[int] = (),
     *,
     sets_status: bool = True,
+    member: TrainConfig | None = None,
 ) -> tuple[RunResult, BaseException | None]:
-    """Train into a RUNNING run and end it. Return the result and what training raised, or None."""
-    run = TrainingRun(client, run_id, training.config, requested, resume_point=resume_point)
+    """Train into a RUNNING run and end it. Return the result and what training raised, or None.
+
+    If the training has several seeds, the run is the parent of a run for each seed. member:
+    parameters of one of these seeds, to train into its run; otherwise None.
+    """
+    run = TrainingRun(
+        client,
+        run_id,
+        member or training.config,
+        requested,
+        prints_warnings=member is None,
+        resume_point=resume_point,
+    )
+    members: dict[int, Scores] = {}
     error: BaseException | None = None
     try:
         with run:
-            run.track(training)
+            if member is not None or training.config.seeds == NONE:
+                run.track(training)
+            else:
+                run.log_dataset(replace(training.facts, evaluation_set=None))
+                for seed, scores in _train_members(
+                    client, training, run_id, requested, received_signals
+                ):
+                    members[seed] = scores
+                log_member_summary(client, run_id, members)
     except BaseException as raised:
         if isinstance(training, TrainingProcess):
             training.stop()
@@ -286,11 +314,50 @@ def _train_and_end_run(
         client,
         run_id,
         build_result(error, run_id, received_signals),
-        run.member_ids,
         sets_status=sets_status,
-        stored_rows=run.recorder.rows_by_run,
+        stored_rows=run.recorder.rows,
     )
-    return result, error
+    return replace(result, members=members), error
+
+
+def _train_members(
+    client: MlflowClient,
+    training: Training,
+    parent_id: str,
+    requested: Mapping[str, str],
+    received_signals: Sequence[int],
+) -> Iterator[tuple[int, Scores]]:
+    """Train one seed after another, each into its own child run, and yield seed and scores.
+
+    Raises what training raises, and TrackingError if a run's record is incomplete; seeds that
+    follow are not trained then.
+    """
+    with mlflow_errors(f"read run {parent_id}"):
+        experiment_id = client.get_run(parent_id).info.experiment_id
+    members = training.config.split_seeds()
+    for member in members:
+        tags = {MLFLOW_PARENT_RUN_ID: parent_id, **build_lease_tags()}
+        with mlflow_errors(f"open a child run of run {parent_id}"):
+            run_id = create_run(client, experiment_id, format_run_name(member), tags)
+        result, error = _train_and_end_run(
+            client,
+            training.for_member(member),
+            run_id,
+            {**requested, "seed": str(member.seed), "seeds": NONE},
+            received_signals=received_signals,
+            member=member,
+        )
+        if isinstance(error, UnsentError) and member != members[-1]:
+            error.__cause__ = error.__cause__ or TrackingError(
+                f"the store was away after seed {member.seed}; no further seed is trained"
+            )
+        if isinstance(error, DivergedError):
+            raise DivergedError(f"seed {member.seed}: {error}") from error
+        if error is not None and not isinstance(error, LeaseLostError):  # the parent has its lease
+            raise error
+        if result.scores is None or result.exit_code:
+            raise TrackingError(f"seed {member.seed}: {result.error}")
+        yield member.seed, result.scores
 
 
 def _find_interrupted_run(

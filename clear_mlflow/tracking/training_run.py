@@ -6,14 +6,13 @@ import hashlib
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT, MLFLOW_PARENT_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
@@ -36,10 +35,10 @@ from clear_mlflow.metrics import split_families
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.lease import LeaseLostError, build_lease_tags
+from clear_mlflow.store.lease import LeaseLostError
 from clear_mlflow.store.rows import check_has_no_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
-from clear_mlflow.tracking.lifecycle import create_run, open_run
+from clear_mlflow.tracking.lifecycle import open_run
 from clear_mlflow.tracking.resume import ResumePoint, describe_data
 from clear_mlflow.tracking.run_recorder import RunRecorder, utc_now
 
@@ -50,15 +49,13 @@ class TrainingRun:
     """Records one training in an MLflow run: configuration, dataset, rows and training states.
 
     A context manager: entering it logs the configuration, leaving it uploads what is not stored.
-    If *config* names several seeds, it also creates a child run per seed, which gets the rows of
-    that member of the ensemble; their common curve is in the parent run.
 
     Args:
         client: client of the tracking store.
         run_id: id of a RUNNING run. This process must have its lease, the right to write to it.
         config: the parameters of the training.
         requested: the parameters that the user passed, as text.
-        parent: for a member of an ensemble: recorder of the ensemble's run. Otherwise None.
+        prints_warnings: print the warnings about the dataset.
         resume_point: stored rows and training state of a run that is resumed, or None.
     """
 
@@ -69,38 +66,26 @@ class TrainingRun:
         config: TrainConfig,
         requested: Mapping[str, str],
         *,
-        parent: RunRecorder | None = None,
+        prints_warnings: bool = True,
         resume_point: ResumePoint | None = None,
     ) -> None:
         self._client = client
         self._run_id = run_id
         self._config = config
         self._requested = requested
+        self._prints_warnings = prints_warnings
         self._resume_point = resume_point
-        self.recorder = RunRecorder(client, run_id, split_families(config.metrics), parent=parent)
-        self._members: dict[int, TrainingRun] = {}  # by seed
+        self.recorder = RunRecorder(client, run_id, split_families(config.metrics))
         self._metadata: StreamMetadata | None = None
         self._row_time = ""  # when the last row was measured
         self._has_warned = False  # that a state is not stored
 
-    @property
-    def member_ids(self) -> dict[int, str]:
-        """Seed to run id of the members opened so far. Empty unless the run is of an ensemble."""
-        return {seed: member._run_id for seed, member in self._members.items()}
-
     def __enter__(self) -> TrainingRun:
-        """Log the configuration, start the threads that upload and draw, and create child runs."""
+        """Log the configuration, and start the threads that upload and draw."""
         with mlflow_errors(f"log the configuration of run {self._run_id}"):
             run = self._client.get_run(self._run_id)
             self._log_configuration(run)
         self.recorder.open(run)
-        try:
-            if self._config.seeds != NONE:
-                for seed in map(int, self._config.seeds.split(",")):
-                    self._open_member(run.info.experiment_id, seed)
-        except BaseException as error:
-            self.recorder.close(error)
-            raise
         return self
 
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
@@ -117,27 +102,12 @@ class TrainingRun:
         """
         self.log_dataset(training.facts)
         for measured in training.rows(self.recorder.write_curve, self._log_test, self._log_state):
-            if measured.seed is None:
-                self.log_row(measured)
-            else:
-                self.recorder.write_curve(measured.curve)
-                self._members[measured.seed].log_row(replace(measured, curve=()))
-
-    def _open_member(self, experiment_id: str, seed: int) -> None:
-        """Create the child run of an ensemble's member, and log its configuration."""
-        config = replace(self._config, seed=seed, seeds=NONE)
-        tags = {MLFLOW_PARENT_RUN_ID: self._run_id, **build_lease_tags()}
-        with mlflow_errors(f"open the members of run {self._run_id}"):
-            run_id = create_run(self._client, experiment_id, format_run_name(config), tags)
-        requested = {**self._requested, "seed": str(seed), "seeds": NONE}
-        member = TrainingRun(self._client, run_id, config, requested, parent=self.recorder)
-        self._members[seed] = member
-        member.__enter__()
+            self.log_row(measured)
 
     def log_dataset(self, metadata: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
 
-        Prints the warnings about the dataset. Logs nothing if a resumed run has the dataset.
+        Logs nothing if a resumed run has the dataset.
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
@@ -150,7 +120,7 @@ class TrainingRun:
         }
         if self._resume_point is not None and self._resume_point.has_logged_dataset(metadata):
             return
-        for warning in metadata.warnings:
+        for warning in metadata.warnings if self._prints_warnings else ():
             warn(f"dataset {metadata.name}: {warning}")
         profile = {
             "num_classes": metadata.num_classes,
@@ -168,15 +138,13 @@ class TrainingRun:
         tags = {"dataset_digest": metadata.digest}
         if metadata.features is not None and metadata.features_digest is not None:
             tags |= {"features": metadata.features, "features_digest": metadata.features_digest}
-        evaluation_set = None if self._members else metadata.evaluation_set
-        if evaluation_set is not None:
+        if metadata.evaluation_set is not None:
             tags[names.PREDICTIONS_TAG] = self._config.predictions
         with mlflow_errors(f"log the dataset of run {self._run_id}"):
             log_tags(self._client, self._run_id, tags)
-        if evaluation_set is not None:
-            self.recorder.write_file(f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", evaluation_set)
-        for member in self._members.values():
-            member.log_dataset(replace(metadata, warnings=()))  # printed once
+        if metadata.evaluation_set is not None:
+            path = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
+            self.recorder.write_file(path, metadata.evaluation_set)
 
     def log_row(self, measured: MeasuredRow) -> None:
         """Store a row of the accuracy matrix with its predictions and model weights.
@@ -246,7 +214,7 @@ class TrainingRun:
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
         """Store a training state and delete those of earlier rows, or print a warning."""
         try:
-            self.recorder.uploader.get_lease(self._run_id).check()
+            self.recorder.uploader.lease.check()
             store_state(self._client, self._run_id, manifest, content)
         except LeaseLostError:  # the next row reports it
             return
@@ -270,7 +238,7 @@ class TrainingRun:
         uploader = self.recorder.uploader
         if not uploader.is_failing:
             with suppress(Exception):
-                run = uploader.get_lease(self._run_id).check()
+                run = uploader.lease.check()
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:
