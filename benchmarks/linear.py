@@ -9,7 +9,7 @@ turns counts.
 - ``bare``: the shortest loop in plain torch that does the same steps and the same tests under the
   same allocator setting, its features in memory beforehand;
 - ``one``: ``clear-mlflow train`` as a user types it, supervisor, MLflow store and all;
-- ``ensemble``: the same with ``--seeds``, each member a run of its own.
+- ``ensemble``: the same with ``--seeds``, each seed with its own run, one after another.
 
 A loop's time runs from the row of the untrained model to the last row (of the last member); what
 comes before is start-up, what comes after is scoring and closing the runs.
@@ -236,7 +236,7 @@ def ours(folder: Path, epochs: int, members: int, device: str) -> dict[str, floa
             times.setdefault(int(file.stem.removeprefix("row_")), []).append(written)
         if len(times) != BUCKETS + 1 or len(times[BUCKETS]) != max(members, 1):
             raise SystemExit(f"expected {BUCKETS + 1} rows of each run, found {times}")
-        started, last = max(times[0]), max(times[BUCKETS])
+        started, last = min(times[0]), max(times[BUCKETS])
     return {
         "start": started - began,
         "loop": last - started,

@@ -1,9 +1,9 @@
-"""Linear probe with an ensemble of seeds: one head per seed, trained side by side.
+"""Linear probe with an ensemble of seeds: one head per seed, trained one after another.
 
 ``python examples/linear_ensemble.py`` (seconds) trains three linear heads on the features that
-every dataset has, its own small pixels. Each is an MLflow run, below one that holds their means. A
-head begins at zero, so seeds differ in their mini-batches alone: with a whole bucket in one batch
-all would give the same matrix, and no interval. On CLEAR:
+every dataset has, its own small pixels. Each head has its own MLflow run, and their parent run has
+the means. A head starts at zero, so seeds differ only in their mini-batches: with a complete bucket
+in one batch, all seeds would give the same matrix, and no interval. On CLEAR:
 ``train_ensemble(dataset="clear10", data_root=DIR, features="moco_b0", seeds="0,1,2")``.
 """
 

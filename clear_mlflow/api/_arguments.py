@@ -52,7 +52,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
             raise ConfigError(f"{name} is {safe_repr(arguments[name], 100)}; expected {expected}")
 
 
-def _has_type(value: object, expected: Any) -> bool:
+def _has_type(value: Any, expected: Any) -> bool:
     if get_origin(expected) is Literal:
         return isinstance(value, str) and value in get_args(expected)
     if expected in (int, float):

@@ -316,8 +316,9 @@ def choose_runs(
     ids: list[str] = []
     bundled: list[MlflowRun] = []
     experiments: list[str] = []
-    is_list = isinstance(requested, Iterable) and not isinstance(requested, (Run, str))
-    for name in requested if is_list else [requested]:
+    is_one = isinstance(requested, (Run, Path, str)) or not isinstance(requested, Iterable)
+    names: Iterable[Any] = [requested] if is_one else requested  # type: ignore[assignment]
+    for name in names:
         if isinstance(name, Run):
             if name.is_bundle:
                 bundled.append(name.entity)

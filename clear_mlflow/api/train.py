@@ -78,7 +78,7 @@ def train(**options: Unpack[TrainOptions]) -> Run:
 
 @_declare_options
 def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
-    """Train runs together that differ only in their seed, each tracked as its own MLflow run.
+    """Train one seed after another on data loaded once, each tracked as its own MLflow run.
 
     They are child runs of one run, which contains the means of their metrics: the active run,
     which is left open, or a new run, which is closed.

@@ -42,16 +42,7 @@ class TrainingError(ClearError):
 
 
 class DivergedError(TrainingError):
-    """The loss or the model's output is no longer a finite number; the run is tagged so.
-
-    Args:
-        message: the one line.
-        seed: of the member of an ensemble that diverged; None where a run trains alone.
-    """
-
-    def __init__(self, message: str, seed: int | None = None) -> None:
-        super().__init__(message)
-        self.seed = seed
+    """The loss or the model's output is no longer a finite number; the run is tagged so."""
 
 
 class PeerLostError(TrainingError):

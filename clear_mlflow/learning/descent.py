@@ -47,20 +47,17 @@ class GradientDescent:
         keys: tuple[str, ...],
         progress: TrainingProgress,
         group: ProcessGroup = ALONE,
-        seeds: Sequence[int] = (),
     ) -> None:
         self._model = model
         self._group = group
         self._config = config
         self._keys = keys
-        # Of models that step together; of one alone there is nothing to name.
-        self._seeds: Sequence[int | None] = seeds or (None,)
         self._device = next(model.parameters()).device
         self._dtype = input_dtype(model, config.precision)
         # Gradients below 6e-8 are zero in float16: the loss is scaled, and they are scaled back.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=config.precision == "fp16")
-        self.curve = LossCurve(progress, self._device, group=group, num_models=len(self._seeds))
-        self.costs = CostMeter(self._device, group, len(self._seeds))
+        self.curve = LossCurve(progress, self._device, group=group)
+        self.costs = CostMeter(self._device, group)
         self.budget: Budget | None = None  # of each bucket; None: so many epochs
         self.passing: Passing | None = None  # None: the stream waits for each step
         self.tests: InsideTests | None = None  # that are due inside a bucket
@@ -205,16 +202,12 @@ class GradientDescent:
         self._said_apart = True
 
     def _check_finite(self, position: int, config: TrainConfig, epoch: int, sums: _Fetched) -> None:
-        """Raise DivergedError unless each model's loss was a number in an epoch."""
-        for seed, total in zip(self._seeds, sums.read().tolist(), strict=True):
-            if not math.isfinite(total):
-                whose = "" if seed is None else f" of seed {seed}"
-                raise DivergedError(
-                    f"the loss{whose} is no longer a finite number in epoch {epoch + 1} of "
-                    f"{config.epochs} on bucket {self._keys[position]}; pass a lr below "
-                    f"{config.lr}",
-                    seed,
-                )
+        """Raise DivergedError unless the sum of an epoch's losses is finite."""
+        if not math.isfinite(sums.read().item()):
+            raise DivergedError(
+                f"the loss is no longer a finite number in epoch {epoch + 1} of {config.epochs} on "
+                f"bucket {self._keys[position]}; pass a lr below {config.lr}"
+            )
 
     def _num_new(self, samples: Samples, position: int, chosen: Sequence[Tensor] | None) -> int:
         """How many are of the bucket itself: of all, or of those that this process chose."""
@@ -237,12 +230,13 @@ class GradientDescent:
         with autocast(self._device, self._config.precision):
             loss: Tensor = hooks.share_of_loss(forward, batch)
         optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(self._scaler.scale(loss), torch.ones_like(loss))
+        torch.autograd.backward(self._scaler.scale(loss))
         if self._scaler.is_enabled():
             self._scale_back(optimizer)
         hooks.before_step()
         if self._config.clip_norm:
-            self._clip(optimizer, self._config.clip_norm)
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(weights, self._config.clip_norm)
         # Where a gradient has overflowed, weights and optimiser stay as they are and the next scale
         # is half of this one. To all else it was a step: the schedule, counts, hooks and the curve.
         self._scaler.step(optimizer)
@@ -272,10 +266,6 @@ class GradientDescent:
             group=self._group,
             dtype=self._dtype,
         )
-
-    def _clip(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
-        weights = [p for group in optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(weights, norm)
 
     def _spread(self) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """The model for any batch, and for full ones, which alone are compiled: one size."""
@@ -342,7 +332,7 @@ class _Fetched:
 
 
 class LossCurve:
-    """Means of the loss over windows of steps, read once a window; all runs have the same steps."""
+    """Means of the loss over windows of steps, read once a window."""
 
     def __init__(
         self,
@@ -350,13 +340,12 @@ class LossCurve:
         device: torch.device,
         *,
         group: ProcessGroup = ALONE,
-        num_models: int = 1,
     ) -> None:
         self._progress = progress
         self._group = group
         self.steps = 0  # since the training began, over all buckets
-        self._window = torch.zeros(num_models, device=device)  # sums of losses, of each model
-        self._epoch = torch.zeros(num_models, device=device)
+        self._window = torch.zeros((), device=device)  # sums of losses
+        self._epoch = torch.zeros((), device=device)
         self._ends: deque[int] = deque()  # of windows, in steps of the bucket, or of its budget
         self._first = self._start = 0
         self._images = 0
@@ -397,7 +386,7 @@ class LossCurve:
         self._report(wait=True)
 
     def end_epoch(self) -> _Fetched:
-        """Return and reset the sums of each model's losses in this epoch, over all processes."""
+        """Return and reset the sum of the losses in this epoch, over all processes."""
         sums = _Fetched(self._group.add_up(self._epoch.clone()))
         self._epoch.zero_()
         return sums
@@ -408,7 +397,7 @@ class LossCurve:
 
     def _end_window(self) -> None:
         steps = self.steps - self._start
-        mean = self._group.add_up(self._window.mean() / (steps * self._group.size))
+        mean = self._group.add_up(self._window / (steps * self._group.size))
         self._coming.append((_Fetched(mean), self.steps, self.lr, self._images))
         self._open_window()
 

@@ -49,7 +49,6 @@ class MeasuredRow:
     row: AccuracyRow
     predictions: bytes | None = None  # the file of core's RowPredictions; None: not kept
     model: bytes | None = None  # the file of the model's weights, as safetensors; None: not kept
-    seed: int | None = None  # of the member of an ensemble that it is of
     curve: tuple[CurvePoint, ...] = ()  # points of its bucket that were not handed over before
 
 
@@ -94,6 +93,13 @@ class Training(Protocol):
     @property
     def facts(self) -> StreamMetadata:
         """The dataset that is trained on."""
+        ...
+
+    def for_member(self, config: TrainConfig) -> Training:
+        """Return the training of one member of an ensemble, on the same loaded data.
+
+        config: one of ``self.config.split_seeds()``. Train the members in that order.
+        """
         ...
 
     def rows(

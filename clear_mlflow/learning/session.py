@@ -38,7 +38,6 @@ from clear_mlflow.learning.device import (
     tf32,
     translate_oom,
 )
-from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
 from clear_mlflow.learning.inference.description import OF_A_STRATEGY, ModelDescription
 from clear_mlflow.learning.loop import Trained, train
 from clear_mlflow.learning.measured import (
@@ -76,7 +75,7 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
         _check_processes(config, place, device)
     check_parameters(config)
     check_files(config)
-    resolved = dataclasses.replace(
+    return dataclasses.replace(
         complete,
         device=device,
         precision=precision,
@@ -84,9 +83,6 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
             config.compile, device, config.epochs, on_images=config.features == NONE
         ),
     )
-    if config.seeds != NONE:
-        check_ensemble(resolved)
-    return resolved
 
 
 def complete_arguments(config: TrainConfig) -> TrainConfig:
@@ -156,11 +152,6 @@ def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) ->
         raise ConfigError(
             f"strategy {config.strategy} trains in one process and this is one of {place.size}; "
             f"expected one of {', '.join(able)}, or a class that sets several_processes = True"
-        )
-    if config.seeds != NONE:
-        raise ConfigError(
-            f"seeds is {config.seeds} and this is one of {place.size} processes; an ensemble "
-            "trains in one process: pass seed=N, or leave out processes"
         )
 
 
@@ -254,6 +245,10 @@ class StreamTraining:
             return None
         return evaluation_set(self.stream)
 
+    def for_member(self, config: TrainConfig) -> StreamTraining:
+        """Return the training of one member of an ensemble, which shares the loaded data."""
+        return dataclasses.replace(self, config=config)
+
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:
@@ -264,11 +259,6 @@ class StreamTraining:
                 on_curve = on_test = ignore
             progress = CollectingProgress(shown, on_curve, on_test)
             stream = self.on_device()
-            if self.config.seeds != NONE:
-                for seed, member in train_ensemble(stream, self.config, progress=progress):
-                    measured = self.measured(member)
-                    yield dataclasses.replace(measured, seed=seed, curve=progress.take())
-                return
             saved = self._saved()
             if saved is not None:
                 yield self._again(saved, stream)

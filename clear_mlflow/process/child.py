@@ -12,16 +12,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import RawIOBase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
 from clear_mlflow.process.streams import guard_streams
+
+if TYPE_CHECKING:
+    from clear_mlflow.learning.session import StreamTraining
 
 # How long after its supervisor this process may last.
 _GRACE_SECONDS = 10.0
@@ -88,12 +91,26 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
         training = prepare(config, progress, group, stream)
         cues.get()
         say("facts", training.facts)
-        if (state := messages.state_of(cues.get())) is not None:
-            training = dataclasses.replace(training, saved=state)
-        told = (partial(say, kind) for kind in ("curve", "test", "state"))
-        for row in training.rows(*told):
-            say("row", row)
-            cues.get()
+        callbacks = [partial(say, kind) for kind in ("curve", "test", "state")]
+        first, *others = config.split_seeds()
+        _train_member(training.for_member(first), callbacks, cues, say)
+        for member in others:
+            say("done")
+            _train_member(training.for_member(member), callbacks, cues, say)
+
+
+def _train_member(
+    training: StreamTraining,
+    callbacks: Sequence[Callable[[Any], None]],
+    cues: queue.SimpleQueue[bytes],
+    say: Callable[..., None],
+) -> None:
+    """Train with one seed, and send each row when the supervisor asks for it."""
+    if (state := messages.state_of(cues.get())) is not None:
+        training = dataclasses.replace(training, saved=state)
+    for row in training.rows(*callbacks):
+        say("row", row)
+        cues.get()
 
 
 def _cues(stream: RawIOBase) -> queue.SimpleQueue[bytes]:

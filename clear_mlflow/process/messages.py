@@ -42,17 +42,16 @@ class Refusal:
 
     error: str  # a class of core.errors
     message: str
-    seed: int | None = None  # of the member that diverged
 
     @classmethod
     def of(cls, error: errors.ClearError) -> Refusal:
         """What is said of an error."""
-        return cls(type(error).__name__, str(error), getattr(error, "seed", None))
+        return cls(type(error).__name__, str(error))
 
     def as_error(self) -> errors.ClearError:
         """The error again."""
         kind: type[errors.ClearError] = getattr(errors, self.error, errors.ClearError)
-        return kind(self.message, *([] if self.seed is None else [self.seed]))
+        return kind(self.message)
 
 
 # Kinds of messages, and what each says.

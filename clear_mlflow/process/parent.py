@@ -114,6 +114,10 @@ class TrainingProcess:
         """Have :meth:`rows` begin with the last row before a file's state; it has to stay there."""
         self._state = state
 
+    def for_member(self, config: TrainConfig) -> TrainingProcess:
+        """Return this process, which trains the next member of an ensemble at each call of rows."""
+        return self
+
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:

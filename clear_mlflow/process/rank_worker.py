@@ -31,9 +31,11 @@ def run_rank(place: DistributedEnv, config: TrainConfig, signals: StoppingSignal
     with TrainingProcess(config) as process:
         signals.hand_to(process.stop)
         try:
-            _ = process.facts if process.config else None
-            for _ in process.rows():
-                pass
+            members = process.config.split_seeds()
+            _ = process.facts
+            for member in members:
+                for _ in process.for_member(member).rows():
+                    pass
             return 0
         except (ClearError, TrainingDied) as error:
             process.stop()

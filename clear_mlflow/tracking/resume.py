@@ -177,8 +177,7 @@ def read_resume_point(
         reason = (
             "none of its training states is whole"
             if problems
-            else "no training state: it was trained with resumable=off, or as a member of an "
-            "ensemble"
+            else "no training state: it was trained with resumable=off"
         )
         raise _build_resume_error(
             run_id,

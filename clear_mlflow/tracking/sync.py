@@ -110,7 +110,7 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
         run_id = header.run_id
         if run_id is None:
             raise TrackingError(f"{path} belongs to a run that has no id in any store")
-        folder = RunFolder.reopen(path, run_id)
+        folder = RunFolder.reopen(path)
         is_stored = False
         try:
             client = _connect(header, path, use_recorded_store)
@@ -119,7 +119,7 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
             if read_trainer_token(run) not in (None, header.process):
                 check_not_being_trained(client, run, "sync again when it has ended")
             outcome = folder.read_outcome() or (_KILLED if is_expired(client, run) else None)
-            for _ in Uploader(client).upload_folder(run, folder):
+            for _ in Uploader(client, run_id).upload_folder(run, folder):
                 num_sent += 1
             message = _close_run(client, client.get_run(run_id), outcome)
             is_stored = True
@@ -147,7 +147,9 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
         members = _list_members(client, run)
         if any(str(member.info.status) == "RUNNING" for member in members):
             raise _MembersOpenError("its members are not all stored yet")
-        if names.MEMBERS_TAG not in run.data.tags:
+        statuses = [str(member.info.status) for member in members]
+        num_seeds = len(run.data.params.get("seeds", "").split(","))
+        if names.MEMBERS_TAG not in run.data.tags and statuses == ["FINISHED"] * num_seeds:
             scores = {number: read_scores(client, run) for number, run in enumerate(members)}
             log_member_summary(client, run_id, scores)
     else:

@@ -286,15 +286,12 @@ def test_what_cannot_work_is_refused_before_any_process_starts(arguments, told):
     assert told in line
 
 
-def test_strategies_and_ensembles_that_need_one_process_are_refused():
+def test_strategies_that_need_one_process_are_refused():
     """By those that would train, whoever started them."""
     two = DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)
     check(TrainConfig.resolve({"device": "cpu"}), two)
     with pytest.raises(ConfigError, match="ForOne trains in one process and this is one of 2"):
         check(TrainConfig.resolve({"device": "cpu", "strategy": f"{__name__}:ForOne"}), two)
-    heads = {"device": "cpu", "features": "pixels", "seeds": "0,1"}
-    with pytest.raises(ConfigError, match="seeds is 0,1"):
-        check(TrainConfig.resolve(heads), two)
 
 
 def test_place_is_what_torchrun_says():

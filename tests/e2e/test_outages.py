@@ -35,6 +35,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
+from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.metrics import summarize
 from clear_mlflow.scoring.run_log import collect_series
 from clear_mlflow.store import names
@@ -351,24 +352,15 @@ def test_credentials_are_sent_to_no_store_that_a_journal_names(proxy, tmp_path, 
     assert sync(journal).exit_code == 0
 
 
-def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
-    """Each member's rows into its own run; the run above sums them up when all are there."""
+def test_the_last_member_of_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
+    """Its rows into its own run; then the parent run gets the means and ends."""
     asked = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
-    training = features_training(features_config(**asked))
-    rows = type(training).rows
-
-    def until_lost(self, on_curve=ignore, on_test=ignore, on_state=ignore):
-        for measured in rows(self, on_curve, on_test, on_state):
-            if measured.row.row == 2:
-                proxy.down()
-            yield measured
-
-    monkeypatch.setattr(type(training), "rows", until_lost)
+    lose_server(monkeypatch, proxy, seed=2)
     with pytest.raises(UnsentError, match="clear-mlflow sync") as told:
-        train_ensemble_in_process(preflight(), training, asked)
+        train_ensemble_in_process(preflight(), features_training(features_config(**asked)), asked)
     root = tmp_path / "cache" / "unsent"
     assert str(root) in str(told.value)
-    assert len(journals(tmp_path)) == 3
+    assert len(journals(tmp_path)) == 2
     proxy.up()
     result = sync(root)
     assert result.exit_code == 0, result.output
@@ -383,6 +375,36 @@ def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
     for member in members:
         assert len(rows_in(direct, member.info.run_id)) == 4
     assert journals(tmp_path) == []
+
+
+def test_an_outage_between_two_seeds_ends_the_ensemble(server, proxy, tmp_path, monkeypatch):
+    """The seed that was trained is FINISHED after sync, and the parent run is FAILED."""
+    asked = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
+    lose_server(monkeypatch, proxy, seed=4)
+    with pytest.raises(UnsentError):
+        train_ensemble_in_process(preflight(), features_training(features_config(**asked)), asked)
+    proxy.up()
+    assert sync(tmp_path / "cache" / "unsent").exit_code == 0
+    direct, (member, parent) = runs_of(server, tmp_path)
+    if parent.data.tags[names.KIND_TAG] != names.KIND_ENSEMBLE:
+        member, parent = parent, member
+    assert (member.info.status, parent.info.status) == ("FINISHED", "FAILED")
+    assert "no further seed is trained" in parent.data.tags[names.ERROR_TAG]
+    assert names.MEMBERS_TAG not in parent.data.tags
+    assert len(rows_in(direct, member.info.run_id)) == 4
+
+
+def lose_server(monkeypatch, proxy, *, seed):
+    """Make the server unreachable when row 2 of the training with this seed was measured."""
+    rows = StreamTraining.rows
+
+    def measure_rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
+        for measured in rows(self, on_curve, on_test, on_state):
+            if measured.row.row == 2 and self.config.seed == seed:
+                proxy.down()
+            yield measured
+
+    monkeypatch.setattr(StreamTraining, "rows", measure_rows)
 
 
 def test_the_command_says_where_the_rows_are(server, proxy, short_stream, tmp_path):

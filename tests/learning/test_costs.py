@@ -17,7 +17,6 @@ from torchvision.models import VisionTransformer
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
 from clear_mlflow.learning.descent import learning_rate
-from clear_mlflow.learning.ensemble import train_ensemble
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
@@ -518,12 +517,6 @@ class WithACopy(ErAce):
     def setup(self):
         super().setup()
         self._first = copied(list(self.model.parameters()))
-
-
-def test_bytes_of_heads_that_train_together_are_checked():
-    settings = replace(on_features(strategy="cumulative", memory_budget="1"), seeds="0,1")
-    with pytest.raises(ConfigError, match="strategy cumulative keeps"):
-        next(train_ensemble(feature_stream(), settings, progress=TrainingProgress()))
 
 
 @pytest.mark.parametrize(

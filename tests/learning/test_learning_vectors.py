@@ -127,7 +127,6 @@ def test_widths_are_those_of_the_name():
         ({"strategy": "slda", "dataset_args": "standardise=past"}, "sets a linear layer"),
         ({"model": "resnet18"}, "stored features are for the models linear and mlp:WIDTH"),
         ({"dataset": "digits", "model": "mlp:8"}, "stored features are for the models"),
-        ({"seeds": "0,1", "model": "mlp:8"}, "only linear heads train together"),
     ],
 )
 def test_what_does_not_go_with_vectors_is_one_line(changes, told):

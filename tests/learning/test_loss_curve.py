@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.descent import MOST_POINTS, LossCurve, learning_rate, num_points
-from clear_mlflow.learning.ensemble import train_ensemble
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
@@ -84,18 +83,6 @@ def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     assert steps == sorted(set(steps))
     assert all(math.isfinite(point.loss) for point in found.points)
     assert bool(steps) == (strategy not in ("ncm", "slda"))
-
-
-def test_heads_that_step_together_have_one_curve_the_mean_of_theirs():
-    """At the same steps as each alone."""
-    found = Points()
-    together = check(on_features(seeds="4,2", batch_size=8))
-    for _ in train_ensemble(placed(), together, progress=found):
-        pass
-    alone = [points_of(placed(), on_features(seed=seed, batch_size=8)) for seed in (4, 2)]
-    assert found.losses.keys() == alone[0].losses.keys()
-    mean = [(a + b) / 2 for a, b in zip(*(one.losses.values() for one in alone), strict=True)]
-    assert list(found.losses.values()) == pytest.approx(mean, rel=1e-4)
 
 
 def test_a_row_brings_the_points_of_its_bucket():

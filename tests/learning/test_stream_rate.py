@@ -295,7 +295,6 @@ class Twice(Strategy):
         ({"epochs": "3"}, "a bucket takes 3 epochs; .*: pass epochs=1"),
         ({"budget": "naive:1"}, "leave budget at off"),
         ({"test_every": "1steps"}, "leave test_every at off"),
-        ({"seeds": "0,1"}, "leave seeds at none"),
         ({"dataset": "weather", "dataset_args": "standardise=past"}, "pass standardise=first"),
         *(({"strategy": one}, f"strategy {one} does not learn from a bucket") for one in WAITING),
         (

@@ -176,12 +176,6 @@ def test_a_strategy_says_how_many_steps_a_bucket_takes(tmp_path):
             prepared(fewest)
 
 
-def test_members_of_an_ensemble_are_refused():
-    """Before anything is started."""
-    with pytest.raises(ConfigError, match="train one seed at a time"):
-        config(seeds="0,1", test_every=1)
-
-
 class Twice(naive.Naive):
     """Descends two times in each bucket."""
 

@@ -1,4 +1,4 @@
-"""Members that train together: what stands in MLflow of each of them and of the run above."""
+"""Ensembles in MLflow: the run of each seed, and their parent run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from feature_streams import config, rows_of, training
+from feature_streams import config, rows_of
+from feature_streams import training as build_training
 from forked import run_forked
 
 import clear_mlflow
-from clear_mlflow.core.errors import ConfigError, TrainingError
+from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.learning.measured import MeasuredRow, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -23,6 +24,8 @@ from clear_mlflow.learning.session import check
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_ensemble_in_process, train_in_process
 
+# Metrics that differ between two trainings with the same seed.
+CHANGING = {"cost/seconds", "cost/device_seconds", "cost/test_seconds", names.CURVE_SPEED}
 ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
 
 
@@ -50,7 +53,7 @@ def rows_in(run) -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def finished(store, experiment_id):
-    train_ensemble_in_process(store, training(config(**ASKED)), ASKED)
+    train_ensemble_in_process(store, build_training(config(**ASKED)), ASKED)
     return runs_of(store, experiment_id)
 
 
@@ -59,7 +62,7 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     _, members = finished
     assert set(members) == {4, 2}
     alone_asked = {**ASKED, "seed": "2", "seeds": "none"}
-    train_in_process(store, training(config(**alone_asked)), alone_asked)
+    train_in_process(store, build_training(config(**alone_asked)), alone_asked)
     (alone,) = (
         run
         for run in store.search_runs([experiment_id])
@@ -69,13 +72,12 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     assert member.info.run_name == alone.info.run_name
     assert member.info.status == alone.info.status == "FINISHED"
     assert member.data.params == alone.data.params
-    # Members that take each step together have one curve, in the run above them.
-    of_alone = {*names.CURVE, "cost/seconds"}
     of_both = [
-        {n: v for n, v in run.data.metrics.items() if n not in of_alone} for run in (member, alone)
+        {name: value for name, value in run.data.metrics.items() if name not in CHANGING}
+        for run in (member, alone)
     ]
     assert of_both[0] == of_both[1]
-    assert names.CURVE_LOSS in alone.data.metrics
+    assert names.CURVE_LOSS in member.data.metrics
     # These tell the moment at which a row was written or a run opened, or which run it is below.
     changing = {"mlflow.parentRunId", names.NOTE_TAG, "mlflow.note.content", names.HOLDER_TAG}
     changing |= {names.MATRIX_TAG, names.SCORED_TAG}
@@ -118,74 +120,68 @@ def test_the_run_above_holds_the_summary_and_no_rows(finished):
     assert not {names.PROCESS_TAG, names.ERROR_TAG, names.ROWS_TAG} & parent.data.tags.keys()
 
 
-def test_the_run_above_holds_the_curve_of_members_that_step_together(finished, store):
-    """Ten points a bucket, each once."""
-    parent, _ = finished
-    points = store.get_metric_history(parent.info.run_id, names.CURVE_LOSS)
-    steps = [point.step for point in points]
-    assert steps == sorted(set(steps))
-    assert len(steps) == 3 * 10
-    assert steps[-1] == 7 * (5 + 3 + 4)  # epochs; batches of each bucket
-
-
 class Breaking:
-    """An ensemble whose second bucket never ends well; it looks at the store as it goes."""
+    """A training with two seeds. The second raises an error after row 1."""
 
-    def __init__(self, error, look=lambda given: None):
-        self._training = training(config(**ASKED))
-        self._error, self._look = error, look
+    def __init__(self, error, training=None):
+        self._error = error
+        self._training = training or build_training(config(**ASKED))
         self.config, self.facts = self._training.config, self._training.facts
 
+    def for_member(self, member) -> Breaking:
+        return Breaking(self._error, self._training.for_member(member))
+
     def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
-        given = []
         for measured in self._training.rows(on_curve, on_test, on_state):
-            if measured.row.row == 2:
+            if measured.row.row == 2 and self.config.seed == 2:
                 raise self._error
-            self._look(given)
             yield measured
-            given.append((measured.seed, measured.row.row))
-
-
-def test_rows_are_stored_as_they_come(store, experiment_id):
-    """Before a bucket starts, the rows of all members up to it are in the store."""
-    seen = []
-
-    def look(given):
-        members = runs_of(store, experiment_id)[1]
-        stored = {(s, n) for s, run in members.items() for n in range(len(rows_in(run)))}
-        assert stored == set(given)
-        seen.append(len(stored))
-
-    with pytest.raises(TrainingError):
-        train_ensemble_in_process(store, Breaking(TrainingError("enough"), look), ASKED)
-    assert seen == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(TrainingError("the disk is full"), "FAILED"), (KeyboardInterrupt(), "KILLED")],
+    [
+        (TrainingError("the disk is full"), "FAILED"),
+        (DivergedError("the loss is not finite"), "FAILED"),
+        (KeyboardInterrupt(), "KILLED"),
+    ],
 )
-def test_whatever_ends_an_ensemble_closes_all_its_runs(store, experiment_id, error, status):
-    """With their rows scored, and the reason on each."""
+def test_an_error_ends_the_ensemble_but_not_the_members_before_it(
+    store, experiment_id, error, status
+):
+    """The member that was trained keeps its rows, its scores and the error; so does the parent."""
     with pytest.raises(type(error)):
         train_ensemble_in_process(store, Breaking(error), ASKED)
     parent, members = runs_of(store, experiment_id)
-    for run in (parent, *members.values()):
+    for run in (parent, members[2]):
         assert run.info.status == status
         assert (str(error) or type(error).__name__) in run.data.tags[names.ERROR_TAG]
         assert names.PROCESS_TAG not in run.data.tags
-        assert names.DIVERGED_TAG not in run.data.tags
-    for run in members.values():
-        assert run.data.tags[names.ROWS_TAG] == "partial"
-        assert len(rows_in(run)) == 2
-        assert "clear/in_domain_accuracy" in run.data.metrics
+        assert (names.DIVERGED_TAG in run.data.tags) == isinstance(error, DivergedError)
+    assert [len(rows_in(members[seed])) for seed in (4, 2)] == [4, 2]
+    assert [members[seed].data.tags[names.ROWS_TAG] for seed in (4, 2)] == ["complete", "partial"]
+    assert members[4].info.status == "FINISHED"
+    assert names.ERROR_TAG not in members[4].data.tags
+    assert all("clear/in_domain_accuracy" in run.data.metrics for run in members.values())
+    assert not any(name.startswith("mean/") for name in parent.data.metrics)
     assert mlflow.active_run() is None
+
+
+def test_seeds_after_an_error_have_no_run(store, experiment_id):
+    """An empty run would look like one that failed."""
+    with pytest.raises(TrainingError):
+        train_ensemble_in_process(
+            store,
+            Breaking(TrainingError("stop"), build_training(config(**{**ASKED, "seeds": "2,4"}))),
+            {},
+        )
+    assert set(runs_of(store, experiment_id)[1]) == {2}
 
 
 def test_an_active_run_is_joined_as_the_one_above(store):
     """It stays open, and its members are closed."""
     with mlflow.start_run(run_name="mine") as active:
-        train_ensemble_in_process(store, training(config(**ASKED)), ASKED)
+        train_ensemble_in_process(store, build_training(config(**ASKED)), ASKED)
         assert mlflow.active_run().info.run_id == active.info.run_id
     parent, members = runs_of(store, active.info.experiment_id)
     assert parent.info.run_id == active.info.run_id
@@ -219,6 +215,6 @@ def test_the_command_trains_members_in_one_supervised_process(store, experiment_
     )
     expected = [m.row.correct for m in prepare(check(alone), TrainingProgress()).rows()]
     assert rows_in(members[5]) == expected
-    assert done.stderr.count("bucket 10/10") == 1, "one member's rows are told"
+    assert done.stderr.count("bucket 10/10") == 2
     assert "2 members: seeds 0, 5" in done.stdout
     assert f"{parent.data.metrics['mean/clear/in_domain_accuracy']:.4f}" in done.stdout

@@ -11,24 +11,24 @@ from mlflow import MlflowClient
 from stored_runs import rows_folder, stored_run
 
 from clear_mlflow.core.errors import DivergedError, TrackingError
-from clear_mlflow.journal.run_folder import Outcome, RunFolder, find_run_folders
+from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, find_run_folders
 from clear_mlflow.journal.uploader import UnsentError, store_outcome
 from clear_mlflow.process.parent import TrainingDied
+from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import (
     Lease,
     LeaseLostError,
-    build_lease_tags,
     check_not_being_trained,
     format_lease,
 )
 from clear_mlflow.tracking.lifecycle import (
     RunResult,
     build_result,
-    create_run,
     end_expired_run,
     end_project_run,
     end_run,
+    log_member_summary,
     open_run,
 )
 from clear_mlflow.tracking.sync import sync_folders
@@ -41,12 +41,6 @@ def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
     Lease(store, run_id).acquire()
     Lease(store, run_id).renew()
     return run_id
-
-
-def opened_above(store, experiment_id):
-    """The run above an ensemble's members."""
-    tags = {names.KIND_TAG: names.KIND_ENSEMBLE, **build_lease_tags()}
-    return create_run(store, experiment_id, "above", tags)
 
 
 def ended(store, run_id):
@@ -127,49 +121,32 @@ def test_a_record_that_is_not_in_order_fails_a_run(store, experiment_id):
         assert "row_001.json" in told[1]
 
 
-def test_the_run_above_members_sums_them_up(store, experiment_id):
-    """Mean and deviation of a sample of what all of them define; the diverged one is named."""
-    above = opened_above(store, experiment_id)
-    members = {
-        seed: running(store, experiment_id, correct)
-        for seed, correct in enumerate(
-            [((1, 1), (6, 3), (4, 7)), ((1, 1), (8, 3), (2, 9)), ((1, 1), (7, 7), (7, 7))]
-        )
-    }
-    result = end_run(store, above, build_result(None, above), members)
-    assert result.exit_code == 0
-    metrics = store.get_run(above).data.metrics
+def test_the_summary_of_an_ensemble_has_mean_and_deviation(store, experiment_id):
+    """Of the metrics that all members define."""
+    parent_id = store.create_run(experiment_id).info.run_id
+    member_ids = [
+        running(store, experiment_id, correct)
+        for correct in [
+            ((1, 1), (6, 3), (4, 7)),
+            ((1, 1), (8, 3), (2, 9)),
+            ((1, 1), (7, 7), (7, 7)),
+        ]
+    ]
+    scores = {seed: score(store, run_id) for seed, run_id in enumerate(member_ids)}
+    log_member_summary(store, parent_id, scores)
+    metrics = store.get_run(parent_id).data.metrics
     for name in ("renate/forgetting", "clear/accuracy"):
-        values = [store.get_run(run_id).data.metrics[name] for run_id in members.values()]
+        values = [store.get_run(run_id).data.metrics[name] for run_id in member_ids]
         assert metrics[f"mean/{name}"] == pytest.approx(statistics.fmean(values))
         assert metrics[f"std/{name}"] == pytest.approx(statistics.stdev(values))
-    assert store.get_run(above).data.tags[names.MEMBERS_TAG] == "3"
-    for run_id in (above, *members.values()):
-        assert store.get_run(run_id).info.status == "FINISHED"
+    assert store.get_run(parent_id).data.tags[names.MEMBERS_TAG] == "3"
 
-    above = opened_above(store, experiment_id)
-    members = {
-        0: running(store, experiment_id),
-        1: running(store, experiment_id, ((1, 1), (6, 3))),
-    }
-    diverged = build_result(DivergedError("no number", seed=1), above)
-    end_run(store, above, diverged, members)
-    assert [ended(store, run_id)[2] for run_id in (members[0], members[1])] == [None, "true"]
-    metrics = store.get_run(above).data.metrics
+    parent_id = store.create_run(experiment_id).info.run_id
+    scores[3] = score(store, running(store, experiment_id, ((1, 1), (6, 3))))
+    log_member_summary(store, parent_id, scores)
+    metrics = store.get_run(parent_id).data.metrics
     assert "mean/renate/average_accuracy" in metrics
     assert not any("forgetting" in name for name in metrics)
-
-
-def test_an_ensemble_with_a_member_that_is_not_in_order_has_failed(store, experiment_id):
-    """Its seed is named."""
-    above = opened_above(store, experiment_id)
-    members = {5: running(store, experiment_id), 7: running(store, experiment_id)}
-    (rows_folder(store.get_run(members[7])) / "row_001.json").write_text("{")
-    result = end_run(store, above, build_result(None, above), members)
-    assert (result.exit_code, result.status) == (2, "FAILED")
-    assert str(result.problem).startswith("seed 7: ")
-    assert [store.get_run(members[seed]).info.status for seed in (5, 7)] == ["FINISHED", "FAILED"]
-    assert store.get_run(above).info.status == "FAILED"
 
 
 def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id):
@@ -203,7 +180,7 @@ def test_how_a_training_in_a_child_ended(error, received, expected):
     found = build_result(error, "r", received)
     assert (found.exit_code, found.status) == expected
     assert found.run_id == "r"
-    unsent = UnsentError("waits", {})
+    unsent = UnsentError("waits")
     unsent.__cause__ = error
     found = build_result(unsent, "r", received)
     assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
@@ -217,18 +194,19 @@ def test_how_a_training_in_this_process_ended():
         (SystemExit(3), "FAILED"),
         (KeyboardInterrupt(), "KILLED"),
         (ValueError("x"), "FAILED"),
-        (UnsentError("waits", {}), "FINISHED"),
+        (UnsentError("waits"), "FINISHED"),
     ):
         assert build_result(error, "r").status == status
-    found = build_result(DivergedError("no number", seed=3), "r")
-    assert (found.status, found.diverged.seed, found.error) == ("FAILED", 3, "no number")
+    found = build_result(DivergedError("no number"), "r")
+    assert (found.status, found.error) == ("FAILED", "no number")
+    assert found.diverged is not None
     assert build_result(ValueError("x"), "r").error == "ValueError: x"
 
 
 def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     """And sync closes the run so, though evaluate has called it KILLED meanwhile."""
     run_id = running(store, experiment_id)
-    unsent = UnsentError("waits", {})
+    unsent = UnsentError("waits")
     unsent.__cause__ = DivergedError("no number")
     result = end_run(store, run_id, build_result(unsent, run_id))
     assert result.exit_code == 2
@@ -246,7 +224,7 @@ def left(store, run_id, tmp_path, told=None):
     """A journal in which nothing waits but, perhaps, how the training ended."""
     journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     if told is not None:
-        journal.append_outcome(told)
+        journal.append_json(OUTCOME_JSON, told)
     journal.close()
     return journal.folder
 

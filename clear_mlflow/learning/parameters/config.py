@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from clear_mlflow.core.errors import ConfigError
@@ -385,8 +385,8 @@ class TrainConfig:
         parse_seeds,
         default=NONE,
         python="str | Sequence[int]",
-        help="Seeds of linear heads that train together, for example 0,1,2; each is a run of its "
-        "own under one parent. One process trains an ensemble; several refuse it.",
+        help="Seeds to train one after another on data that is loaded once, for example 0,1,2. "
+        "Each seed has its own run, below one parent run.",
     )
     device: str = _parameter(
         HARDWARE,
@@ -424,10 +424,10 @@ class TrainConfig:
                 f"data_root is {config.data_root}, but dataset {dataset} is embedded and reads no "
                 "folder; pass the dataset that it is of"
             )
-        if config.scenario != DOMAIN and (config.protocol == "streaming" or config.seeds != NONE):
+        if config.scenario != DOMAIN and config.protocol == "streaming":
             raise ConfigError(
-                f"scenario is {config.scenario}; its buckets are tested on held-out images, one "
-                "seed at a time: pass protocol=iid, and seed=N in the place of seeds"
+                f"scenario is {config.scenario}, whose buckets are tested on held-out images; "
+                "pass protocol=iid"
             )
         if config.protocol == "streaming" and config.split != AUTO:
             raise ConfigError(
@@ -453,26 +453,29 @@ class TrainConfig:
                     f"{name} is {given} and features is {config.features}; stored features are "
                     f"used as they are: leave {name} at {parameter_defaults()[name]}"
                 )
-        plans = (("test_every", OFF), ("seeds", NONE), ("budget", OFF))
-        for option, others in ("budget", plans[:2]), ("stream_rate", plans):
-            for name, at in others:
-                given = getattr(config, name)
-                if (set_to := getattr(config, option)) != OFF and given != at:
+        for option, others in {
+            "budget": ["test_every"],
+            "stream_rate": ["test_every", "budget"],
+        }.items():
+            for name in others:
+                value, other = getattr(config, option), getattr(config, name)
+                if OFF not in (value, other):
                     raise ConfigError(
-                        f"{option} is {set_to} and {name} is {given}; how many steps a bucket "
-                        f"takes is found as it is trained: leave {name} at {at}"
+                        f"{option} is {value} and {name} is {other}; how many steps a bucket takes "
+                        f"is not known before it is trained: leave {name} at off"
                     )
         if config.stream_rate != OFF and config.dataset_args.get("standardise") == "past":
             raise ConfigError(
                 f"stream_rate is {config.stream_rate} and standardise is past, which needs what "
                 "passes by, too: pass standardise=first or none"
             )
-        if config.test_interval is not None and config.seeds != NONE:
-            raise ConfigError(
-                f"test_every is {config.test_every} and seeds is {config.seeds}; members are "
-                "tested after each bucket alone: train one seed at a time, as a sweep does"
-            )
         return config
+
+    def split_seeds(self) -> list[TrainConfig]:
+        """Return one configuration for each of ``seeds``, or [self] if ``seeds`` is none."""
+        if self.seeds == NONE:
+            return [self]
+        return [replace(self, seed=int(seed), seeds=NONE) for seed in self.seeds.split(",")]
 
     def as_text(self) -> dict[str, str]:
         """Every parameter as the text that :meth:`resolve` reads back to the same value."""

@@ -67,15 +67,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class CostMeter:
     """Counts what one training costs, from row to row; each process of a group holds the same."""
 
-    def __init__(
-        self, device: torch.device, group: ProcessGroup = ALONE, num_models: int = 1
-    ) -> None:
+    def __init__(self, device: torch.device, group: ProcessGroup = ALONE) -> None:
         self.flops = 0  # of the bucket so far; those of tests are apart
-        # Images of steps, those of all models that step together; those of the bucket, of each.
-        self.seen = self.images = 0
+        self.seen = self.images = 0  # images of all steps; those of the bucket among them
         self.flops_of: dict[Shape, int] = {}  # a step's, by its shape, of all processes together
         self._device, self._group = device, group
-        self._num_models = num_models  # that take each step together
         self.begin()
 
     def begin(self) -> None:
@@ -127,20 +123,18 @@ class CostMeter:
         self._cpu_began += time.process_time() - cpu
 
     def row(self, model: nn.Module, strategy: Any, *, trained: int) -> RowCost:
-        """What one model's training and test cost; those of another may follow."""
-        on_gpu, share = self._device.type == "cuda", self._num_models
-        test_flops, self._test_flops = self._test_flops, 0
-        test_seconds, self._test_seconds = self._test_seconds, 0.0
+        """Return what training since the last row, and the tests, cost."""
+        on_gpu = self._device.type == "cuda"
         return RowCost(
-            training_flops=self.flops // share,
-            test_flops=test_flops,
+            training_flops=self.flops,
+            test_flops=self._test_flops,
             images=self.images,
-            replayed_images=self.seen // share - self.images,
+            replayed_images=self.seen - self.images,
             stored_bytes=stored_bytes(strategy, trained - 1),
             trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
-            seconds=round(self._seconds / share, 3),
-            device_seconds=round(self._device_seconds / share, 3),
-            test_seconds=round(test_seconds, 3),
+            seconds=round(self._seconds, 3),
+            device_seconds=round(self._device_seconds, 3),
+            test_seconds=round(self._test_seconds, 3),
             peak_bytes=torch.cuda.max_memory_allocated(self._device) if on_gpu else _peak_memory(),
             device=torch.cuda.get_device_name(self._device) if on_gpu else processor_name(),
         )

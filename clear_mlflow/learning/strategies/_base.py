@@ -68,9 +68,6 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     learns_in_passing: ClassVar[bool] = True
     # Copies of the weights that it keeps once the first bucket is done, beside those of setup.
     later_copies: ClassVar[int] = 0
-    # It chooses what is trained on and no more, so linear heads of several seeds can take each step
-    # together. True is of the very class that says it, since a subclass may change the steps.
-    plain_steps: ClassVar[bool] = False
     group: ProcessGroup = ALONE  # that train together; the loop says so, once it is built
     # A strategy's own attributes: those that a resumed run continues with, and those that it has
     # as they are when it begins, since they mean nothing between two buckets. Each is in one.
@@ -189,11 +186,6 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     ) -> list[int]:
         """Images in an epoch at each bucket, with *num_train* in them; a buffer counts as full."""
         return list(num_train)
-
-    @classmethod
-    def has_plain_steps(cls, arguments: Any) -> bool:
-        """Whether the class itself declares :attr:`plain_steps`, with these arguments."""
-        return bool(vars(cls).get("plain_steps"))
 
     @classmethod
     def build_model(cls, config: TrainConfig, stream: TrainingStream) -> nn.Module | None:

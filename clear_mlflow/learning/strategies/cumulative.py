@@ -23,7 +23,6 @@ class Cumulative(Strategy):
     """
 
     several_processes = True
-    plain_steps = True
 
     @classmethod
     def images_in_epochs(

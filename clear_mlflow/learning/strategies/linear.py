@@ -19,4 +19,3 @@ class Linear(Strategy):
 
     needs_features = True
     several_processes = True
-    plain_steps = True

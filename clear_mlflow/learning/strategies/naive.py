@@ -13,4 +13,3 @@ class Naive(Strategy):
     """
 
     several_processes = True
-    plain_steps = True

@@ -52,11 +52,6 @@ class Replay(RehearsalStrategy):
                 )
 
     @classmethod
-    def has_plain_steps(cls, arguments: Any) -> bool:
-        """Shuffled batches need nothing in a step; what a subclass needs is not known."""
-        return cls is Replay and arguments.batches == SHUFFLED
-
-    @classmethod
     def images_in_epochs(
         cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
     ) -> list[int]:

@@ -1,0 +1,81 @@
+"""Training with several seeds: each member is the training that it would have been alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from feature_streams import config, training
+
+from clear_mlflow.learning.parameters.recipes import NONE
+from clear_mlflow.learning.strategies._base import load_strategy
+
+SEEDS = (3, 0, 11)
+
+SETTINGS = [
+    {},
+    {"batch_size": "full"},
+    {"batch_size": 9, "optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"},
+    {"batch_size": 5, "strategy": "cumulative"},
+    {"batch_size": 5, "strategy": "replay", "memory": 12, "strategy_args": "batches=balanced"},
+    {"batch_size": 5, "strategy": "ewc"},
+    {"strategy": "slda"},
+    {"model": "mlp:8", "batch_size": 6},
+    {"precision": "bf16", "batch_size": 6},
+    {"budget": "naive:1", "batch_size": 5, "strategy": "replay", "memory": 12},
+    {"stream_rate": "naive:0.5", "batch_size": 5, "epochs": 1},
+    {"test_every": "3steps", "batch_size": 5},
+]
+
+
+@pytest.mark.parametrize("changes", SETTINGS)
+def test_each_member_is_the_training_with_its_seed(changes):
+    """Rows, predictions, weights, loss curve and tests within buckets are equal to the bit."""
+    settings = config(
+        **{"batch_size": 6, "log_models": "last", **changes, "seeds": ",".join(map(str, SEEDS))}
+    )
+    ensemble = training(settings)
+    members = ensemble.config.split_seeds()
+    assert [(member.seed, member.seeds) for member in members] == [(s, NONE) for s in SEEDS]
+    weights = []
+    for member in members:
+        ours = measure(ensemble.for_member(member))
+        assert ours == measure(training(config(**{**settings.as_text(), **member.as_text()})))
+        weights.append(ours[-1][2])
+    if changes.get("batch_size") != "full" and changes.get("strategy") != "slda":
+        assert len(set(weights)) == len(SEEDS)
+
+
+def measure(made):
+    """All that a training measures, except times: tests within buckets, then a tuple per row."""
+    tests = []
+    rows = [
+        (
+            (m.row.correct, m.row.cost.training_flops, m.row.cost.images),
+            m.predictions,
+            m.model,
+            [(point.step, point.loss, point.lr) for point in m.curve],
+        )
+        for m in made.rows(on_test=lambda test: tests.append((test.bucket, test.correct)))
+    ]
+    assert len(rows) == 4
+    return [tests, *rows]
+
+
+def test_members_share_what_is_the_same_for_all():
+    """One training set of all buckets so far would otherwise be copied for each strategy."""
+    stream = training(config()).on_device()
+    cumulative = load_strategy("cumulative")
+    strategies = [
+        cumulative(config(seed=seed), stream, None, cumulative.Arguments()) for seed in range(3)
+    ]
+    first, *others = (strategy.training_set(2) for strategy in strategies)
+    assert all(other is first for other in others)
+    assert strategies[0].training_set(1) is not first
+
+
+def test_a_training_without_seeds_has_one_member():
+    settings = config(seed=2)
+    assert settings.split_seeds() == [settings]
+    rows = itertools.islice(training(settings).for_member(settings).rows(), 1)
+    assert [measured.row.row for measured in rows] == [0]
