@@ -52,7 +52,7 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.version import __version__
-from clear_mlflow.grids.next_grids import next_grids
+from clear_mlflow.grids.next_grids import build_next_grids
 from clear_mlflow.journal.run_folder import Outcome
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.config import is_tuned
@@ -585,7 +585,7 @@ def _write_files(
     run_address: returns the URL of a run by its id; None for no links.
     """
     comparison = compared.comparison
-    grids = next_grids(comparison)
+    grids = build_next_grids(comparison)
     now = datetime.now(timezone.utc).strftime("%F %H:%M UTC")
     page = comparison_page(
         comparison,

@@ -37,15 +37,15 @@ from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.version import __version__
-from clear_mlflow.engines import Ended, Task
+from clear_mlflow.engines import Task, TaskResult
 from clear_mlflow.engines.local import LocalEngine, start_program
 from clear_mlflow.engines.ray_cluster import LOCAL, RayEngine
 from clear_mlflow.grids.grid import (
     Grid,
     PlannedRun,
     complete_runs,
-    digest_of,
-    fingerprint,
+    hash_config,
+    hash_json,
     read_grid,
 )
 from clear_mlflow.journal.run_folder import Outcome, Status
@@ -129,8 +129,8 @@ class SweepRun:
             "name": self.planned.name,
             "state": self.state,
             "error": self.error,
-            "parameters": dict(self.planned.asked),
-            "fingerprint": self.planned.fingerprint,
+            "parameters": dict(self.planned.parameters),
+            "fingerprint": self.planned.config_hash,
         }
 
 
@@ -231,7 +231,9 @@ def run_sweep(
     # The engine is entered first: Ray takes the signals for itself when it starts.
     with engine, StoppingSignals() as signals:
         if num_waiting:
-            _print_line(f"{num_waiting} of {len(states)} runs to train, {engine.plan()}")
+            _print_line(
+                f"{num_waiting} of {len(states)} runs to train, {engine.describe_capacity()}"
+            )
         result = train_and_compare(
             planned,
             client,
@@ -267,7 +269,7 @@ def plan_sweep(grid: GridSource, **engine_options: Any) -> tuple[list[SweepRun],
     if all(run.state != NOT_DONE for run in runs):
         return runs, ""
     with engine:
-        return runs, engine.plan()
+        return runs, engine.describe_capacity()
 
 
 def read_checked_grid(grid: GridSource, engine: str) -> Grid:
@@ -413,7 +415,7 @@ def _train_runs(
     is_stopped = False
     renewed_at = time.monotonic()
     while active or (queue and not should_stop()):
-        while queue and not should_stop() and engine.room() > 0:
+        while queue and not should_stop() and engine.count_free_slots() > 0:
             run = queue[0]
             _retry_while_unreachable(partial(store.claim, run), should_stop)
             queue.popleft()
@@ -424,13 +426,13 @@ def _train_runs(
         if should_stop() and not is_stopped:
             is_stopped = True
             engine.stop()
-        for task_end in engine.ended(_POLL_SECONDS):
-            run = active[task_end.run_id]
+        for task_result in engine.wait_for_results(_POLL_SECONDS):
+            run = active[task_result.run_id]
             may_retry = run.num_tries <= retries
             _retry_while_unreachable(
-                partial(store.record_end, run, task_end, may_retry, should_stop), should_stop
+                partial(store.record_end, run, task_result, may_retry, should_stop), should_stop
             )
-            del active[task_end.run_id]
+            del active[task_result.run_id]
             if run.state == NOT_DONE:
                 queue.append(run)
             report(run)
@@ -479,16 +481,16 @@ class SweepStore:
         """
         attempts: dict[str, list[Run]] = {}
         for stored_run in self._search_sweep_runs("!= ''"):
-            attempts.setdefault(_compute_fingerprint(stored_run, grid), []).append(stored_run)
+            attempts.setdefault(_hash_stored_config(stored_run, grid), []).append(stored_run)
         runs = [SweepRun(planned) for planned in grid.runs]
         for run in runs:
-            self._set_state_from_attempts(run, attempts.get(run.planned.fingerprint, []))
+            self._set_state_from_attempts(run, attempts.get(run.planned.config_hash, []))
         return runs
 
     def build_task(self, run: SweepRun) -> Task:
         """Return the parameters, run id, experiment and store that an engine needs to train."""
         uri = resolve_store_uri(self._client.tracking_uri)
-        return Task(run.planned.asked, str(run.run_id), self._experiment_id, uri)
+        return Task(run.planned.parameters, str(run.run_id), self._experiment_id, uri)
 
     def claim(self, run: SweepRun) -> None:
         """Open or resume an MLflow run for a run, unless it is done or trained elsewhere.
@@ -513,7 +515,7 @@ class SweepStore:
             if interrupted is None:
                 tags = {
                     MLFLOW_PARENT_RUN_ID: str(self._parent_id),
-                    names.SWEEP_RUN_TAG: run.planned.fingerprint,
+                    names.SWEEP_RUN_TAG: run.planned.config_hash,
                 }
                 run_id = create_run(self._client, self._experiment_id, run.name, tags)
                 # The process that trains into the run sets it to RUNNING.
@@ -540,42 +542,46 @@ class SweepStore:
         return True
 
     def record_end(
-        self, run: SweepRun, task_end: Ended, may_retry: bool, should_stop: Callable[[], bool]
+        self,
+        run: SweepRun,
+        task_result: TaskResult,
+        may_retry: bool,
+        should_stop: Callable[[], bool],
     ) -> None:
         """Set the state of a run after its training process ended.
 
         "not done" means that it is trained again. Closes and scores the MLflow run if the process
         could not. may_retry: True if a run whose process was killed may be resumed.
         """
-        with mlflow_errors(f"read run {task_end.run_id}"):
-            stored_run = self._client.get_run(task_end.run_id)
+        with mlflow_errors(f"read run {task_result.run_id}"):
+            stored_run = self._client.get_run(task_result.run_id)
         error = (
             stored_run.data.tags.get(names.ERROR_TAG)
-            or task_end.error
-            or f"its training ended with exit code {task_end.exit_code}"
+            or task_result.error
+            or f"its training ended with exit code {task_result.exit_code}"
         )
         # The worker refused to resume the run and left it as it was.
         resumes = stored_run.data.tags.get(names.RESUMES_TAG, "0")
-        is_refused = run.resumes_before == resumes and not task_end.lost
+        is_refused = run.resumes_before == resumes and not task_result.is_lost
         if _is_done(stored_run):
             state, reason = DONE, None
-        elif task_end.exit_code == 2 and self._is_trained_elsewhere(stored_run):
+        elif task_result.exit_code == 2 and self._is_trained_elsewhere(stored_run):
             state, reason = ELSEWHERE, None
-        elif task_end.lost and may_retry and not should_stop():
+        elif task_result.is_lost and may_retry and not should_stop():
             # Only the engine knows so far that the process is dead.
             self._close_run(stored_run, "KILLED", error)
-            state, reason = NOT_DONE, task_end.error
+            state, reason = NOT_DONE, task_result.error
         elif should_stop():
             self._close_run(stored_run, "KILLED", "the sweep was stopped")
             state, reason = NOT_DONE, "stopped"
         elif is_refused:
-            run.refusals[task_end.run_id] = task_end.error or error
+            run.refusals[task_result.run_id] = task_result.error or error
             run.num_tries -= 1
-            state, reason = NOT_DONE, task_end.error
+            state, reason = NOT_DONE, task_result.error
         else:
-            if task_end.lost:
+            if task_result.is_lost:
                 error += f" ({run.num_tries} tries)"
-            self._close_run(stored_run, "KILLED" if task_end.lost else "FAILED", error)
+            self._close_run(stored_run, "KILLED" if task_result.is_lost else "FAILED", error)
             state, reason = FAILED, " ".join(error.split())
         run.state, run.error = state, reason
         run.seconds = time.monotonic() - run.started_at
@@ -654,7 +660,7 @@ class SweepStore:
         if not run_ids:
             return result, None
         params = {"group_by": ",".join(labels) or NONE, "rank_by": rank_by}
-        digest = digest_of(json.dumps([sorted(run_ids), params], sort_keys=True))
+        digest = hash_json(json.dumps([sorted(run_ids), params], sort_keys=True))
         try:
             compared = read_comparison(
                 self._client,
@@ -718,7 +724,7 @@ class SweepStore:
         """Return the MLflow runs with a run's parameters, but no failures of active sweeps."""
         return [
             attempt
-            for attempt in self._search_sweep_runs(f"= '{run.planned.fingerprint}'")
+            for attempt in self._search_sweep_runs(f"= '{run.planned.config_hash}'")
             if attempt.info.status != "FAILED" or not self._is_in_other_live_sweep(attempt)
         ]
 
@@ -864,7 +870,7 @@ def _is_done(stored_run: Run) -> bool:
     return stored_run.data.tags.get(names.ROWS_TAG) == "complete"
 
 
-def _compute_fingerprint(stored_run: Run, grid: Grid) -> str:
+def _hash_stored_config(stored_run: Run, grid: Grid) -> str:
     """Return the hash of a run's logged parameters, or that in its tag if none are logged."""
     parameters = logged_parameters(stored_run.data.params)
     # The user's code that a store names is imported only if the grid names it, too.
@@ -872,7 +878,7 @@ def _compute_fingerprint(stored_run: Run, grid: Grid) -> str:
     with suppress(ConfigError):
         config = TrainConfig.resolve(parameters)
         if parameters and (config.strategy, config.dataset) in trusted:
-            return fingerprint(complete_arguments(config))
+            return hash_config(complete_arguments(config))
     return str(stored_run.data.tags[names.SWEEP_RUN_TAG])
 
 

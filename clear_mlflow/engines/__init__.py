@@ -1,4 +1,7 @@
-"""Where the runs of a sweep are trained, this machine or a Ray cluster: what both take and give."""
+"""Engines that train the runs of a sweep: on this machine, or on a Ray cluster.
+
+An engine is a context manager with the methods of :class:`.local.LocalEngine`.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """One training, into a run that is there."""
+    """One training, into an existing MLflow run."""
 
-    asked: Mapping[str, str]  # parameters as text; what is missing has its default
+    parameters: Mapping[str, str]  # as text; parameters that are missing have their defaults
     run_id: str
     experiment_id: str
     tracking_uri: str
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A training that has ended, one way or another."""
+class TaskResult:
+    """How a training ended."""
 
     run_id: str
-    exit_code: int  # as `clear-mlflow train` gives it
-    error: str | None  # one line, where the engine knows one
-    lost: bool = False  # its worker was killed, or its machine is gone: worth another try
+    exit_code: int  # of `clear-mlflow train`
+    error: str | None  # one line, or None if the engine knows none
+    is_lost: bool = False  # its worker was killed or its machine is gone, so a retry may succeed

@@ -1,4 +1,4 @@
-"""Training on this machine: each run in processes of its own, one after another or N at a time."""
+"""Train on this machine: one process per run, one or several at a time."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
 from clear_mlflow.core.distributed import threads_for_each
-from clear_mlflow.engines import Ended, Task
+from clear_mlflow.engines import Task, TaskResult
 
-_LOOK_SECONDS = 0.05
-# A supervisor gives its training process 10 s, and then scores the rows.
+_POLL_SECONDS = 0.05
+# A supervisor stops its training process within 10 s, and then scores the rows.
 _GRACE_SECONDS = 60.0
-_LONGEST_LOG = 20_000  # bytes at the end of what a training printed, in which its error is sought
+_MAX_LOG_BYTES = 20_000  # at the end of the log, where the error of a training is searched
 
 
-Process: TypeAlias = Any  # subprocess.Popen, or what can be asked as it is
+Process: TypeAlias = Any  # subprocess.Popen, or an object with the same methods
 
 
 def start_program(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Process:
-    """Start ``clear-mlflow ARGUMENTS`` in a session of its own; standard error goes to a file."""
-    with open(log, "ab") as said:  # noqa: PTH123  (a name, as that of a temporary file is)
+    """Start ``clear-mlflow ARGUMENTS`` in its own session.
+
+    log: path of the file that its standard error is appended to. Standard output is discarded.
+    """
+    with open(log, "ab") as log_file:  # noqa: PTH123  (a temporary file has a name, not a Path)
         return subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "clear_mlflow", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=log_file,
             start_new_session=True,
             env=environment,
         )
 
 
 @dataclass(frozen=True)
-class _Running:
+class _RunningTask:
     task: Task
     process: Process
     log: IO[bytes]
@@ -48,7 +51,12 @@ class _Running:
 
 
 class LocalEngine:
-    """Runs ``clear-mlflow train`` *jobs* at a time, each with its share of cores and one GPU."""
+    """Runs several ``clear-mlflow train`` at a time, each with its share of cores and one GPU.
+
+    Args:
+        jobs: largest number of trainings at a time.
+        start: starts a training process, like :func:`start_program`.
+    """
 
     def __init__(
         self,
@@ -57,8 +65,8 @@ class LocalEngine:
     ) -> None:
         self._jobs = jobs
         self._start = start
-        self._gpus = _visible_gpus() if jobs > 1 else ()
-        self._running: list[_Running] = []
+        self._gpus = _list_visible_gpus() if jobs > 1 else ()
+        self._running: list[_RunningTask] = []
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -75,42 +83,47 @@ class LocalEngine:
             running.log.close()
 
     def check_store(self, tracking_uri: str) -> None:
-        """Whatever this process reaches, its children reach."""
+        """Raise ConfigError if the trainings cannot reach a store that this process reaches."""
 
-    def plan(self) -> str:
-        """How many tasks run side by side."""
+    def describe_capacity(self) -> str:
+        """Return how many tasks run at a time, for the user."""
         return f"{self._jobs} at a time"
 
-    def room(self) -> int:
-        """How many more tasks can be started now."""
+    def count_free_slots(self) -> int:
+        """Return how many more tasks can be started now."""
         return self._jobs - len(self._running)
 
     def start(self, task: Task) -> None:
-        """Begin a task; returns at once."""
-        options = [f"--{name.replace('_', '-')}={text}" for name, text in task.asked.items()]
-        used = [running.gpu for running in self._running]
-        gpu = min(self._gpus, key=used.count, default=None)
+        """Start a task, and return at once."""
+        options = [f"--{name.replace('_', '-')}={text}" for name, text in task.parameters.items()]
+        used_gpus = [running.gpu for running in self._running]
+        gpu = min(self._gpus, key=used_gpus.count, default=None)
         log = tempfile.NamedTemporaryFile()  # noqa: SIM115  (closed when the training has ended)
-        process = self._start(["train", *options], self._environment(task, gpu), log.name)
-        self._running.append(_Running(task, process, log, gpu))
+        environment = self._build_environment(task, gpu)
+        process = self._start(["train", *options], environment, log.name)
+        self._running.append(_RunningTask(task, process, log, gpu))
 
-    def ended(self, timeout: float) -> Sequence[Ended]:
-        """Tasks that have ended since the last call; waits up to *timeout* seconds for one."""
+    def wait_for_results(self, timeout: float) -> Sequence[TaskResult]:
+        """Return the results of tasks that ended since the last call.
+
+        Waits until one has ended, at most *timeout* seconds.
+        """
         until = time.monotonic() + timeout
         while True:
-            over = [running for running in self._running if running.process.poll() is not None]
-            if over or time.monotonic() >= until:
+            ended = [running for running in self._running if running.process.poll() is not None]
+            if ended or time.monotonic() >= until:
                 break
-            time.sleep(_LOOK_SECONDS)
-        self._running = [running for running in self._running if running not in over]
-        return [_ended(running) for running in over]
+            time.sleep(_POLL_SECONDS)
+        self._running = [running for running in self._running if running not in ended]
+        return [_build_result(running) for running in ended]
 
     def stop(self) -> None:
-        """Tell all tasks to stop; each scores its rows and is among the ended ones later."""
+        """Stop all tasks. Each scores its rows, and then has a result like any other task."""
         for running in self._running:
             running.process.terminate()
 
-    def _environment(self, task: Task, gpu: str | None) -> dict[str, str]:
+    def _build_environment(self, task: Task, gpu: str | None) -> dict[str, str]:
+        """Return the environment variables of a training process."""
         environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_EXPERIMENT_NAME"}
         environment |= {
             "MLFLOW_TRACKING_URI": task.tracking_uri,
@@ -124,31 +137,34 @@ class LocalEngine:
         return environment
 
 
-def _visible_gpus() -> tuple[str, ...]:
-    """GPUs as CUDA_VISIBLE_DEVICES names them, asked of the driver: loading torch takes seconds."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return tuple(name.strip() for name in given.split(",") if name.strip())
+def _list_visible_gpus() -> tuple[str, ...]:
+    """Return the GPUs by the names that CUDA_VISIBLE_DEVICES uses.
+
+    Asks the driver if the variable is not set, because loading torch takes seconds.
+    """
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None:
+        return tuple(name.strip() for name in visible_devices.split(",") if name.strip())
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    listed = subprocess.run(  # noqa: S603
+    gpu_list = subprocess.run(  # noqa: S603
         [program, "--list-gpus"], capture_output=True, text=True, check=False
     )
-    return tuple(re.findall(r"^GPU .*\(UUID: (GPU-[^)]+)\)$", listed.stdout, re.MULTILINE))
+    return tuple(re.findall(r"^GPU .*\(UUID: (GPU-[^)]+)\)$", gpu_list.stdout, re.MULTILINE))
 
 
-def _ended(running: _Running) -> Ended:
+def _build_result(running: _RunningTask) -> TaskResult:
+    """Return the result of a task whose process has ended, with the last error in its log."""
     code = running.process.wait()
     with running.log as log:
         log.seek(0, os.SEEK_END)
-        log.seek(max(0, log.tell() - _LONGEST_LOG))
+        log.seek(max(0, log.tell() - _MAX_LOG_BYTES))
         lines = log.read().decode(errors="replace").splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     error = errors[-1] if errors else (lines[-1] if lines and code > 0 else None)
     if code < 0:
         error = f"its process was ended by {signal.Signals(-code).name}"
         code = 128 - code
-    # Nobody asks a run to stop by SIGKILL: it was short of memory, or an accident.
-    lost = code == 128 + signal.SIGKILL
-    return Ended(running.task.run_id, code, error, lost)
+    # Nobody stops a run with SIGKILL: the machine ran out of memory, or there was an accident.
+    return TaskResult(running.task.run_id, code, error, is_lost=code == 128 + signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Sweeps: which runs a file of strategies, seeds and parameters asks for. Knows no MLflow."""
+"""Sweeps: the runs of a file of strategies, seeds and parameters. Does not import MLflow."""

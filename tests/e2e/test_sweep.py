@@ -28,7 +28,7 @@ from clear_mlflow.api.sweep_runs import read_checked_grid
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines import Task
-from clear_mlflow.engines.ray_cluster import RayEngine, refuse_far_file
+from clear_mlflow.engines.ray_cluster import RayEngine, check_store_is_shared
 from clear_mlflow.grids.grid import read_grid
 from clear_mlflow.store import names
 from clear_mlflow.store.client import resolve_store_uri
@@ -108,7 +108,7 @@ def runs_of(store, experiment_id):
 def assert_every_run_is_there_once(store, experiment_id, grid):
     """Finished, complete, with the parameters that the grid asks for; and compared."""
     parent, below, (comparison,) = runs_of(store, experiment_id)
-    planned = {run.fingerprint: run for run in read_checked_grid(grid, "local").runs}
+    planned = {run.config_hash: run for run in read_checked_grid(grid, "local").runs}
     assert below.keys() == planned.keys()
     for fingerprint, runs in below.items():
         (run,) = runs
@@ -116,7 +116,7 @@ def assert_every_run_is_there_once(store, experiment_id, grid):
         assert run.data.tags[names.ROWS_TAG] == "complete"
         assert run.info.run_name == planned[fingerprint].name
         params = run.data.params
-        for name, text in planned[fingerprint].asked.items():
+        for name, text in planned[fingerprint].parameters.items():
             assert text in (params.get(name), params.get(f"asked/{name}"))
     assert parent.info.status == "FINISHED"
     assert names.PROCESS_TAG not in parent.data.tags
@@ -451,7 +451,7 @@ def ray_head(*options):
 def answers(address, machines=1):
     """Whether a cluster is there, with so many machines that are up."""
     with suppress(ConfigError), RayEngine(free_port, address) as cluster:
-        return len(cluster.nodes()) == machines
+        return len(cluster.list_nodes()) == machines
     return False
 
 
@@ -504,20 +504,20 @@ def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
     ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
     try:
         with RayEngine(train, jobs=3) as engine:
-            assert engine.plan() == "2 at a time, each with 1 CPUs and 1 GPUs"
+            assert engine.describe_capacity() == "2 at a time, each with 1 CPUs and 1 GPUs"
             engine.start(task("a", beside="b"))
-            assert engine.room() == 1
+            assert engine.count_free_slots() == 1
             engine.start(task("b", beside="a"))
-            assert engine.room() == 0
+            assert engine.count_free_slots() == 0
             ended = []
             while len(ended) < 2:
-                ended += engine.ended(60.0)
+                ended += engine.wait_for_results(60.0)
             assert {told.error for told in ended} == {"0", "1"}
-            assert engine.room() == 2
+            assert engine.count_free_slots() == 2
         with RayEngine(train, gpus=0.5) as engine:
-            assert engine.plan() == "4 at a time, each with 1 CPUs and 0.5 GPUs"
+            assert engine.describe_capacity() == "4 at a time, each with 1 CPUs and 0.5 GPUs"
         with RayEngine(train, gpus=0.0) as engine:
-            assert engine.plan() == "4 at a time, each with 1 CPUs and 0 GPUs"
+            assert engine.describe_capacity() == "4 at a time, each with 1 CPUs and 0 GPUs"
     finally:
         ray.shutdown()
 
@@ -558,10 +558,10 @@ def test_a_store_that_is_a_file_is_refused_where_workers_are_elsewhere():
     def node(name):
         return {"NodeID": name, "NodeManagerHostname": f"host-{name}"}
 
-    refuse_far_file("sqlite:////data/mlflow.db", [node("a")], "a")
-    refuse_far_file("http://server:5000", [node("a"), node("b")], "a")
+    check_store_is_shared("sqlite:////data/mlflow.db", [node("a")], "a")
+    check_store_is_shared("http://server:5000", [node("a"), node("b")], "a")
     with pytest.raises(ConfigError, match=r"sqlite:////data/mlflow\.db.*host-b"):
-        refuse_far_file("sqlite:////data/mlflow.db", [node("a"), node("b")], "a")
+        check_store_is_shared("sqlite:////data/mlflow.db", [node("a"), node("b")], "a")
 
 
 def test_a_relative_store_is_made_absolute(tmp_path, monkeypatch):

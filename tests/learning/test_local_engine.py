@@ -70,13 +70,13 @@ def gpus(started):
 
 def test_trainings_at_a_time_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
     """Each sees one: that on which the fewest run."""
-    monkeypatch.setattr(local, "_ended", lambda running: running)
+    monkeypatch.setattr(local, "_build_result", lambda running: running)
     engine = LocalEngine(3)
     for _ in range(3):
         engine.start(TASK)
     assert gpus(started) == ["GPU-aa", "GPU-bb", "GPU-aa"]
     started[1].returncode = 0
-    engine.ended(0)
+    engine.wait_for_results(0)
     engine.start(TASK)
     assert gpus(started)[3] == "GPU-bb"
 

@@ -18,7 +18,7 @@ import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.compared import join_run_ids
 from clear_mlflow.cli import main
-from clear_mlflow.grids.grid import fingerprint, read_grid
+from clear_mlflow.grids.grid import hash_config, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
@@ -284,11 +284,11 @@ def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, exper
     more = verdict["more_seeds"]
     assert more >= 3
     expected = {
-        fingerprint(TrainConfig.resolve({"strategy": s, "epochs": "3", "seed": str(2 + i)}))
+        hash_config(TrainConfig.resolve({"strategy": s, "epochs": "3", "seed": str(2 + i)}))
         for s in ("naive", "replay")
         for i in range(more)
     }
-    assert {run.fingerprint for run in grid.runs} == expected
+    assert {run.config_hash for run in grid.runs} == expected
     command = f"clear-mlflow sweep --grid {folder / names.MORE_SEEDS}"
     assert f"MLFLOW_EXPERIMENT_ID={experiment_id} {command}" in result.output
     assert names.MORE_SEEDS in (folder / names.COMPARISON_PAGE).read_text()

@@ -37,7 +37,7 @@ def sweep(store, experiment_id, tmp_path):
     grid = read_grid(file)
     for planned in grid.runs:
         run_id = stored_run(store, experiment_id, seed=planned.config.seed).info.run_id
-        store.set_tag(run_id, names.SWEEP_RUN_TAG, planned.fingerprint)
+        store.set_tag(run_id, names.SWEEP_RUN_TAG, planned.config_hash)
         store.set_tag(run_id, "strategy", "naive")
         store.set_tag(run_id, "dataset", "digits")
         score(store, run_id)
@@ -181,8 +181,8 @@ def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
 
     class Late(MlflowClient):
         def create_run(self, *arguments, **options):
-            if options["tags"].get(names.SWEEP_RUN_TAG) == planned.fingerprint and not theirs:
-                tags = {names.SWEEP_RUN_TAG: planned.fingerprint, MLFLOW_PARENT_RUN_ID: parent}
+            if options["tags"].get(names.SWEEP_RUN_TAG) == planned.config_hash and not theirs:
+                tags = {names.SWEEP_RUN_TAG: planned.config_hash, MLFLOW_PARENT_RUN_ID: parent}
                 theirs.append(store.create_run(experiment_id, tags=tags).info.run_id)
                 store.update_run(theirs[0], status="SCHEDULED")
             return super().create_run(*arguments, **options)
@@ -192,7 +192,7 @@ def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
     result = train_and_compare(grid, Late(store.tracking_uri), experiment_id, engine)
     assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *theirs)]
     found = store.search_runs(
-        [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.fingerprint}'"
+        [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.config_hash}'"
     )
     assert [run.info.run_id for run in found] == theirs
     assert found[0].info.status == "SCHEDULED"

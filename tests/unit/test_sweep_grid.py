@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.grids.grid import fingerprint, read_grid
+from clear_mlflow.grids.grid import hash_config, read_grid
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 VALUES = {
@@ -45,7 +45,7 @@ def test_runs_are_those_of_nested_loops(tmp_path_factory, grid, fixed):
         expected.append(TrainConfig.resolve({k: str(v) for k, v in asked.items()}))
     found = read_grid(path)
     assert [run.config for run in found.runs] == expected
-    assert len({run.fingerprint for run in found.runs}) == len(expected)
+    assert len({run.config_hash for run in found.runs}) == len(expected)
     assert len({run.name for run in found.runs}) == len(expected)
     assert set(found.varied) == {name for name in names if len(grid[name]) > 1}
 
@@ -81,7 +81,7 @@ def test_what_follows_from_a_parameter_names_no_run(tmp_path):
 def test_values_are_the_texts_that_stand_there(tmp_path):
     """YAML's own on, 1_0 and 1:30 would be a truth value, ten and ninety."""
     found = read_grid(written(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))
-    assert found.runs[0].asked == {"compile": "on", "seed": "7", "lr": "1e-3"}
+    assert found.runs[0].parameters == {"compile": "on", "seed": "7", "lr": "1e-3"}
     assert found.runs[0].config.lr == 0.001
     with pytest.raises(ConfigError, match="seed is '1:30'"):
         read_grid(written(tmp_path, "runs: [{seed: 1:30}]"))
@@ -91,15 +91,15 @@ def test_paths_are_those_of_the_folder_that_it_was_read_in(tmp_path, monkeypatch
     """A worker elsewhere finds the same files."""
     monkeypatch.chdir(tmp_path)
     found = read_grid(written(tmp_path, "runs: [{dataset: clear10, data_root: data}]"))
-    assert found.runs[0].asked["data_root"] == str(tmp_path / "data")
+    assert found.runs[0].parameters["data_root"] == str(tmp_path / "data")
 
 
 def test_fingerprint_is_of_what_is_in_force(tmp_path):
     """However it was asked for, and in whatever order; another value is another one."""
     auto = TrainConfig.resolve({"dataset": "digits"})
     said = TrainConfig.resolve({"epochs": "24", "lr": "2e-2", "model": "small_cnn"})
-    assert fingerprint(auto) == fingerprint(said)
-    assert fingerprint(auto) != fingerprint(TrainConfig.resolve({"epochs": "7"}))
+    assert hash_config(auto) == hash_config(said)
+    assert hash_config(auto) != hash_config(TrainConfig.resolve({"epochs": "7"}))
     first = read_grid(written(tmp_path, "grid: {seed: [0, 1]}"))
     second = read_grid(written(tmp_path, "grid: {seed: [1, 0], epochs: 24}"))
     assert first.digest == second.digest
@@ -108,12 +108,12 @@ def test_fingerprint_is_of_what_is_in_force(tmp_path):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("", "asks for no runs|expected fixed, grid and runs"),
+        ("", "has no runs|expected fixed, grid and runs"),
         ("a: [", "is not YAML"),
         ("[" * 5000, "is not YAML|nested too deep"),
         ("- 1", "expected fixed, grid and runs"),
         ("grids: {seed: [1]}", "has a section 'grids'"),
-        ("fixed: {seed: 1}", "asks for no runs"),
+        ("fixed: {seed: 1}", "has no runs"),
         ("grid: {sede: [1]}", "unknown parameter 'sede'"),
         ("grid: {seed: [1, x]}", "run 2: seed is 'x'"),
         ("grid: {seed: []}", "'seed' has no values"),
