@@ -90,8 +90,28 @@ class ResultFile:
 
     @cached_property
     def is_printed_array(self) -> bool:
-        """Whether the file begins with an array as NumPy prints it: brackets, no commas."""
-        return bool(re.match(r"\s*\[\s*(\[\s*)?[-+.\w]+\s+[-+.\w]", self.head))
+        """Whether the file begins with an array as NumPy prints it: brackets, no commas.
+
+        Up to twenty lines of text may stand before a matrix.
+        """
+        array = re.match(r"(?:[^\[\n]*\n){0,20}\s*(?=\[\s*\[)", self.head)
+        start = array.end() if array else 0
+        return bool(re.match(r"\s*\[\s*(\[\s*)?[-+.\w]+\s+[-+.\w]", self.head[start:]))
+
+
+@dataclass(frozen=True)
+class PrintedNumber:
+    """A number that a file prints next to its matrix, by which the matrix is checked."""
+
+    name: str  # "average accuracy" or "forgetting"
+    value: float
+    precision: float  # half a unit of its last digit
+    step: int | None = None  # number of trained buckets; None: the last
+
+    @classmethod
+    def parse(cls, name: str, digits: str, step: int | None = None) -> PrintedNumber:
+        """Build a printed number from its decimal digits. Raises RecordError if it is none."""
+        return cls(name, parse_cell(digits), 0.5 * unit_of_last_digit(digits), step)
 
 
 @dataclass(frozen=True)
@@ -108,6 +128,8 @@ class ParsedRun:
     label: str = ""  # name of the run within its file; empty if it is the only one
     source_bytes: bytes | None = None  # bytes of the file that are this run; None: all of them
     score: Score = ACCURACY  # what the numbers are, if the file defines it
+    printed: Sequence[PrintedNumber] = ()  # averages in a general format that prove orientation
+    proof: str = ""  # which printed numbers the rows fit, if the format checked them itself
 
 
 class Format(ABC):
@@ -117,6 +139,7 @@ class Format(ABC):
     scale: str | None = None  # "fraction" or "percent", if the program that writes it defines it
     marks_initial = False  # True if the format itself marks the row of the untrained model
     is_general = False  # True if many programs write it; tried after the others
+    is_log = False  # True if orientation="rows" states that a log without its end is a run
     max_bytes = untrusted.MAX_RESULTS_BYTES  # larger files are not parsed
 
     @abstractmethod
@@ -162,6 +185,49 @@ def parse_cell(text: str) -> float:
     if not is_number(text):
         raise RecordError(f"contains {safe_repr(text)}; expected a number, or nothing")
     return float(text)
+
+
+def unit_of_last_digit(digits: str) -> float:
+    """Return the value of one in the last digit of a decimal number, for example 0.01 for 61.25."""
+    mantissa, _, exponent = digits.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
+    return float(10.0 ** -min(max(decimals, -300), 15))
+
+
+def check_number(name: str, printed: float, computed: float, tolerance: float) -> None:
+    """Raise RecordError if a number that a log prints is not that of its matrix."""
+    if not abs(printed - computed) <= tolerance + 1e-9:  # also if one is NaN
+        raise RecordError(
+            f"prints {name} {printed:g}, but its matrix has {computed:.6g}: the file is truncated "
+            "or damaged, or its matrix is transposed"
+        )
+
+
+def check_range(name: str, printed: float, cells: Sequence[float], tolerance: float) -> None:
+    """Raise RecordError if a weighted average that a log prints is outside the range of cells."""
+    check_number(name, printed, min(max(printed, min(cells)), max(cells)), tolerance)
+
+
+def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
+    """Raise RecordError if a log lacks its end, unless the user stated orientation="rows"."""
+    if not is_complete and file.options.orientation != "rows":
+        raise RecordError(
+            f"lacks {end}: the run stopped early, or the file is truncated. Pass "
+            'orientation="rows" to import the tests that it contains'
+        )
+
+
+def read_printed_rows(lines: Sequence[str]) -> list[list[float]]:
+    """Return the rows of an array as NumPy prints it, [] if it is shortened by "..." or cut off.
+
+    lines: the first line, which begins with [, and those that follow; later ones are ignored.
+    """
+    text = " ".join(lines[: 8 * MAX_BUCKETS]).strip()
+    end = text.find("]]" if text.startswith("[[") else "]")
+    if end < 0 or "..." in text[:end]:
+        return []
+    rows = [row.replace(",", " ").split() for row in text[:end].replace("[", " ").split("]")]
+    return [[parse_cell(cell) for cell in row] for row in rows]
 
 
 def suggest_buckets(names: Sequence[str]) -> str:
