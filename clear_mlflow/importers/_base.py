@@ -217,17 +217,20 @@ def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
         )
 
 
-def read_printed_rows(lines: Sequence[str]) -> list[list[float]]:
+def read_printed_rows(lines: Sequence[str], start: int) -> list[list[float]]:
     """Return the rows of an array as NumPy prints it, [] if it is shortened by "..." or cut off.
 
-    lines: the first line, which begins with [, and those that follow; later ones are ignored.
+    start: index of the line in which the array begins.
     """
-    text = " ".join(lines[: 8 * MAX_BUCKETS]).strip()
-    end = text.find("]]" if text.startswith("[[") else "]")
-    if end < 0 or "..." in text[:end]:
-        return []
-    rows = [row.replace(",", " ").split() for row in text[:end].replace("[", " ").split("]")]
-    return [[parse_cell(cell) for cell in row] for row in rows]
+    parts = []
+    for number in range(start, min(start + 8 * MAX_BUCKETS, len(lines))):
+        if not re.fullmatch(r"[-+\[\]0-9.eEna \t]*", lines[number]) or "..." in lines[number]:
+            break
+        parts.append(lines[number])
+        if "]]" in lines[number] or ("]" in lines[number] and not parts[0].startswith("[[")):
+            rows = " ".join(parts).replace("[", " ").split("]")
+            return [[parse_cell(cell) for cell in row.split()] for row in rows if row.strip()]
+    return []
 
 
 def suggest_buckets(names: Sequence[str]) -> str:

@@ -26,7 +26,6 @@ from clear_mlflow.importers._base import (
     check_end,
     check_number,
     check_range,
-    parse_index,
     read_printed_rows,
 )
 
@@ -50,7 +49,6 @@ _METADATA_NAMES = {  # their name to ours
 class _Curve:
     """What a log prints about the tests of one training, with one classifier."""
 
-    lines: list[str] = field(default_factory=list)  # one per test
     tests: list[dict[str, float]] = field(default_factory=list)  # accuracy by group of classes
     totals: list[float] = field(default_factory=list)  # the last curve
     average: float | None = None
@@ -90,7 +88,7 @@ class PyCIL(Format):
             (training, classifier, curve)
             for training in _read_trainings(file)
             for classifier, curve in training.curves.items()
-            if curve.lines or curve.matrix
+            if curve.tests or curve.matrix
         ]
         for number, (training, classifier, curve) in enumerate(runs, start=1):
             label = "" if len(runs) == 1 else f"run {number} {classifier}"
@@ -99,7 +97,7 @@ class PyCIL(Format):
                 proof = _check_rows(rows, curve)
             except RecordError as error:
                 raise RecordError(f"{label or classifier} {error}") from error
-            source = "\n".join([classifier, *training.arguments.values(), *curve.lines])
+            source = "\n".join([classifier, *training.arguments.values(), str(rows)])
             groups = _list_groups(curve.tests[-1]) if curve.tests else None
             yield ParsedRun(
                 rows=rows,
@@ -110,7 +108,7 @@ class PyCIL(Format):
                     if theirs in training.arguments
                 },
                 label=label,
-                source_bytes=source.encode() if curve.lines else None,
+                source_bytes=source.encode(),
                 proof=proof,
             )
 
@@ -129,8 +127,7 @@ def _read_trainings(file: ResultFile) -> list[_Training]:
             continue
         training = trainings[-1]
         if line in ("Accuracy Matrix (CNN):", "Accuracy Matrix (NME):"):
-            rows = read_printed_rows(lines[number + 1 : number + 1 + 8 * MAX_BUCKETS])
-            training.curves[line[-5:-2]].matrix = rows
+            training.curves[line[-5:-2]].matrix = read_printed_rows(lines, number + 1)
         if not (match := _MESSAGE.fullmatch(line)):
             continue
         classifier, entries, curve_name, curve, printed_name, printed, argument, value = (
@@ -139,7 +136,8 @@ def _read_trainings(file: ResultFile) -> list[_Training]:
         if classifier:
             test = {name: float(digits) for name, digits in _read_entries(entries)}
             training.curves[classifier].tests.append(test)
-            training.curves[classifier].lines.append(line)
+            if len(training.curves[classifier].tests) > MAX_BUCKETS:
+                raise RecordError(f"contains more than {MAX_BUCKETS} tests of one training")
         elif curve_name:
             training.curves[curve_name].totals = [float(n) for n in _FLOAT.findall(curve)]
         elif printed_name:
@@ -175,6 +173,11 @@ def _build_rows(file: ResultFile, training: _Training, curve: _Curve) -> list[li
     """
     if not curve.tests:  # only the matrix was copied
         cells = _build_square(curve.matrix).T
+        if len(cells) > 10:
+            raise RecordError(
+                "prints only a matrix of more than 10 tasks, which PyCIL prints out of order; "
+                "import the complete log"
+            )
         if np.triu(cells, 1).any():
             raise RecordError(
                 "prints a matrix with accuracies below the diagonal; the program prints a row per "
@@ -195,10 +198,10 @@ def _build_rows(file: ResultFile, training: _Training, curve: _Curve) -> list[li
         rows.append(groups)
     for test, total in zip(curve.tests, curve.totals, strict=False):
         check_number("in its curve", total, test["total"], 0.005)
-    increments = [training.arguments.get(name, "0") for name in ("init_cls", "increment")]
-    first, increment = (parse_index(digits, "an increment", 10**6) for digits in increments)
     expected = len(rows) if curve.forgetting is not None else 0
-    if training.num_classes and first and increment:
+    increments = [training.arguments.get(name, "") for name in ("init_cls", "increment")]
+    if training.num_classes and all(re.fullmatch("[1-9][0-9]{0,5}", n) for n in increments):
+        first, increment = map(int, increments)
         expected = 1 + max(0, math.ceil((training.num_classes - first) / increment))
     is_complete = len(rows) == expected == len(curve.totals) and curve.average is not None
     check_end(file, is_complete, f"{expected or 'all'} tests with their curve and average accuracy")
