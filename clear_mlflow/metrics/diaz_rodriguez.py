@@ -4,9 +4,6 @@ Unlike GEM's metrics, each uses every row. The paper's other criteria (model siz
 computation) and the score that combines them need more than the matrix. A and FWT are in
 ``aliases.py``.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
-was not measured.
-
 Source: Diaz-Rodriguez et al., Don't forget, there is more than forgetting: new metrics for
 Continual Learning, arXiv:1810.13166. Continuum (``continuum/metrics/metrics.py``, 43ba009) uses its
 definitions, except that its ``forward_transfer`` is another quantity.

@@ -1,8 +1,5 @@
 """The bucket with the lowest accuracy, which a mean over buckets hides.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
-was not measured.
-
 Source: the worst-group accuracy of Sagawa et al., Distributionally Robust Neural Networks for Group
 Shifts, ICLR 2020, arXiv:1911.08731, with buckets as the groups, at the end and over the run.
 """
