@@ -85,7 +85,9 @@ class Metric:
     def adapt(self, score: Score) -> Metric:
         """Return the metric, renamed, for matrices that contain *score* instead of accuracy.
 
-        >>> accuracy = level("a/accuracy", len, score_name="a/{score}")
+        >>> accuracy = Metric(
+        ...     name="a/accuracy", function=len, score_role=LEVEL, score_name="a/{score}"
+        ... )
         >>> accuracy.adapt(Score("rmse", higher_is_better=False)).name
         'a/rmse'
         """
@@ -129,16 +131,32 @@ class Metric:
         return match[1] if match else ""
 
 
-def level(
-    name: str, function: Callable[[AccuracyMatrix], float], score_name: str = "", **fields: Any
-) -> Metric:
-    """Create a metric whose value is in the unit of the score, for example a mean of R[i, j]."""
-    return Metric(name=name, function=function, score_role=LEVEL, score_name=score_name, **fields)
+def declare(function: Callable[[Any], float], **fields: Any) -> Metric:
+    """Create a metric named after its function: ``module/function``.
+
+    fields: other fields of :class:`Metric`.
+    """
+    name = f"{_get_family(function)}/{function.__name__}"
+    return Metric(name=name, function=function, **fields)
 
 
-def change(name: str, function: Callable[[AccuracyMatrix], float], **fields: Any) -> Metric:
+def level(function: Callable[[AccuracyMatrix], float], score_name: str, **fields: Any) -> Metric:
+    """Create a metric whose value is in the unit of the score, for example a mean of R[i, j].
+
+    score_name: name for other scores, without the family, for example ``in_domain_{score}``.
+    """
+    name = f"{_get_family(function)}/{score_name}"
+    return declare(function, score_role=LEVEL, score_name=name, **fields)
+
+
+def change(function: Callable[[AccuracyMatrix], float], **fields: Any) -> Metric:
     """Create a metric whose value is a difference of scores."""
-    return Metric(name=name, function=function, score_role=CHANGE, **fields)
+    return declare(function, score_role=CHANGE, **fields)
+
+
+def _get_family(function: Callable[[Any], float]) -> str:
+    """Return the last part of the name of a function's module."""
+    return function.__module__.rpartition(".")[2]
 
 
 def require_trained(matrix: AccuracyMatrix, minimum: int, requirement: str) -> None:

@@ -261,7 +261,7 @@ def scores(
 
     Args:
         matrix: (k, T) accuracies: R[i, j] on bucket j after training on bucket i. Lists, an array,
-            or a data frame like that of ``AccuracyMatrix.to_frame(wide=True)`` are converted.
+            or a data frame with the layout of ``to_frame(wide=True)`` are converted.
         protocol: ``iid``, or ``streaming``, under which R[i, j] with j <= i does not count.
         metrics: names of families, for example ``["clear", "gem"]``, and metrics.
 

@@ -58,7 +58,7 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
 
 
 METRICS = (
-    level("capymoa/accuracy_all_avg", accuracy_all_avg, "capymoa/{score}_all_avg"),
-    level("capymoa/accuracy_final", accuracy_final, "capymoa/{score}_final"),
-    change("capymoa/backward_transfer", backward_transfer),
+    level(accuracy_all_avg, "{score}_all_avg"),
+    level(accuracy_final, "{score}_final"),
+    change(backward_transfer),
 )

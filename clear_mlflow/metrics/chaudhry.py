@@ -37,6 +37,4 @@ def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
     return float((past[:-1].max(axis=0) - past[-1]).mean())
 
 
-METRICS = (
-    change("chaudhry/forgetting_since_trained", forgetting_since_trained, higher_is_better=False),
-)
+METRICS = (change(forgetting_since_trained, higher_is_better=False),)

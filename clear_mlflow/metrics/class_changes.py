@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._metric import PREDICTIONS, declare
 from clear_mlflow.metrics._predictions import Predictions
 
 
@@ -111,11 +111,6 @@ def _average_just_trained(predictions: Predictions, *, has_new_classes: bool) ->
 
 
 METRICS = tuple(
-    Metric(
-        name=f"class_changes/{function.__name__}",
-        function=function,
-        needs=PREDICTIONS,
-        skip_if=_has_constant_classes,
-    )
+    declare(function, needs=PREDICTIONS, skip_if=_has_constant_classes)
     for function in (known, new, vanished, unseen_auroc)
 )

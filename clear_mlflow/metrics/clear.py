@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
-    Metric,
     count_steps_ahead,
+    declare,
     level,
     require_future,
     require_trained,
@@ -91,28 +91,11 @@ def challenge_score(matrix: AccuracyMatrix) -> float:
 
 TITLE = "CLEAR"  # a family with a title is computed by default, and has a section on the page
 METRICS = (
-    level(
-        "clear/in_domain_accuracy",
-        in_domain_accuracy,
-        "clear/in_domain_{score}",
-        headline="in-domain",
-        rank_priority=1,
-    ),
-    level(
-        "clear/next_domain_accuracy",
-        next_domain_accuracy,
-        "clear/next_domain_{score}",
-        headline="next-domain",
-        rank_priority=2,
-    ),
+    level(in_domain_accuracy, "in_domain_{score}", headline="in-domain", rank_priority=1),
+    level(next_domain_accuracy, "next_domain_{score}", headline="next-domain", rank_priority=2),
     # The name of an error must not contain "transfer", which readers take for a gain.
-    level("clear/backward_transfer", backward_transfer, "clear/backward_{score}"),
-    level("clear/forward_transfer", forward_transfer, "clear/forward_{score}"),
-    level("clear/accuracy", accuracy, "clear/{score}"),
-    Metric(
-        name="clear/challenge_score",
-        function=challenge_score,
-        rank_priority=4,
-        ranks_new_classes=False,
-    ),
+    level(backward_transfer, "backward_{score}"),
+    level(forward_transfer, "forward_{score}"),
+    level(accuracy, "{score}"),
+    declare(challenge_score, rank_priority=4, ranks_new_classes=False),
 )

@@ -12,7 +12,7 @@ definitions, except that its ``forward_transfer`` is another quantity.
 from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import Metric, change, compute_change_on_past
+from clear_mlflow.metrics._metric import change, compute_change_on_past, declare
 
 
 def remembering(matrix: AccuracyMatrix) -> float:
@@ -39,7 +39,4 @@ def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
     return max(compute_change_on_past(matrix), 0.0)
 
 
-METRICS = (
-    Metric(name="diaz_rodriguez/remembering", function=remembering),
-    change("diaz_rodriguez/positive_backward_transfer", positive_backward_transfer),
-)
+METRICS = (declare(remembering), change(positive_backward_transfer))

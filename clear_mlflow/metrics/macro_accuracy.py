@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.metrics import clear, renate
-from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._metric import PREDICTIONS, declare
 from clear_mlflow.metrics._predictions import Predictions, macro_matrix
 
 
@@ -68,11 +68,6 @@ def _has_balanced_classes(predictions: Predictions) -> bool:
 
 
 METRICS = tuple(
-    Metric(
-        name=f"macro_accuracy/{function.__name__}",
-        function=function,
-        needs=PREDICTIONS,
-        skip_if=_has_balanced_classes,
-    )
+    declare(function, needs=PREDICTIONS, skip_if=_has_balanced_classes)
     for function in (in_domain, next_domain, average, average_over_rows)
 )

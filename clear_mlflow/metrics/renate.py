@@ -14,8 +14,8 @@ import numpy as np
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
-    Metric,
     change,
+    declare,
     level,
     require_trained,
     select_last_row,
@@ -115,15 +115,9 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
 
 TITLE = "Renate"
 METRICS = (
-    level(
-        "renate/average_accuracy",
-        average_accuracy,
-        "renate/average_{score}",
-        headline="average at the end",
-        rank_priority=3,
-    ),
-    Metric(name="renate/micro_average_accuracy", function=micro_average_accuracy),
-    change("renate/forgetting", forgetting, higher_is_better=False, headline="forgetting"),
-    change("renate/backward_transfer", backward_transfer),
-    change("renate/forward_transfer", forward_transfer),
+    level(average_accuracy, "average_{score}", headline="average at the end", rank_priority=3),
+    declare(micro_average_accuracy),
+    change(forgetting, higher_is_better=False, headline="forgetting"),
+    change(backward_transfer),
+    change(forward_transfer),
 )

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
-    Metric,
     count_steps_ahead,
+    declare,
     level,
     require_future,
     require_trained,
@@ -141,10 +141,9 @@ def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float6
 
 
 METRICS = (
-    # Version 1 was R[s, s].
-    Metric(name="wild_time/fix_id_accuracy", function=fix_id_accuracy, version=2),
-    level("wild_time/fix_ood_average", fix_ood_average),
-    level("wild_time/fix_ood_worst", fix_ood_worst),
-    level("wild_time/stream_average", stream_average),
-    level("wild_time/stream_worst", stream_worst),
+    declare(fix_id_accuracy, version=2),  # version 1 was R[s, s]
+    level(fix_ood_average, "fix_ood_average"),
+    level(fix_ood_worst, "fix_ood_worst"),
+    level(stream_average, "stream_average"),
+    level(stream_worst, "stream_worst"),
 )

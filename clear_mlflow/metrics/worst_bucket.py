@@ -33,6 +33,6 @@ def lowest_accuracy(matrix: AccuracyMatrix) -> float:
 
 
 METRICS = (
-    level("worst_bucket/final_accuracy", final_accuracy, "worst_bucket/final_{score}"),
-    level("worst_bucket/lowest_accuracy", lowest_accuracy, "worst_bucket/{lowest}_{score}"),
+    level(final_accuracy, "final_{score}"),
+    level(lowest_accuracy, "{lowest}_{score}"),
 )

@@ -28,4 +28,4 @@ def transfer(matrix: AccuracyMatrix) -> float:
     return float((select_values(matrix, future) / rows_per_bucket).sum() / (matrix.num_buckets - 1))
 
 
-METRICS = (level("zscl/transfer", transfer, "zscl/transfer_{score}"),)
+METRICS = (level(transfer, "transfer_{score}"),)
