@@ -13,13 +13,12 @@ import numpy as np
 
 from clear_mlflow.core.distributed import processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.loop_metadata import describe_loop
 from clear_mlflow.core.matrix import AccuracyMatrix, RowCost
 from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.metrics import DEFAULT_FAMILIES, MetricResult
+from clear_mlflow.metrics import MetricResult
 from clear_mlflow.tracking.lifecycle import end_shared_run
-from clear_mlflow.tracking.loop_run import LoopRun
+from clear_mlflow.tracking.loop_run import LoopRun, track
 
 
 class Adapter:
@@ -82,11 +81,9 @@ class Adapter:
         Args:
             **stream: ``buckets`` and ``num_instances`` as for :func:`clear_mlflow.track`.
         """
-        options = {"run_name": None, "metrics": DEFAULT_FAMILIES, **self._options}
-        run_name, metrics = options.pop("run_name"), options.pop("metrics")
-        return LoopRun(
-            describe_loop(**stream, **options), run_name, metrics, run_id=self._shared_run_id
-        )
+        loop_run = track(**stream, **self._options)
+        loop_run.shared_run_id = self._shared_run_id
+        return loop_run
 
     def _use_shared_run(self, run_id: str) -> None:
         """Log to the MLflow run that the framework's logger started, and end it in its place."""

@@ -243,12 +243,12 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
     """
     path.mkdir(parents=True)
     info, data = run.info, run.data
-    folder = RunFolder(path, info.run_id, is_durable=False)
+    folder = RunFolder(path, is_durable=False)
     try:
-        folder.append_params(dict(sorted(data.params.items())))
+        folder.append_json(PARAMS_JSON, dict(sorted(data.params.items())))
         # MLflow's own tags belong to the store that the run comes from.
         tags = {k: v for k, v in sorted(data.tags.items()) if not k.startswith("mlflow.")}
-        folder.append_tags(tags)
+        folder.append_json(TAGS_JSON, tags)
         for artifact_folder, pattern in _ARTIFACTS.items():
             stored = ArtifactFolder(client, run, artifact_folder)
             with mlflow_errors(f"read the artifacts of run {info.run_id}"):
@@ -262,7 +262,8 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
                     folder.append(f"{artifact_folder}/{name}".lstrip("/"), content)
         if info.status in ("FINISHED", "FAILED", "KILLED"):
             is_diverged = data.tags.get(names.DIVERGED_TAG) == "true"
-            folder.append_outcome(Outcome(info.status, data.tags.get(names.ERROR_TAG), is_diverged))
+            outcome = Outcome(info.status, data.tags.get(names.ERROR_TAG), is_diverged)
+            folder.append_json(OUTCOME_JSON, outcome)
     finally:
         folder.close()
     (path / "lock").unlink()
@@ -301,7 +302,7 @@ def _read_bundle(folder: Path, target: Path) -> Run:
     tags: dict[str, str] = {}
     target.mkdir(parents=True)
     for name in sorted(header.files):
-        entry = Entry(header.run_id, folder / name)
+        entry = Entry(folder / name)
         if entry.file.is_symlink():
             raise RecordError(f"was changed: {name} is a link")
         content = read_bytes(entry.file, MAX_PREDICTIONS_BYTES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from mlflow import MlflowClient
+from mlflow.entities import Param
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 from numpy.typing import NDArray
 
@@ -18,7 +18,7 @@ from clear_mlflow.api.load import load
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, Record, RowRecord, row_file_name
+from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import JSON, MAX_IMPORTED_FILES
@@ -31,8 +31,8 @@ from clear_mlflow.importers import (
     load_file,
     read_runs,
 )
-from clear_mlflow.journal.run_folder import Outcome, RunFolder
-from clear_mlflow.journal.uploader import Uploader
+from clear_mlflow.journal.run_folder import Outcome
+from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, adapt_metrics, split_families
 from clear_mlflow.scoring import score as score_run
@@ -40,6 +40,7 @@ from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight, set_up_mlflow
 from clear_mlflow.store.lease import build_lease_tags
+from clear_mlflow.store.rows import store_row
 from clear_mlflow.store.search import get_or_create_experiment, search_runs
 from clear_mlflow.tracking.lifecycle import create_run
 from clear_mlflow.tracking.run_recorder import utc_now
@@ -188,24 +189,19 @@ def _store_run(
     records = build_records(run.matrix, metadata, origin, dataset)
     with mlflow_errors(f"open a run for {file}"):
         run_id = create_run(client, experiment_id, run_name, tags)
-    uploader = Uploader(client)
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as parent:
-        folder = RunFolder.create(Path(parent, run_id), run_id, client.tracking_uri)
-        try:
-            folder.append_params(metadata)
-            for record in records:
-                name = f"{ROWS_FOLDER}/{row_file_name(record.row.row)}"
-                folder.append(name, record.to_json().encode())
-            for entry in folder.list_entries():
-                uploader.upload(entry)
-            num_metrics = len(score_run(client, run_id).results.values_by_name)
-            uploader.upload(folder.append_outcome(Outcome("FINISHED")))
-        except BaseException:
-            with suppress(ClearError, OSError):
-                uploader.upload(folder.append_outcome(Outcome("FAILED")))
-            raise
-        finally:
-            folder.close()
+    try:
+        with mlflow_errors(f"store the parameters of run {run_id}"):
+            stored_run = client.get_run(run_id)
+            client.log_batch(run_id, params=[Param(*item) for item in metadata.items()])
+        for record in records:
+            content = record.to_json().encode()
+            store_row(client, stored_run, row_file_name(record.row.row), content)
+        num_metrics = len(score_run(client, run_id).results.values_by_name)
+        store_outcome(client, run_id, Outcome("FINISHED"))
+    except BaseException:
+        with suppress(ClearError):
+            store_outcome(client, run_id, Outcome("FAILED"))
+        raise
     return run_id, num_metrics
 
 

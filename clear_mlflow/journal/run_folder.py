@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,9 +45,8 @@ _VALID_TAGS = frozenset(
 _LOCK = "lock"
 FORMAT = "1.0"
 _MAX_BYTES = 1 << 20  # of an entry that is not an artifact
-_MAX_ERROR_CHARACTERS = 4000  # it becomes a tag that people read
 # Without "#", "?" and "%": MLflow's requests to a server hang on them or name another file.
-_ENTRY = re.compile(r"([0-9]{8})-((?:(?!\.)[A-Za-z0-9._-]+\+)*(?!\.)[A-Za-z0-9._-]+)")
+_ENTRY = re.compile(r"[0-9]{8}-((?!\.)[A-Za-z0-9._-]+\+)*(?!\.)[A-Za-z0-9._-]+")
 Status: TypeAlias = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -74,11 +73,19 @@ class RunHeader:
     process: str = ""  # token of the process that wrote the folder, as in the run's lease
 
 
+# Entries that are not artifacts, with the type of their JSON content.
+_CONTENT_TYPES: dict[str, Any] = {
+    PARAMS_JSON: dict[str, str],
+    TAGS_JSON: dict[str, str],
+    METRICS_JSON: list[tuple[str, float, int, int]],  # the arguments of MLflow's Metric
+    OUTCOME_JSON: Outcome,
+}
+
+
 @dataclass(frozen=True)
 class Entry:
     """One file of a run folder, to be uploaded: an artifact, or JSON with tags, metrics, etc."""
 
-    run_id: str
     file: Path
 
     @property
@@ -86,37 +93,23 @@ class Entry:
         """The path among the run's artifacts, or for example "tags.json" if it is no artifact."""
         return self.file.name[9:].replace("+", "/")
 
-    def read_params(self) -> dict[str, str]:
-        """Return the parameters in a params.json. Raises TrackingError if the file is damaged."""
-        params: dict[str, str] = _read_json(self.file, dict[str, str])
-        return params
+    def read(self) -> Any:
+        """Return the content: the bytes of an artifact, else an Outcome, or a list or dict.
 
-    def read_tags(self) -> dict[str, str]:
-        """Return the tags in a tags.json.
-
-        Raises TrackingError if the file is damaged or has a tag that this package does not write.
+        Raises TrackingError if JSON is damaged or sets a tag that this package does not write.
         """
-        tags: dict[str, str] = _read_json(self.file, dict[str, str])
-        if invalid := tags.keys() - _VALID_TAGS:
+        if self.name not in _CONTENT_TYPES:
+            return self.file.read_bytes()
+        content = _read_json(self.file, _CONTENT_TYPES[self.name])
+        if self.name == TAGS_JSON and (invalid := content.keys() - _VALID_TAGS):
             raise TrackingError(
                 f"{self.file} is damaged: it sets the tag {safe_repr(min(invalid))}"
             )
-        return tags
+        return content
 
     def read_metrics(self) -> list[Metric]:
         """Return the values in a metrics.json. Raises TrackingError if the file is damaged."""
-        points = _read_json(self.file, list[tuple[str, float, int, int]])
-        return [Metric(name, value, time, step) for name, value, time, step in points]
-
-    def read_outcome(self) -> Outcome:
-        """Return the status and error in an outcome.json. Raises TrackingError if it is damaged.
-
-        An error of more than 4,000 characters is truncated.
-        """
-        outcome: Outcome = _read_json(self.file, Outcome)
-        return replace(
-            outcome, error=outcome.error and truncate(outcome.error, _MAX_ERROR_CHARACTERS)
-        )
+        return [Metric(*point) for point in self.read()]
 
     def remove(self) -> None:
         """Delete the file. Errors are ignored: uploading it again would change nothing."""
@@ -132,16 +125,15 @@ class RunFolder:
 
     Args:
         folder: path of a folder that exists.
-        run_id: id of the run.
         is_durable: False to write faster; a power cut may then damage files.
     """
 
-    def __init__(self, folder: Path, run_id: str = "", *, is_durable: bool = True) -> None:
+    def __init__(self, folder: Path, *, is_durable: bool = True) -> None:
         self.folder = folder
-        self.run_id = run_id
         self._is_durable = is_durable  # False for a copy of what a store has
-        self._lock: int | None = _lock_folder(folder)
-        self._next_number = 1 + max((number for number, _ in self._list_numbered()), default=0)
+        self._lock = _lock_folder(folder)
+        numbers = [int(entry.file.name[:8]) for entry in self._list_all_entries()]
+        self._next_number = 1 + max(numbers, default=0)
 
     @classmethod
     def create(cls, folder: Path, run_id: str | None, tracking_uri: str | None) -> RunFolder:
@@ -153,7 +145,7 @@ class RunFolder:
         """
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        run_folder = cls(folder, run_id or "")
+        run_folder = cls(folder)
         try:
             if num_entries := len(run_folder.list_entries()):
                 raise TrackingError(
@@ -174,14 +166,14 @@ class RunFolder:
         return run_folder
 
     @classmethod
-    def reopen(cls, folder: Path, run_id: str) -> RunFolder:
+    def reopen(cls, folder: Path) -> RunFolder:
         """Lock and return the folder that an earlier process left.
 
         Raises FolderLockedError if that process is still alive, and TrackingError if the folder
         cannot be opened.
         """
         try:
-            return cls(folder, run_id)
+            return cls(folder)
         except OSError as error:
             raise TrackingError(f"{folder} cannot be opened: {error.strerror}") from error
 
@@ -197,15 +189,14 @@ class RunFolder:
         else:
             file.write_bytes(content)
         self._next_number += 1
-        return Entry(self.run_id, file)
+        return Entry(file)
 
-    def append_params(self, params: Mapping[str, str]) -> Entry:
-        """Write parameters of the run to a file. Raises OSError if the disk is full."""
-        return self.append(PARAMS_JSON, json.dumps(params).encode())
+    def append_json(self, name: str, content: object) -> Entry:
+        """Write parameters, tags or an outcome like :meth:`append`. A new outcome replaces an old.
 
-    def append_tags(self, tags: Mapping[str, str]) -> Entry:
-        """Write tags of the run to a file. Raises OSError if the disk is full."""
-        return self.append(TAGS_JSON, json.dumps(tags).encode())
+        name: PARAMS_JSON, TAGS_JSON or OUTCOME_JSON.
+        """
+        return self.append(name, json.dumps(msgspec.to_builtins(content)).encode())
 
     def append_metrics(self, points: Sequence[Metric]) -> list[Entry]:
         """Write values of metrics to files of at most 900 values, and return the files.
@@ -217,16 +208,12 @@ class RunFolder:
             for start in range(0, len(points), MAX_POINTS):
                 batch = points[start : start + MAX_POINTS]
                 values = [[p.key, p.value, p.timestamp, p.step] for p in batch]
-                entries.append(self.append(METRICS_JSON, json.dumps(values).encode()))
+                entries.append(self.append_json(METRICS_JSON, values))
         except OSError:
             for entry in entries:
                 entry.remove()
             raise
         return entries
-
-    def append_outcome(self, outcome: Outcome) -> Entry:
-        """Write the final status and error of the run to a file, which replaces an earlier one."""
-        return self.append(OUTCOME_JSON, json.dumps(asdict(outcome)).encode())
 
     def list_entries(self) -> list[Entry]:
         """Return the files to upload in order, without those of the run's final status."""
@@ -235,10 +222,15 @@ class RunFolder:
     def read_outcome(self) -> Outcome | None:
         """Return the final status and error of the run, or None if they were not written.
 
-        Raises TrackingError if the file is damaged.
+        An error of more than 4,000 characters is truncated. Raises TrackingError if the file is
+        damaged.
         """
         outcomes = self._list_outcomes()
-        return outcomes[-1].read_outcome() if outcomes else None
+        if not outcomes:
+            return None
+        outcome: Outcome = outcomes[-1].read()
+        # It becomes a tag that people read, and a folder may come from anyone.
+        return replace(outcome, error=outcome.error and truncate(outcome.error, 4000))
 
     def close(self, *, remove: bool = False) -> None:
         """Unlock the folder.
@@ -258,20 +250,17 @@ class RunFolder:
             self._lock = None
 
     def _list_all_entries(self) -> list[Entry]:
-        """Return all numbered files, in order."""
-        return [Entry(self.run_id, self.folder / name) for _, name in sorted(self._list_numbered())]
+        """Return all numbered files, in order. Skips symbolic links."""
+        return [
+            Entry(path)
+            for path in sorted(self.folder.iterdir())
+            # A link may lead to any file of this machine, which would then be uploaded.
+            if _ENTRY.fullmatch(path.name) and not path.is_symlink() and path.is_file()
+        ]
 
     def _list_outcomes(self) -> list[Entry]:
         """Return the files with a final status of the run, in order."""
         return [entry for entry in self._list_all_entries() if entry.name == OUTCOME_JSON]
-
-    def _list_numbered(self) -> Iterator[tuple[int, str]]:
-        """Yield number and name of each numbered file. Symbolic links are skipped."""
-        for path in self.folder.iterdir():
-            # A link may lead to any file of this machine, which would then be uploaded.
-            match = _ENTRY.fullmatch(path.name)
-            if match and not path.is_symlink() and path.is_file():
-                yield int(match[1]), path.name
 
 
 def default_root() -> Path:
@@ -298,13 +287,11 @@ def find_run_folders(run_id: str | None = None) -> list[Path]:
 
     Searches the user's cache and the working folder.
     """
-    folders = []
+    folders: list[Path] = []
     for candidate in list_candidate_folders("any"):
         with suppress(OSError):
-            folders += [
-                path for path in list_run_folders(candidate.parent) if run_id in (None, path.name)
-            ]
-    return folders
+            folders += list_run_folders(candidate.parent)
+    return [folder for folder in folders if run_id in (None, folder.name)]
 
 
 def list_run_folders(parent: Path) -> list[Path]:
@@ -327,7 +314,7 @@ def read_header(folder: Path) -> RunHeader:
     return header
 
 
-def _lock_folder(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int | None:
     """Lock a folder until this process ends, and return the file descriptor of the lock.
 
     Raises FolderLockedError if another process has locked it.

@@ -11,9 +11,9 @@ import os
 import shlex
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
@@ -24,11 +24,10 @@ from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, TrackingError
-from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
+from clear_mlflow.core.record import ROWS_FOLDER, assemble
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.run_folder import (
     METRICS_JSON,
-    OUTCOME_JSON,
     PARAMS_JSON,
     TAGS_JSON,
     Entry,
@@ -60,24 +59,25 @@ _RETRY_STATUSES = (408, 425, 429)
 class UnsentError(TrackingError):
     """Training is over, and some of what it measured is only on local disk.
 
-    folders: run id to a folder with files of the run.
+    folder: the run folder that was written to last.
     """
 
-    def __init__(self, message: str, folders: Mapping[str, Path]) -> None:
+    def __init__(self, message: str, folder: Path | None = None) -> None:
         super().__init__(message)
-        self.folders = folders  # run id to a folder with entries of the run
+        self.folder = folder
 
 
 class Uploader:
-    """Uploads files of run folders to MLflow in order, in a thread or in the calling thread.
+    """Uploads files of one run to MLflow in order, in a thread or in the calling thread.
 
     Before every upload, it checks that this process still has the run's lease, the right to write
     to the run. An upload may be repeated: it changes nothing then.
     """
 
-    def __init__(self, client: MlflowClient) -> None:
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client = client
-        self._leases: dict[str, Lease] = {}  # by run id
+        self._run_id = run_id
+        self.lease = Lease(client, run_id)  # it may not be acquired yet; nothing is sent once lost
         self.problem: TrackingError | None = None  # why the last upload failed; None if it did not
         self._changed = threading.Condition()
         self._queue: deque[Entry | Callable[[], None]] = deque()
@@ -93,18 +93,6 @@ class Uploader:
     def is_failing(self) -> bool:
         """True if the store did not take the last file that was sent."""
         return self.problem is not None
-
-    @property
-    def lease_error(self) -> LeaseLostError | None:
-        """The error that another process has taken over a run, or None.
-
-        Nothing is uploaded after it.
-        """
-        return next((lease.lost for lease in list(self._leases.values()) if lease.lost), None)
-
-    def get_lease(self, run_id: str) -> Lease:
-        """Return this process's Lease of a run, which may not be acquired yet."""
-        return self._leases.setdefault(run_id, Lease(self._client, run_id))
 
     def start(self) -> None:
         """Start the thread that uploads."""
@@ -133,8 +121,8 @@ class Uploader:
                 name = "the training state" if entry is None else entry.name
                 error = TrackingError(f"the tracking store has not taken {name} so far")
                 self._report_failure(error, entry)
-        if self.lease_error is not None:
-            raise self.lease_error
+        if self.lease.error is not None:
+            raise self.lease.error
 
     def finish(self, seconds: float) -> None:
         """Upload what is left and stop the thread.
@@ -149,7 +137,7 @@ class Uploader:
             self._refused.clear()
             self._last_progress = time.monotonic()
             self._changed.notify_all()
-            while self._queue and self.lease_error is None and self._thread.is_alive():
+            while self._queue and self.lease.error is None and self._thread.is_alive():
                 deadline = self._last_progress + min(seconds, self._max_wait)
                 if (remaining := deadline - time.monotonic()) <= 0:
                     break
@@ -163,32 +151,23 @@ class Uploader:
         """Shorten the time limit of :meth:`finish` to 2 seconds. Safe in a signal handler."""
         self._max_wait = _HURRIED_WAIT_SECONDS
 
-    def list_unsent(self) -> dict[str, list[Entry]]:
-        """Return the enqueued files that the store does not have, by run id."""
+    def list_unsent(self) -> list[Entry]:
+        """Return the enqueued files that the store does not have."""
         with self._changed:
-            unsent: dict[str, list[Entry]] = {}
-            for item in (*self._queue, *self._refused):
-                if isinstance(item, Entry):
-                    unsent.setdefault(item.run_id, []).append(item)
-            return unsent
+            return [item for item in (*self._queue, *self._refused) if isinstance(item, Entry)]
 
     def build_unsent_error(self) -> UnsentError | None:
         """Return the error that names the files not uploaded and how to upload them, or None."""
         unsent = self.list_unsent()
         if not unsent:
             return None
-        num_files = sum(map(len, unsent.values()))
-        folders = {entry.file.parent for entries in unsent.values() for entry in entries}
-        # Runs of an ensemble have one parent folder, which is enough to name; unless there are
-        # two, on two disks.
-        num_siblings = Counter(folder.parent for folder in folders)
-        paths = sorted({f.parent if num_siblings[f.parent] > 1 else f for f in folders})
+        folders = sorted({entry.file.parent for entry in unsent})
         reason = f" ({self.problem})" if self.problem else ""
-        commands = " and ".join(f"'clear-mlflow sync {shlex.quote(str(path))}'" for path in paths)
+        commands = " and ".join(f"'clear-mlflow sync {shlex.quote(str(path))}'" for path in folders)
         return UnsentError(
-            f"the tracking store did not take {num_files} files of rows and metrics{reason}; they "
-            f"are in {' and '.join(map(str, paths))}: send them with {commands}",
-            {run_id: entries[-1].file.parent for run_id, entries in unsent.items()},
+            f"the tracking store did not take {len(unsent)} files of rows and metrics{reason}; "
+            f"they are in {' and '.join(map(str, folders))}: send them with {commands}",
+            unsent[-1].file.parent,
         )
 
     def upload(self, entry: Entry) -> None:
@@ -199,23 +178,21 @@ class Uploader:
             RowConflictError: the row is stored with other numbers.
             TrackingError: the store does not take the file.
         """
-        run_id, name = entry.run_id, entry.name
-        run = self.get_lease(run_id).check()
+        run_id, name = self._run_id, entry.name
+        run = self.lease.check()
         with mlflow_errors(f"store {name} of run {run_id}"):
             if name == METRICS_JSON:
                 self._client.log_batch(run_id, metrics=entry.read_metrics())
             elif name == TAGS_JSON:
-                log_tags(self._client, run_id, entry.read_tags())
+                log_tags(self._client, run_id, entry.read())
             elif name == PARAMS_JSON:
-                params = [Param(key, value) for key, value in entry.read_params().items()]
+                params = [Param(*item) for item in entry.read().items()]
                 self._client.log_batch(run_id, params=params)
-            elif name == OUTCOME_JSON:
-                store_outcome(self._client, run_id, entry.read_outcome())
             elif name.startswith(f"{ROWS_FOLDER}/"):
                 row_file = name.removeprefix(f"{ROWS_FOLDER}/")
-                store_row(self._client, run, row_file, entry.file.read_bytes())
+                store_row(self._client, run, row_file, entry.read())
             else:
-                log_durably(self._client, run_id, entry.file.read_bytes(), name)
+                log_durably(self._client, run_id, entry.read(), name)
 
     def upload_folder(self, run: Run, folder: RunFolder) -> Iterator[Entry]:
         """Upload what an earlier process left. Delete and yield each file once it is stored.
@@ -229,19 +206,25 @@ class Uploader:
             TrackingError: the store does not take a file.
         """
         entries = folder.list_entries()
-        unsent_rows = {entry.name.removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
-        read_row_files(self._client, run, may_be_missing=unsent_rows)  # raises if rows are missing
+        rows = {
+            entry.name: entry.name.rpartition("/")[2]
+            for entry in entries
+            if entry.name.startswith(f"{ROWS_FOLDER}/")
+        }
+        # Raises if other rows are missing.
+        read_row_files(self._client, run, may_be_missing=rows.values())
         read_steps = cache(lambda: read_curve_steps(self._client, run))
-        list_tests = cache(lambda: list_artifacts(self._client, run.info.run_id, ANYTIME_FOLDER))
+        list_tests = cache(lambda: list_artifacts(self._client, self._run_id, ANYTIME_FOLDER))
         refusal: TrackingError | None = None
         try:
             for number, entry in enumerate(entries):
-                _check_row(entry)
+                if entry.name in rows:
+                    assemble(parse_rows({rows[entry.name]: entry.read()}))  # raises if damaged
                 if number == 0:
-                    self.get_lease(folder.run_id).acquire()
+                    self.lease.acquire()
                 try:
                     if entry.name == METRICS_JSON:
-                        self._upload_curve(entry, read_steps)
+                        self._upload_curve(entry, read_steps())
                     # If another process trained on a bucket again, the tests of that process stay.
                     elif not entry.name.startswith(f"{ANYTIME_FOLDER}/") or (
                         entry.name not in list_tests()
@@ -263,23 +246,21 @@ class Uploader:
                 raise refusal
         except ClearError:
             with suppress(ClearError):
-                self.get_lease(folder.run_id).release()
+                self.lease.release()
             raise
 
-    def _upload_curve(self, entry: Entry, read_steps: Callable[[], CurveSteps]) -> None:
-        """Upload values of the training curve from a metrics.json, except steps that are stored.
+    def _upload_curve(self, entry: Entry, steps: CurveSteps) -> None:
+        """Upload values of the training curve from a metrics.json, except at stored *steps*.
 
         Other metrics are computed from rows: scoring logs those that are missing. If another
         process has stored the same rows since, these values have other times and would be
         duplicates.
-
-        read_steps: returns the steps that are stored, by metric name.
         """
         curve = [point for point in entry.read_metrics() if point.key in names.CURVE]
-        if curve and (points := drop_stored_points(curve, read_steps())):
-            self.get_lease(entry.run_id).check()
-            with mlflow_errors(f"store metrics of run {entry.run_id}"):
-                self._client.log_batch(entry.run_id, metrics=points)
+        if points := drop_stored_points(curve, steps):
+            self.lease.check()
+            with mlflow_errors(f"store metrics of run {self._run_id}"):
+                self._client.log_batch(self._run_id, metrics=points)
 
     def _work(self) -> None:
         """Upload enqueued items until the uploader is stopped. Retry after a pause."""
@@ -291,42 +272,41 @@ class Uploader:
                     return
                 item = self._queue[0]
             entry = item if isinstance(item, Entry) else None
+            error: TrackingError | None = None
             try:
                 if isinstance(item, Entry):
                     self.upload(item)
                 else:
                     item()
-            except LeaseLostError as error:
-                with self._changed:
+            except TrackingError as upload_error:
+                error = upload_error
+            with self._changed:
+                if error is None:
+                    self._remove_first(entry)
+                    pause = _FIRST_PAUSE_SECONDS
+                elif isinstance(error, LeaseLostError):
                     self.problem = error
                     self._changed.notify_all()
-                return
-            except TrackingError as error:
-                with self._changed:
-                    if self._is_stopped:
-                        return
-                    if entry is None or is_permanent_error(error):
-                        self._set_aside(error, entry)
-                    else:
-                        self._report_failure(error, entry)
-                        longest = (
-                            _MAX_LAST_PAUSE_SECONDS if self._is_finishing else _MAX_PAUSE_SECONDS
-                        )
-                        pause = min(2 * pause, longest)
-                        self._pause(pause)
-                continue
-            if entry is not None:
-                entry.remove()
-                pause = _FIRST_PAUSE_SECONDS
-            with self._changed:
-                self._queue.popleft()
-                if entry is not None:
-                    self.problem = None
-                self._last_progress = time.monotonic()
-                if self._has_warned and not self._queue:
-                    warn("the tracking store is back; what waited is stored")
-                    self._has_warned = False
-                self._changed.notify_all()
+                    return
+                elif entry is None or is_permanent_error(error):
+                    self._set_aside(error, entry)
+                elif not self._is_stopped:
+                    self._report_failure(error, entry)
+                    longest = _MAX_LAST_PAUSE_SECONDS if self._is_finishing else _MAX_PAUSE_SECONDS
+                    pause = min(2 * pause, longest)
+                    self._wait_to_retry(pause)
+
+    def _remove_first(self, entry: Entry | None) -> None:
+        """Remove the first item, which is done. entry: its file, which is deleted, or None."""
+        if entry is not None:
+            entry.remove()
+            self.problem = None
+        self._queue.popleft()
+        self._last_progress = time.monotonic()
+        if self._has_warned and not self._queue:
+            warn("the tracking store is back; what waited is stored")
+            self._has_warned = False
+        self._changed.notify_all()
 
     def _set_aside(self, error: TrackingError, entry: Entry | None) -> None:
         """Skip the first item: a file that was rejected or a function that failed. Print *error*.
@@ -339,7 +319,7 @@ class Uploader:
         warn(f"{error}; it is kept in {entry.file.parent}" if entry else str(error))
         self._changed.notify_all()
 
-    def _pause(self, seconds: float) -> None:
+    def _wait_to_retry(self, seconds: float) -> None:
         """Wait between two tries, but not beyond the call or the end of :meth:`finish`."""
         was_finishing = self._is_finishing
         self._changed.wait_for(
@@ -377,16 +357,12 @@ def upload_left_folders(client: MlflowClient, run: Run) -> None:
                 f"{path} contains what was measured for run {header_run_id}; move it to a folder "
                 "of that name, or send it: clear-mlflow sync FOLDER"
             )
-        folder = RunFolder.reopen(path, run_id)
-        is_uploaded = False
-        try:
-            uploader = Uploader(client)
+        with closing(RunFolder.reopen(path)) as folder:
+            uploader = Uploader(client, run_id)
             for _ in uploader.upload_folder(run, folder):
                 pass
-            uploader.get_lease(run_id).release()
-            is_uploaded = True
-        finally:
-            folder.close(remove=is_uploaded)
+            uploader.lease.release()
+            folder.close(remove=True)
 
 
 def store_outcome(
@@ -406,11 +382,10 @@ def store_outcome(
     with mlflow_errors(f"close run {run_id}"):
         if check is not None:
             check(client.get_run(run_id))
-        tags = {names.ERROR_TAG: outcome.error[:8000]} if outcome.error else {}
+        if outcome.error:
+            client.set_tag(run_id, names.ERROR_TAG, outcome.error[:8000])
         if outcome.diverged:
-            tags[names.DIVERGED_TAG] = "true"
-        for name, value in tags.items():
-            client.set_tag(run_id, name, value)
+            client.set_tag(run_id, names.DIVERGED_TAG, "true")
         # The status before the process: while a run is RUNNING, its process has to be known.
         active = mlflow.active_run()
         if outcome.status is not None and active is not None and active.info.run_id == run_id:
@@ -483,10 +458,3 @@ def read_exit_wait() -> float:
             f"{_MAX_EXIT_WAIT_SECONDS:.0f}"
         )
     return seconds
-
-
-def _check_row(entry: Entry) -> None:
-    """Raise RecordError if a file with a row is damaged or has the name of another row."""
-    folder, _, name = entry.name.rpartition("/")
-    if folder == ROWS_FOLDER and row_index(name) is not None:
-        assemble(parse_rows({name: entry.file.read_bytes()}))

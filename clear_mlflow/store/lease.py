@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,10 +51,7 @@ class LeaseHeldError(TrackingError):
 
 @dataclass(frozen=True)
 class _LeaseTag:
-    """The content of a lease: which process may write to a run, and when it last said so.
-
-    Parsed from a tag or parameter, which anyone may have written.
-    """
+    """Which process may write to a run, and when it last said so, as anyone may have written it."""
 
     host: str
     pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -72,6 +70,11 @@ class _LeaseTag:
         return (_read_clock() - self.renewed_at).total_seconds()
 
     @property
+    def is_recent(self) -> bool:
+        """True if it was renewed within three minutes, by the clocks of both machines."""
+        return abs(self.age_seconds) <= EXPIRY_SECONDS
+
+    @property
     def has_ended(self) -> bool:
         """True if the process, one of this machine, is certainly gone."""
         try:  # a process number is used again: only the start time identifies a process
@@ -83,19 +86,14 @@ class _LeaseTag:
 
 
 class Lease:
-    """The right of this process to write to one run. Only one process at a time has it.
-
-    Args:
-        client: client of the run's store.
-        run_id: id of the run.
-    """
+    """The right of this process to write to one run. Only one process at a time has it."""
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
         self._is_acquired = False
         self._replaced_holder: str | None = None
-        self.lost: LeaseLostError | None = None  # set by the first check that fails, then kept
+        self.error: LeaseLostError | None = None  # set by the first check that fails, then kept
 
     def acquire(self) -> None:
         """Take the lease, also from another process, which then cannot write to the run any more.
@@ -108,13 +106,16 @@ class Lease:
             self._client.set_tag(self._run_id, names.HOLDER_TAG, format_lease())
         self._is_acquired = True
 
-    def renew(self) -> None:
+    def renew(self, is_over: threading.Event | None = None) -> None:
         """Report that this process is alive and training into the run. Call it every 30 seconds.
 
-        Sets the run back to RUNNING if ``evaluate`` set it to KILLED during an outage. Raises
-        LeaseLostError if another process has the lease.
+        Sets the run back to RUNNING if ``evaluate`` set it to KILLED during an outage, unless
+        *is_over* is set: this process has ended the run. Raises LeaseLostError if another process
+        has the lease.
         """
         run = self.check()
+        if is_over is not None and is_over.is_set():
+            return
         with mlflow_errors(f"renew the lease of run {self._run_id}"):
             self._client.set_tag(self._run_id, names.PROCESS_TAG, format_lease())
             if run.info.status == "KILLED":
@@ -125,14 +126,14 @@ class Lease:
 
         After that, every further call raises the same error.
         """
-        if self.lost is not None:
-            raise self.lost
+        if self.error is not None:
+            raise self.error
         with mlflow_errors(f"read run {self._run_id}"):
             run = self._client.get_run(self._run_id)
         try:
             check_has_lease(run)
         except LeaseLostError as error:
-            self.lost = error
+            self.error = error
             raise
         return run
 
@@ -172,22 +173,21 @@ def format_lease() -> str:
 
 def build_lease_tags() -> dict[str, str]:
     """Return tags that give a run's lease to this process and report that it trains."""
-    lease = format_lease()
-    return {names.PROCESS_TAG: lease, names.HOLDER_TAG: lease}
+    return dict.fromkeys((names.PROCESS_TAG, names.HOLDER_TAG), format_lease())
 
 
 def check_has_lease(run: Run) -> None:
-    """Raise LeaseLostError if this process does not have the lease of a run.
-
-    run: the run as it was read; it is not read again.
-    """
-    if not _is_held_by_this_process(run):
-        holder = _parse_lease(run.data.tags.get(names.HOLDER_TAG))
-        name = "nobody with a readable lease" if holder is None else _format_process(holder)
-        raise LeaseLostError(
-            f"run {run.info.run_id} is held by {name}: it was taken over while this process was "
-            "stopped or cut off from the store"
-        )
+    """Raise LeaseLostError if this process did not have the lease of a run when that was read."""
+    if _is_held_by_this_process(run):
+        return
+    name, holder = "nobody with a readable lease", _parse_lease(run.data.tags.get(names.HOLDER_TAG))
+    if holder is not None:
+        host = truncate(printable(holder.host.partition("/")[0]), 80)
+        name = f"process {holder.pid} on {host} since {holder.renewed_at:%Y-%m-%d %H:%M:%S %Z}"
+    raise LeaseLostError(
+        f"run {run.info.run_id} is held by {name}: it was taken over while this process was "
+        "stopped or cut off from the store"
+    )
 
 
 def check_not_being_trained(
@@ -198,11 +198,12 @@ def check_not_being_trained(
     advice: end of the message. assume_dead: ignore a process on another machine. Otherwise, this
     may take up to three minutes, like :func:`is_expired`.
     """
-    if assume_dead and not is_being_trained_here(run):
+    lease = _read_lease(run)
+    if assume_dead and (lease is None or not lease.is_local):
         return
     if is_being_trained(client, run):
         raise TrackingError(
-            f"another process trains into run {run.info.run_id} now ({describe_holder(run)}); "
+            f"another process trains into run {run.info.run_id} now ({_describe_holder(run)}); "
             f"{advice}"
         )
 
@@ -212,7 +213,7 @@ def is_being_trained(client: MlflowClient, run: Run) -> bool:
 
     May take up to three minutes, like :func:`is_expired`.
     """
-    return _has_lease(run) and not is_expired(client, run)
+    return _has_trainer(run) and not is_expired(client, run)
 
 
 def is_expired(client: MlflowClient, run: Run) -> bool:
@@ -221,27 +222,14 @@ def is_expired(client: MlflowClient, run: Run) -> bool:
     If that process is on another machine and its lease looks old, this waits up to three minutes
     for a renewal.
     """
-    if not _has_lease(run):
+    if not _has_trainer(run):
         return False
     lease = _read_lease(run)
     if lease is not None and lease.is_local:
         return lease.has_ended
-    remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
-    if remaining <= 0:
-        return True
-    if lease is not None and abs(lease.age_seconds) <= EXPIRY_SECONDS:
-        return False
-    warn(
-        f"run {run.info.run_id} was trained on another machine, and its lease seems to have "
-        f"expired; watching for {remaining:.0f} s if it is renewed"
-    )
+    if lease is not None and lease.is_recent:
+        return _measure_seconds_unchanged(client, run) >= EXPIRY_SECONDS
     return _wait_until_expired(client, run)
-
-
-def is_being_trained_here(run: Run) -> bool:
-    """Return True if a living process of this machine is training into a run."""
-    lease = _read_lease(run)
-    return lease is not None and lease.is_local and not lease.has_ended
 
 
 def wait_for_expiry(
@@ -262,39 +250,14 @@ def wait_for_expiry(
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
     lease = _read_lease(run)
-    if not _has_lease(run) or (lease is not None and lease.is_local):
+    if not _has_trainer(run) or (lease is not None and lease.is_local):
         return
-    remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
-    if remaining <= 0:
-        return
-    if not can_wait and lease is not None and abs(lease.age_seconds) <= EXPIRY_SECONDS:
+    if not can_wait and lease is not None and lease.is_recent:
         raise LeaseHeldError(
-            f"another process may train into run {run_id} ({describe_holder(run)}); start the "
+            f"another process may train into run {run_id} ({_describe_holder(run)}); start the "
             "same command again later"
         )
-    warn(
-        f"run {run_id} was trained elsewhere, or before a restart of this machine; waiting up to "
-        f"{remaining:.0f} s for the expiry of its lease, and then training here"
-    )
     _wait_until_expired(client, run, should_stop)
-
-
-def describe_holder(run: Run) -> str:
-    """Return which process is training into a run and how to end it, for an error message."""
-    lease = _read_lease(run)
-    if lease is None:
-        return "its lease cannot be read"
-    if lease.is_local:
-        return (
-            f"process {lease.pid} of this machine, perhaps suspended: 'kill -CONT {lease.pid}' "
-            f"lets it continue, 'kill -KILL {lease.pid}' ends it"
-        )
-    return (
-        "its lease, from another machine or from before a restart of this machine, was renewed "
-        f"{max(0, round(lease.age_seconds))} s ago; unless it is renewed, you can resume the run "
-        f"after {EXPIRY_SECONDS:.0f} s, or at once if you know that its process is dead: "
-        f"clear-mlflow train --resume {run.info.run_id} --assume-dead yes"
-    )
 
 
 def read_trainer_token(run: Run) -> str | None:
@@ -313,15 +276,30 @@ def is_recent_reservation(reservation: str) -> bool:
     dead.
     """
     lease = _parse_lease(reservation)
+    if lease is None or lease.token == get_process_token():
+        return False
+    return lease.is_recent and not (lease.is_local and lease.has_ended)
+
+
+def _describe_holder(run: Run) -> str:
+    """Return which process is training into a run and how to end it, for an error message."""
+    lease = _read_lease(run)
+    if lease is None:
+        return "its lease cannot be read"
+    if lease.is_local:
+        return (
+            f"process {lease.pid} of this machine, perhaps suspended: 'kill -CONT {lease.pid}' "
+            f"lets it continue, 'kill -KILL {lease.pid}' ends it"
+        )
     return (
-        lease is not None
-        and lease.token != get_process_token()
-        and abs(lease.age_seconds) <= EXPIRY_SECONDS
-        and not (lease.is_local and lease.has_ended)
+        "its lease, from another machine or from before a restart of this machine, was renewed "
+        f"{max(0, round(lease.age_seconds))} s ago; unless it is renewed, you can resume the run "
+        f"after {EXPIRY_SECONDS:.0f} s, or at once if you know that its process is dead: "
+        f"clear-mlflow train --resume {run.info.run_id} --assume-dead yes"
     )
 
 
-def _has_lease(run: Run) -> bool:
+def _has_trainer(run: Run) -> bool:
     """Return True if a run is RUNNING and a process of this package trained into it."""
     return run.info.status == "RUNNING" and names.PROCESS_TAG in run.data.tags
 
@@ -358,12 +336,6 @@ def _parse_lease(text: str | None) -> _LeaseTag | None:
     return lease
 
 
-def _format_process(lease: _LeaseTag) -> str:
-    """Return process number, host and last renewal of a lease, for a message."""
-    host = truncate(printable(lease.host.partition("/")[0]), 80)
-    return f"process {lease.pid} on {host} since {lease.renewed_at:%Y-%m-%d %H:%M:%S %Z}"
-
-
 # Run id to the text of its lease and the monotonic time at which this process first saw it.
 _first_seen: dict[str, tuple[str | None, float]] = {}
 
@@ -390,23 +362,28 @@ def _measure_seconds_unchanged(client: MlflowClient, run: Run) -> float:
 def _wait_until_expired(
     client: MlflowClient, run: Run, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait until a lease was unchanged for three minutes, then return True.
+    """Wait until a lease was unchanged for three minutes, then return True. Warns before it waits.
 
     Returns False as soon as the lease is renewed or the run ends. Raises TrackingError if
     *should_stop* returns True.
     """
     run_id, text = run.info.run_id, _select_lease_text(run)
-    while True:
-        with mlflow_errors(f"watch run {run_id}"):
-            current = client.get_run(run_id)
-        if not _has_lease(current) or _select_lease_text(current) != text:
-            return False
-        remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
-        if remaining <= 0:
-            return True
+    remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
+    if remaining > 0:
+        warn(
+            f"run {run_id} was trained elsewhere, or before a restart of this machine; waiting up "
+            f"to {remaining:.0f} s for the expiry of its lease"
+        )
+    while remaining > 0:
         if should_stop():
             raise TrackingError(f"stopped while waiting for the process that trained run {run_id}")
         time.sleep(min(_POLL_SECONDS, remaining))
+        with mlflow_errors(f"watch run {run_id}"):
+            current = client.get_run(run_id)
+        if not _has_trainer(current) or _select_lease_text(current) != text:
+            return False
+        remaining = EXPIRY_SECONDS - _measure_seconds_unchanged(client, run)
+    return True
 
 
 def _read_clock() -> datetime:

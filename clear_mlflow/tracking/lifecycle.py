@@ -5,7 +5,6 @@ Together with the upload of an outcome, this is the only module that creates, st
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import signal
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import mlflow
+import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 from mlflow.environment_variables import (
@@ -31,6 +31,7 @@ from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, Tra
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
+    OUTCOME_JSON,
     Outcome,
     RunFolder,
     Status,
@@ -41,8 +42,13 @@ from clear_mlflow.journal.uploader import UnsentError, is_permanent_error, store
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
-from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated_name
+from clear_mlflow.store.client import (
+    forget_active_run,
+    forget_system_metrics,
+    is_generated_name,
+    mlflow_errors,
+    retry_on_conflict,
+)
 from clear_mlflow.store.lease import (
     Lease,
     LeaseHeldError,
@@ -83,22 +89,18 @@ class RunResult:
 
     @property
     def has_lost_lease(self) -> bool:
-        """True if another process took over the run, so that this one stored nothing more."""
+        """True if another process took over the run."""
         return isinstance(self.problem, LeaseLostError)
 
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
-        """Return the part that is stored: status, error and whether the training diverged.
-
-        sets_status: if False, the status is None, which leaves the status of the run unchanged.
-        """
+        """Return what is stored. sets_status: False to leave the status of the run unchanged."""
         status = self.status if sets_status else None
         return Outcome(status, self.error, self.diverged is not None)
 
     def add_problem(self, problem: ClearError, *, keep_status: bool = False) -> RunResult:
         """Return a copy with one more error, and an exit code other than 0.
 
-        problem: why the run's record is incomplete or not stored. FINISHED becomes FAILED, unless
-        *keep_status*.
+        FINISHED becomes FAILED, unless *keep_status*.
         """
         fails = self.status == "FINISHED" and not keep_status
         return replace(
@@ -151,6 +153,7 @@ def open_run(
     """Start the run that MLFLOW_RUN_ID names or a new one, and return its id.
 
     Makes it MLflow's active run and acquires its lease, the right of this process to write to it.
+    Raises TrackingError if another process is training into it.
 
     Args:
         client: client of the run's store.
@@ -158,9 +161,6 @@ def open_run(
         check: called with a run that exists, before that is changed. It may raise.
         rename: give a run that exists *name* in any case.
         system_metrics: log them, unless MLflow's environment variable says otherwise.
-
-    Raises:
-        TrackingError: another process is training into the run.
     """
     run_id = MLFLOW_RUN_ID.get()
     new_name: str | None = name
@@ -242,6 +242,8 @@ def end_run(
     If the store cannot be reached, status and error are written to local disk for ``clear-mlflow
     sync``. A run that another process took over is left as it is.
 
+    Returns the result with scores and links, and with an error if the run's record is incomplete.
+
     Args:
         client: client of the run's store.
         run_id: id of the run.
@@ -249,20 +251,14 @@ def end_run(
         sets_status: False for a run that the user opened: its status stays as it is.
         stored_rows: numbers of the rows that this process stored. If the store lacks one of them,
             the result has an error.
-
-    Returns:
-        The result with scores and links, and with an error if the run's record is incomplete.
     """
     if result.has_lost_lease:
         _detach_run(run_id)
         return result
-    if unsent := result.unsent:
-        outcome = result.build_outcome(sets_status=sets_status)
-        _save_outcome_locally(client, run_id, outcome, unsent.folders.get(run_id))
-        if sets_status:
-            _detach_run(run_id)
-        return result.add_problem(unsent, keep_status=True)
     training_result = result
+    if (unsent := result.unsent) is not None:
+        _leave_for_sync(client, run_id, result, sets_status, unsent.folder)
+        return result.add_problem(unsent, keep_status=True)
     try:
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
@@ -291,11 +287,7 @@ def end_run(
         result = result.add_problem(error, keep_status=True)
         if is_permanent_error(error):
             return result
-        if sets_status:
-            _detach_run(run_id)
-        hint = _save_outcome_locally(
-            client, run_id, training_result.build_outcome(sets_status=sets_status)
-        )
+        hint = _leave_for_sync(client, run_id, training_result, sets_status)
         return replace(result, error="; ".join(filter(None, (result.error, hint))))
 
 
@@ -343,18 +335,15 @@ def log_member_summary(
 ) -> None:
     """Log mean and sample standard deviation of each metric over the members of an ensemble.
 
-    run_id: the ensemble's run. Metrics that are undefined for a member are left out. Logs nothing
-    if a member has no rows.
+    Skips metrics that are undefined for a member. Logs nothing if a member has no rows.
     """
     if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
         return
     now = get_current_time_millis()
     metrics = []
-    summaries = [scores.results.values_by_name for scores in scores_by_seed.values()]
-    for name in summaries[0]:
-        values = [summary.get(name, math.nan) for summary in summaries]
-        if any(math.isnan(value) for value in values):
-            continue
+    rows = [scores.results.values_by_name for scores in scores_by_seed.values()]
+    for name, column in pd.DataFrame(rows).dropna(axis="columns").items():
+        values = column.tolist()
         metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
         if len(values) > 1:
             metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
@@ -364,12 +353,9 @@ def log_member_summary(
 
 
 def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:
-    """Raise RecordError if rows that were stored before are missing in the artifact store.
-
-    scores: what was read from the run. expected_rows: numbers of the rows stored before.
-    """
-    found_rows = scores.record.rows if scores.record else ()
-    if missing_rows := sorted(set(expected_rows).difference(found_rows)):
+    """Raise RecordError if *scores*, as read back from the run, lack one of the expected rows."""
+    stored_rows = scores.record.rows if scores.record else ()
+    if missing_rows := sorted(set(expected_rows).difference(stored_rows)):
         raise RecordError(
             f"run {run.info.run_id} stored rows that are missing now in "
             f"{safe_repr(str(run.info.artifact_uri), 200)}: {', '.join(map(str, missing_rows))}; "
@@ -377,30 +363,35 @@ def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int])
         )
 
 
-def _save_outcome_locally(
-    client: MlflowClient, run_id: str, outcome: Outcome, folder: Path | None = None
+def _leave_for_sync(
+    client: MlflowClient,
+    run_id: str,
+    result: RunResult,
+    sets_status: bool,
+    folder: Path | None = None,
 ) -> str:
     """Write the final status and error of a run to local disk, and return how to upload them.
 
     folder: the run folder to try first. If no disk can be written, prints a warning and returns "".
     """
-    for path in (
-        *([folder] if folder else find_run_folders(run_id)),
-        *list_candidate_folders(run_id),
-    ):
+    if sets_status:
+        _detach_run(run_id)
+    existing = [folder] if folder else find_run_folders(run_id)
+    for path in (*existing, *list_candidate_folders(run_id)):
         try:
             if (path / HEADER_JSON).is_file():
-                run_folder = RunFolder.reopen(path, run_id)
+                run_folder = RunFolder.reopen(path)
             else:
                 run_folder = RunFolder.create(path, run_id, client.tracking_uri)
             try:
-                run_folder.append_outcome(outcome)
+                outcome = result.build_outcome(sets_status=sets_status)
+                run_folder.append_json(OUTCOME_JSON, outcome)
             finally:
                 run_folder.close()
         except (OSError, ClearError) as error:
             warn(f"how run {run_id} ended could not be kept for sync: {error}")
-            continue
-        return f"the run is open there until 'clear-mlflow sync {shlex.quote(str(path))}'"
+        else:
+            return f"the run is open there until 'clear-mlflow sync {shlex.quote(str(path))}'"
     return ""
 
 

@@ -9,12 +9,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Param, Run, RunTag
+from mlflow.entities import Run
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.distributed import read_dist_env
@@ -37,9 +36,8 @@ from clear_mlflow.core.predictions import (
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.core.record import Record, assemble, row_file_name
+from clear_mlflow.core.record import Record, RowRecord, assemble, row_file_name
 from clear_mlflow.core.text import printable, safe_repr, truncate, warn
-from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.run_folder import TAGS_JSON
 from clear_mlflow.journal.uploader import store_outcome, upload_left_folders
 from clear_mlflow.metrics import (
@@ -54,13 +52,19 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
 from clear_mlflow.scoring import Scores
-from clear_mlflow.scoring.run_record import build_families_tag, read_tests
+from clear_mlflow.scoring.run_record import read_tests
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import limit_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
-from clear_mlflow.tracking.lifecycle import build_result, end_run, join_run, open_run
-from clear_mlflow.tracking.run_recorder import RunRecorder, utc_now
+from clear_mlflow.tracking.lifecycle import (
+    build_result,
+    end_run,
+    get_active_run_id,
+    join_run,
+    open_run,
+)
+from clear_mlflow.tracking.run_recorder import RunRecorder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +72,6 @@ if TYPE_CHECKING:
 LOOP_JSON = "own_loop.json"
 _MAX_NAME_CHARACTERS = 150
 Cost: TypeAlias = RowCost | Mapping[str, object] | None
-_CUSTOM_TESTS = "own"  # in the tag that names the interval of tests within buckets
 
 
 def track(
@@ -146,34 +149,25 @@ def track(
 class LoopRun:
     """The MLflow run of a custom training loop, made by :func:`clear_mlflow.track`.
 
-    Use it as a context manager. When :meth:`log_counts` or a similar method returns, a row is on
-    local disk, and in the store unless that cannot be reached. When the block ends, by an error or
-    not, the stored rows are read back and scored. A run that this object opened is closed with the
-    right status; a run that was active before is left open. ``print`` and notebooks show the rows
-    so far; ``clear_mlflow.load(run.run_id)`` returns the stored run.
+    A context manager. When :meth:`log_counts` or a similar method returns, a row is on local disk,
+    and in the store unless that cannot be reached. ``print`` and notebooks show the rows so far.
 
     Args:
         metadata: buckets, dataset and parameters of the loop.
         run_name: name of a run that is opened, or None to build one from the metadata.
         metrics: metric families to log, as a list or separated by commas.
-        run_id: run that another logger opened, to join and to end, or None to join the active run
-            or to open one.
 
     Raises:
         ConfigError: a family does not exist, or the score has the name of a metric.
     """
 
     expects_last_row = True  # False if a framework numbers the rows, and may stop early
+    shared_run_id: str | None = None  # run of another logger to join and to end, if there is one
 
     def __init__(
-        self,
-        metadata: LoopMetadata,
-        run_name: str | None = None,
-        metrics: str | Sequence[str] = DEFAULT_FAMILIES,
-        run_id: str | None = None,
+        self, metadata: LoopMetadata, run_name: str | None, metrics: str | Sequence[str]
     ) -> None:
         self._metadata = metadata
-        self._shared_run_id = run_id
         self._families = split_families(metrics if isinstance(metrics, str) else ",".join(metrics))
         adapt_metrics(ALL_METRICS, metadata.score)  # raises if the score's name is taken
         self._run_name = run_name
@@ -203,11 +197,13 @@ class LoopRun:
                 "or each process would open a run"
             )
         limit_retries()
-        client = preflight(opens_run=self._shared_run_id is None)
-        active = mlflow.active_run()
-        shared_run_id = self._shared_run_id or (active and active.info.run_id)
-        self._is_joined = active is not None and self._shared_run_id is None
-        if shared_run_id is None:
+        client = preflight(opens_run=self.shared_run_id is None)
+        active_id = get_active_run_id()
+        self._is_joined = active_id is not None and self.shared_run_id is None
+        if run_id := self.shared_run_id or active_id:
+            mlflow.flush_async_logging()  # so that the other logger's parameters come first
+            join_run(client, run_id)
+        else:
             run_id = open_run(
                 client,
                 self._name,
@@ -215,16 +211,11 @@ class LoopRun:
                 lambda run: self._load_stored_rows(client, run.info.run_id),
                 rename=self._run_name is not None,
             )
-        else:
-            run_id = str(shared_run_id)
-            mlflow.flush_async_logging()  # so that the other logger's parameters come first
-            join_run(client, run_id)
         try:
             self._open_recorder(client, run_id)
         except BaseException as error:
-            result = build_result(error, run_id)
+            outcome = build_result(error, run_id).build_outcome(sets_status=not self._is_joined)
             with suppress(ClearError):
-                outcome = result.build_outcome(sets_status=not self._is_joined)
                 store_outcome(client, run_id, outcome)
             raise
         self._process_id = os.getpid()
@@ -238,7 +229,7 @@ class LoopRun:
     ) -> None:
         """Upload what is not stored yet, score the run, and end it if this object opened it.
 
-        Prints links to the run. Raises an error of the store, unless the block raised one itself.
+        Prints links to the run. Raises an error of the store, unless the block raised an error.
         """
         recorder = self._recorder
         if recorder is None or os.getpid() != self._process_id:  # a forked child closes nothing
@@ -291,7 +282,7 @@ class LoopRun:
             RecordError: the numbers do not fit the loop, or the row is stored with other numbers.
             TrackingError: the block has ended.
         """
-        self._log(after, cost, lambda: (row_of_counts(self._metadata, after, correct), None))
+        self._log(after, cost, lambda metadata: (row_of_counts(metadata, after, correct), None))
 
     def log_accuracies(self, after: int | str, accuracies: object, *, cost: Cost = None) -> None:
         """Store one row like :meth:`log_counts`, from accuracies without counts.
@@ -310,7 +301,7 @@ class LoopRun:
 
         The values may be any finite numbers.
         """
-        self._log(after, cost, lambda: (row_of_values(self._metadata, after, values), None))
+        self._log(after, cost, lambda metadata: (row_of_values(metadata, after, values), None))
 
     def log_predictions(
         self,
@@ -330,46 +321,34 @@ class LoopRun:
                 from the first row on, and the same in all rows.
             cost: cost, like in :meth:`log_counts`.
         """
-
-        def count() -> tuple[AccuracyRow, RowPredictions]:
-            metadata = self._metadata if truth is None else with_truth(self._metadata, truth)
-            row = row_of_predictions(metadata, after, predictions)
-            if metadata is not self._metadata:
-                self._set_true_labels(metadata)
-            return row
-
-        self._log(after, cost, count)
-
-    def _set_true_labels(self, metadata: LoopMetadata) -> None:
-        """Log the digest of the true labels, and store it in all rows from now on.
-
-        metadata: the loop's metadata with true labels. Raises RecordError if rows were logged
-        without.
-        """
-        if self._rows or self._tests:
-            raise RecordError(
-                "true labels arrived after rows without them; pass them to track: test_labels=[...]"
-            )
-        with self._lock_recorder("the truth", "rows") as recorder:
-            recorder.write_tags({"dataset_digest": metadata.dataset.digest})
-            recorder.write_file(LOOP_JSON, _format_loop_json(metadata).encode())
-            recorder.build_record = partial(recorder.build_record, dataset=metadata.dataset)
-            self._metadata = metadata
+        self._log(after, cost, lambda loop: row_of_predictions(loop, after, predictions), truth)
 
     def _log(
         self,
         after: object,
         cost: Cost,
-        count: Callable[[], tuple[AccuracyRow, RowPredictions | None]],
+        count: Callable[[LoopMetadata], tuple[AccuracyRow, RowPredictions | None]],
+        truth: Sequence[Any] | None = None,
     ) -> None:
         """Store the row that *count* returns, unless it is stored with the same numbers.
 
         after: bucket that was trained on last. count: function that returns the row and its
-        predictions, or None without predictions. Raises RecordError if the row is stored with other
-        numbers.
+        predictions, or None without predictions. truth: true labels, or None if they are not new.
+        Raises RecordError if the row is stored with other numbers.
         """
         with self._lock_recorder(f"the row after {safe_repr(after)}", "rows") as recorder:
-            row, predictions = count()
+            metadata = self._metadata if truth is None else with_truth(self._metadata, truth)
+            row, predictions = count(metadata)
+            if metadata is not self._metadata:
+                if self._rows or self._tests:
+                    raise RecordError(
+                        "true labels arrived after rows without them; pass them to track: "
+                        "test_labels=[...]"
+                    )
+                recorder.write_tags({"dataset_digest": metadata.dataset.digest})
+                recorder.write_file(LOOP_JSON, _format_loop_json(metadata).encode())
+                recorder.row_fields["dataset"] = metadata.dataset
+                self._metadata = metadata
             row = replace(row, cost=row_cost(cost))
             stored_row = self._rows.get(row.row)
             if stored_row == row:
@@ -387,12 +366,12 @@ class LoopRun:
             predictions_type = self._predictions_type
             if predictions is not None:
                 predictions_type = "labels" if predictions.probabilities is None else "probs"
-                if self._predictions_type is None and (images := self._metadata.evaluation_set):
+                if self._predictions_type is None and (images := metadata.evaluation_set):
                     files[f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"] = images.to_bytes()
                 path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}"
                 files[path] = predictions.to_bytes()
                 files[TAGS_JSON] = json.dumps({names.PREDICTIONS_TAG: predictions_type}).encode()
-            recorder.write_row(recorder.build_record(row=row, written_at=utc_now()), files=files)
+            recorder.write_row(recorder.build_record(row), files=files)
             self._predictions_type = predictions_type
 
     def log_test(
@@ -443,7 +422,7 @@ class LoopRun:
                     "numbers; a test is what was measured once: start a new run"
                 )
             if not self._tests:
-                recorder.write_tags({names.ANYTIME_TAG: _CUSTOM_TESTS})
+                recorder.write_tags({names.ANYTIME_TAG: "own"})  # in place of an interval
             recorder.write_test(row)
             self._tests[row.bucket, row.test] = row
 
@@ -505,10 +484,8 @@ class LoopRun:
             return self._scores.record
         if self._recorder is None or not self._rows:
             return None
-        build_record, time = self._recorder.build_record, utc_now()
-        return assemble(
-            {row_file_name(i): build_record(row=r, written_at=time) for i, r in self._rows.items()}
-        )
+        build_record = self._recorder.build_record
+        return assemble({row_file_name(i): build_record(row) for i, row in self._rows.items()})
 
     @property
     def _name(self) -> str:
@@ -555,18 +532,42 @@ class LoopRun:
 
     def _open_recorder(self, client: MlflowClient, run_id: str) -> None:
         """Log the parameters, tags and dataset of the loop, and start to record rows."""
+        metadata = self._metadata
         recorder = RunRecorder(client, run_id, self._families)
         run = self._load_stored_rows(client, run_id)
         recorder.rows.update(self._rows)
         self._rows = recorder.rows
+        values = {**metadata.grouping, **metadata.params}
         with mlflow_errors(f"log the configuration of run {run_id}"):
-            self._log_configuration(client, run)
+            recorder.log_configuration(
+                run,
+                params={k: v for k, v in values.items() if k not in run.data.params},
+                grouping=metadata.grouping,
+                tags={
+                    **metadata.tags,
+                    "dataset_digest": metadata.dataset.digest,
+                    names.KIND_TAG: names.KIND_TRAIN,
+                },
+            )
+            # The first artifact: a store that takes no artifacts is found before any training.
+            client.log_text(run_id, _format_loop_json(metadata), LOOP_JSON)
+        recorder.row_fields = {
+            "dataset": metadata.dataset,
+            "protocol": metadata.protocol,
+            "split": metadata.split,
+            "seed": metadata.seed,
+        }
+        profile: dict[str, Any] = {
+            "digest": metadata.dataset.digest,
+            "protocol": metadata.protocol,
+            "split": metadata.split,
+        }
+        if metadata.num_instances is not None:
+            profile["num_test"] = dict(zip(metadata.buckets, metadata.num_instances, strict=True))
+        if metadata.class_names:
+            profile["num_classes"] = len(metadata.class_names)
+        recorder.log_dataset("own loop", profile)
         recorder.open(run)
-        try:
-            self._log_dataset(recorder)
-        except BaseException as error:
-            recorder.close(error)
-            raise
         self._recorder, self._run_name = recorder, run.info.run_name
 
     def _load_stored_rows(self, client: MlflowClient, run_id: str) -> Run:
@@ -578,60 +579,18 @@ class LoopRun:
         with mlflow_errors(f"read run {run_id}"):
             upload_left_folders(client, client.get_run(run_id))
             run = client.get_run(run_id)
-        self._rows = _read_rows(client, run, self._metadata)
-        if self._rows:
-            self.expects_last_row = False  # a continued loop may end before the last row
+        records = read_rows(client, run)
+        for file_name, record in records.items():
+            _check_same_loop(record, self._metadata, f"run {run_id} contains {file_name}")
+        self._rows = {record.row.row: record.row for record in records.values()}
         if names.ANYTIME_TAG in run.data.tags:
             self._tests = {(t.bucket, t.test): t for t in read_tests(client, run)}
-        if self._rows and names.PREDICTIONS_TAG in run.data.tags:
-            self._predictions_type = run.data.tags[names.PREDICTIONS_TAG]
-            if self._metadata.evaluation_set is not None:
+        if self._rows:
+            self.expects_last_row = False  # a continued loop may end before the last row
+            self._predictions_type = run.data.tags.get(names.PREDICTIONS_TAG)
+            if self._predictions_type is not None and self._metadata.evaluation_set is not None:
                 _check_test_images(client, run, self._metadata.evaluation_set)
         return run
-
-    def _log_configuration(self, client: MlflowClient, run: Run) -> None:
-        """Log the loop's parameters and tags. Those that the run has already are kept."""
-        metadata, run_id = self._metadata, run.info.run_id
-        params = [
-            Param(name, value)
-            for name, value in {**metadata.grouping, **metadata.params}.items()
-            if name not in run.data.params
-        ]
-        tags = {k: v for k, v in metadata.grouping.items() if k not in run.data.tags}
-        tags |= {
-            **metadata.tags,
-            "dataset_digest": metadata.dataset.digest,
-            names.KIND_TAG: names.KIND_TRAIN,
-            names.VERSION_TAG: __version__,
-            names.SOFTWARE_TAG: software(),
-            **build_families_tag(self._families, run.data.tags),
-        }
-        if names.ERROR_TAG in run.data.tags:  # of an earlier try
-            client.delete_tag(run_id, names.ERROR_TAG)
-        client.log_batch(run_id, params=params, tags=[RunTag(k, v) for k, v in tags.items()])
-        # The first artifact: a store that takes no artifacts is found before any training.
-        client.log_text(run_id, _format_loop_json(metadata), LOOP_JSON)
-
-    def _log_dataset(self, recorder: RunRecorder) -> None:
-        """Log the dataset as an MLflow input, with its digest and number of test images."""
-        metadata = self._metadata
-        profile: dict[str, Any] = {
-            "digest": metadata.dataset.digest,
-            "protocol": metadata.protocol,
-            "split": metadata.split,
-        }
-        if metadata.num_instances is not None:
-            profile["num_test"] = dict(zip(metadata.buckets, metadata.num_instances, strict=True))
-        if metadata.class_names:
-            profile["num_classes"] = len(metadata.class_names)
-        recorder.log_dataset(
-            source="own loop",
-            profile=profile,
-            dataset=metadata.dataset,
-            protocol=metadata.protocol,
-            split=metadata.split,
-            seed=metadata.seed,
-        )
 
 
 def _format_loop_json(metadata: LoopMetadata) -> str:
@@ -647,33 +606,29 @@ def _format_loop_json(metadata: LoopMetadata) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _read_rows(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:
-    """Return the rows of a run by row number.
+def _check_same_loop(record: RowRecord, loop: LoopMetadata, location: str) -> None:
+    """Raise TrackingError if a stored row has another dataset, seed or other metadata than *loop*.
 
-    Raises TrackingError if their dataset, seed or other metadata differ from *loop*.
+    location: where the row is stored, for the message.
     """
-    rows = {}
-    for file_name, record in read_rows(client, run).items():
-        row, dataset = record.row, record.dataset
-        pairs: Mapping[str, tuple[object, object]] = {
-            "buckets": (row.buckets, loop.buckets),
-            "num_instances": (row.num_instances, loop.num_instances),
-            "score": (row.score, loop.score),
-            "protocol": (record.protocol, loop.protocol),
-            "split": (record.split, loop.split),
-            "dataset": (dataset.name, loop.dataset.name),
-            "dataset_digest": (dataset.digest, loop.dataset.digest),
-            "seed": (record.seed, loop.seed),
-        }
-        for name, (stored, passed) in pairs.items():
-            if stored != passed:
-                advice = "pass it to track, or " if passed is None else ""
-                raise TrackingError(
-                    f"run {run.info.run_id} contains {file_name} with {name} {safe_repr(stored)}, "
-                    f"but this loop has {safe_repr(passed)}; {advice}start a new run"
-                )
-        rows[row.row] = row
-    return rows
+    row, dataset = record.row, record.dataset
+    pairs: Mapping[str, tuple[object, object]] = {
+        "buckets": (row.buckets, loop.buckets),
+        "num_instances": (row.num_instances, loop.num_instances),
+        "score": (row.score, loop.score),
+        "protocol": (record.protocol, loop.protocol),
+        "split": (record.split, loop.split),
+        "dataset": (dataset.name, loop.dataset.name),
+        "dataset_digest": (dataset.digest, loop.dataset.digest),
+        "seed": (record.seed, loop.seed),
+    }
+    for name, (stored, passed) in pairs.items():
+        if stored != passed:
+            advice = "pass it to track, or " if passed is None else ""
+            raise TrackingError(
+                f"{location} with {name} {safe_repr(stored)}, but this loop has "
+                f"{safe_repr(passed)}; {advice}start a new run"
+            )
 
 
 def _check_test_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:

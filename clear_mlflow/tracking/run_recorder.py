@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
@@ -19,15 +18,15 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.text import warn
-from clear_mlflow.core.version import __version__
+from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
 from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
-from clear_mlflow.scoring.run_log import MetricValue, evaluate_step, to_mlflow_metrics
-from clear_mlflow.scoring.run_record import to_milliseconds
+from clear_mlflow.scoring.run_log import evaluate_step
+from clear_mlflow.scoring.run_record import build_families_tag, to_milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
 from clear_mlflow.store.lease import RENEW_SECONDS, LeaseLostError
@@ -47,19 +46,13 @@ class RunRecorder:
         families: names of the groups of metrics to log after each row.
     """
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        run_id: str,
-        families: Sequence[str],
-    ) -> None:
+    def __init__(self, client: MlflowClient, run_id: str, families: Sequence[str]) -> None:
         self.client = client
         self.run_id = run_id
         self.families = tuple(families)
-        # Builds the record of a row from row= and written_at=.
-        self.build_record: Callable[..., RowRecord] = RowRecord
+        self.row_fields: dict[str, Any] = {}  # fields of RowRecord that all rows have in common
         self.curve_steps: CurveSteps = {}  # steps of the stored curve, if a run is resumed
-        self.uploader = Uploader(client)
+        self.uploader = Uploader(client, run_id)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
         self._run_name = run_id
         self._candidates = iter(list_candidate_folders(run_id))  # folders that were not tried yet
@@ -72,6 +65,12 @@ class RunRecorder:
         # A daemon, since a call that hangs must not keep the process.
         self._background_thread = threading.Thread(
             target=self._run_background_tasks, name="clear_mlflow heart", daemon=True
+        )
+
+    def build_record(self, row: AccuracyRow, time: str | None = None) -> RowRecord:
+        """Return a row with its metadata. time: when it was measured, by default now."""
+        return RowRecord(
+            row=row, written_at=time or utc_now(), package_version=__version__, **self.row_fields
         )
 
     def open(self, run: Run) -> None:
@@ -96,7 +95,7 @@ class RunRecorder:
         """
         uploader = self.uploader
         # A process that took over the run measures these steps again.
-        if uploader.lease_error is None:
+        if uploader.lease.error is None:
             self.write_curve(())
             if self._curve:
                 warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
@@ -108,22 +107,48 @@ class RunRecorder:
             for folder in self._folders:
                 folder.close(remove=not folder.list_entries())
         unsent = uploader.build_unsent_error()
-        if uploader.lease_error is not None:
+        if uploader.lease.error is not None:
             suffix = f"; {unsent}" if unsent else ""
             raise LeaseLostError(
-                f"{uploader.lease_error}; what this one measured since is not stored{suffix}"
+                f"{uploader.lease.error}; what this one measured since is not stored{suffix}"
             )
         if unsent:
             raise unsent from error
 
-    def log_dataset(self, *, source: str, profile: Mapping[str, object], **row_fields: Any) -> None:
-        """Log the dataset as an MLflow input, and set the fields that all rows have in common.
+    def log_configuration(
+        self,
+        run: Run,
+        *,
+        params: Mapping[str, str],
+        grouping: Mapping[str, str],
+        tags: Mapping[str, str],
+        libraries: Sequence[str] = (),
+    ) -> None:
+        """Log parameters and tags, and delete the tags of an earlier error.
 
-        source: where the data is from. profile: counts and digests, as JSON. row_fields: as of
-        :meth:`set_row_fields`.
+        grouping: tags that runs are grouped by; those that the run has already are kept. tags:
+        tags that replace those of the run. libraries: packages whose versions are logged.
         """
-        self.set_row_fields(**row_fields)
-        identity, split = row_fields["dataset"], row_fields["split"]
+        all_tags = {k: v for k, v in grouping.items() if k not in run.data.tags} | {
+            **tags,
+            names.VERSION_TAG: __version__,
+            names.SOFTWARE_TAG: software(*libraries),
+            **build_families_tag(self.families, run.data.tags),
+        }
+        for tag in {names.ERROR_TAG, names.DIVERGED_TAG} & run.data.tags.keys():
+            self.client.delete_tag(self.run_id, tag)
+        self.client.log_batch(
+            self.run_id,
+            params=[Param(name, value) for name, value in params.items()],
+            tags=[RunTag(name, value) for name, value in all_tags.items()],
+        )
+
+    def log_dataset(self, source: str, profile: Mapping[str, object]) -> None:
+        """Log the dataset in *row_fields* as an MLflow input.
+
+        source: where the data is from. profile: counts and digests, as JSON.
+        """
+        identity, split = self.row_fields["dataset"], self.row_fields["split"]
         dataset = Dataset(
             name=identity.name,
             digest=names.shorten_digest(identity.digest),
@@ -135,10 +160,6 @@ class RunRecorder:
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
         with mlflow_errors(f"log the dataset of run {self.run_id}"):
             retry_on_conflict(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
-
-    def set_row_fields(self, **row_fields: Any) -> None:
-        """Set the fields of RowRecord that all rows have in common, such as seed and dataset."""
-        self.build_record = partial(RowRecord, package_version=__version__, **row_fields)
 
     def write_row(
         self,
@@ -170,14 +191,10 @@ class RunRecorder:
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
             matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
             time = to_milliseconds(record.written_at)
-            prefix = names.format_bucket_prefix(row.score.name)
-            values = evaluate_step(
-                matrix, row.row, add_cost_metrics(get_family_metrics(self.families), matrix), prefix
-            )
-            metrics = to_mlflow_metrics(
-                MetricValue(n, value, time, row.row) for n, value in values.items()
-            )
-            points = self._write_points(self._sort_points(metrics, row.row))
+            metrics = add_cost_metrics(get_family_metrics(self.families), matrix)
+            values = evaluate_step(matrix, row.row, metrics)
+            row_points = [Metric(name, value, time, row.row) for name, value in values.items()]
+            points = self._write_points(self._sort_points(row_points, row.row))
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
         self._unplotted = matrix
@@ -185,11 +202,7 @@ class RunRecorder:
             self._is_loaded.wait(_LOADING_SECONDS)
 
     def write_missing_files(
-        self,
-        stored: AccuracyRow,
-        *,
-        files: Mapping[str, bytes],
-        curve: Iterable[CurvePoint],
+        self, stored: AccuracyRow, *, files: Mapping[str, bytes], curve: Iterable[CurvePoint]
     ) -> None:
         """Write and upload what is missing for a row that was stored before the resume."""
         self.rows[stored.row] = stored  # metrics are computed from what is stored
@@ -202,18 +215,27 @@ class RunRecorder:
             self._wait_and_enqueue(points)
 
     def write_file(self, path: str, content: bytes) -> None:
-        """Write an artifact to disk, to be uploaded.
+        """Write an artifact to disk, to be uploaded. If the disk is full, tries another one.
 
         Raises TrackingError if no disk can be written.
         """
-        self.uploader.enqueue(self._append(lambda folder: folder.append(path, content), path))
+        while True:
+            folder = self._folders[-1]
+            try:
+                entry = folder.append(path, content)
+                break
+            except OSError as error:
+                full = f"{folder.folder} takes no more ({error.strerror})"
+                try:
+                    self._open_folder()
+                except TrackingError as no_folder:
+                    raise TrackingError(f"{full}; {no_folder}; {path} is lost") from error
+                warn(f"{full}; what follows is kept in {self._folders[-1].folder}")
+        self.uploader.enqueue(entry)
 
     def write_tags(self, tags: Mapping[str, str]) -> None:
-        """Write tags of the run to disk, to be uploaded.
-
-        Raises TrackingError if no disk can be written.
-        """
-        self.uploader.enqueue(self._append(lambda folder: folder.append_tags(tags), TAGS_JSON))
+        """Write tags of the run to disk, to be uploaded, like :meth:`write_file`."""
+        self.write_file(TAGS_JSON, json.dumps(tags).encode())
 
     def write_curve(self, points: Iterable[CurvePoint]) -> None:
         """Write loss, learning rate and speed by step to disk, to be uploaded as metrics.
@@ -237,24 +259,6 @@ class RunRecorder:
         finally:
             self.uploader.enqueue(*metric_files)
 
-    def _append(self, write: Callable[[RunFolder], Entry], name: str) -> Entry:
-        """Call *write* with the run folder, or with one on another disk if the disk is full.
-
-        Returns the file that was written. Raises TrackingError if no disk can be written. name:
-        what is written, for the message.
-        """
-        while True:
-            folder = self._folders[-1]
-            try:
-                return write(folder)
-            except OSError as error:
-                full = f"{folder.folder} takes no more ({error.strerror})"
-                try:
-                    self._open_folder()
-                except TrackingError as no_folder:
-                    raise TrackingError(f"{full}; {no_folder}; {name} is lost") from error
-                warn(f"{full}; what follows is kept in {self._folders[-1].folder}")
-
     def _open_folder(self) -> None:
         """Create a run folder in the next location that can be written.
 
@@ -266,19 +270,19 @@ class RunRecorder:
                 folder = RunFolder.create(path, self.run_id, self.client.tracking_uri)
             except OSError as error:
                 problems.append(f"{error.filename or path}: {error.strerror}")
-            else:
-                self._folders.append(folder)
-                if problems:
-                    others = "; ".join(problems)
-                    warn(f"rows on their way to the store are kept in {path} (not in {others})")
-                return
+                continue
+            self._folders.append(folder)
+            if problems:
+                others = "; ".join(problems)
+                warn(f"rows on their way to the store are kept in {path} (not in {others})")
+            return
         raise TrackingError(
             f"no disk can keep what is measured ({'; '.join(problems)}); make room, or set "
             "CLEAR_MLFLOW_CACHE to a folder that can be written"
         )
 
     def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Keep values of loss, learning rate and speed in memory until they are written to disk.
+        """Keep points of the curve in memory until they are written to disk.
 
         Skips values that are not finite, and steps that the store has.
         """
@@ -313,10 +317,8 @@ class RunRecorder:
         The page sorts metrics by first appearance. Metrics of single buckets are held back until
         all others have appeared, after row 2.
         """
-        sorted_points: list[Metric] = []
-        for point in points:
-            is_of_bucket = names.is_bucket_series(point.key)
-            (self._bucket_points if is_of_bucket else sorted_points).append(point)
+        sorted_points = [point for point in points if not names.is_bucket_series(point.key)]
+        self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]
         if row >= _FIRST_ROW_WITH_ALL_METRICS:
             sorted_points += self._bucket_points
             self._bucket_points = []
@@ -337,7 +339,7 @@ class RunRecorder:
     def _renew_leases_and_plot(self) -> None:
         """Renew the lease, and log a picture of the matrix if it has new rows."""
         try:
-            self.uploader.get_lease(self.run_id).renew()
+            self.uploader.lease.renew(self._is_over)
         except Exception:  # reported by the uploader, or with the next row
             return
         if self.uploader.is_failing or self._unplotted is None:

@@ -110,7 +110,7 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
         run_id = header.run_id
         if run_id is None:
             raise TrackingError(f"{path} belongs to a run that has no id in any store")
-        folder = RunFolder.reopen(path, run_id)
+        folder = RunFolder.reopen(path)
         is_stored = False
         try:
             client = _connect(header, path, use_recorded_store)
@@ -119,7 +119,7 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
             if read_trainer_token(run) not in (None, header.process):
                 check_not_being_trained(client, run, "sync again when it has ended")
             outcome = folder.read_outcome() or (_KILLED if is_expired(client, run) else None)
-            for _ in Uploader(client).upload_folder(run, folder):
+            for _ in Uploader(client, run_id).upload_folder(run, folder):
                 num_sent += 1
             message = _close_run(client, client.get_run(run_id), outcome)
             is_stored = True

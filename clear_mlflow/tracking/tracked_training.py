@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.utils.mlflow_tags import (
@@ -38,6 +37,7 @@ from clear_mlflow.tracking.lifecycle import (
     create_run,
     end_project_run,
     end_run,
+    get_active_run_id,
     join_run,
     log_member_summary,
 )
@@ -77,10 +77,10 @@ def train_in_process(
 def train_ensemble_in_process(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> dict[int, Scores]:
-    """Train an ensemble in this process and return the scores of its members by seed.
+    """Train an ensemble like :func:`train_in_process`, and return its members' scores by seed.
 
-    Trains like :func:`train_in_process`; each member has a child run. Raises what training raises,
-    and TrackingError if anything is not stored.
+    Each member has a child run. Raises what training raises, and TrackingError if anything is not
+    stored.
     """
     result = _train_in_active_run(client, training, requested)
     if result.error is not None:
@@ -111,23 +111,18 @@ def train_supervised(
         can_wait: wait up to three minutes if a process on another machine may be training into the
             run. If False, the result has exit code 75 in this case.
     """
-    with process:
-        signals.hand_to(process.stop)
-        try:
+    try:
+        with process:  # stops the child if an error is raised
+            signals.hand_to(process.stop)
             client = preflight()
             interrupted_id = _find_interrupted_run(client, signals, can_wait)
             if interrupted_id is None:
-                config = process.config
-                run_id = open_training_run(client, config, run_name)
-        except (ClearError, TrainingDied) as error:
+                run_id = open_training_run(client, process.config, run_name)
+                return _train_supervised(client, process, run_id, requested, signals, num_processes)
+            # The child was started with the user's parameters; those of the run count.
             process.stop()
-            return end_project_run(build_result(error, None, signals.received))
-        if interrupted_id is None:
-            return _train_supervised(
-                client, process, run_id, config, requested, signals, num_processes
-            )
-        # The child was started with the user's parameters; those of the run count.
-        process.stop()
+    except (ClearError, TrainingDied) as error:
+        return end_project_run(build_result(error, None, signals.received))
     return resume_supervised(interrupted_id, requested, signals, num_processes=num_processes)
 
 
@@ -142,13 +137,11 @@ def resume_supervised(
 ) -> RunResult:
     """Resume an interrupted run in a child process and end the run, even if the child is killed.
 
-    Args:
-        run_id: id of the run, or its beginning.
-        requested: parameters that the user passed, as text. They may not differ from the run's.
-        signals: received stopping signals, see :func:`train_supervised`.
-        num_processes: number of processes, see :func:`train_supervised`.
-        assume_dead: do not check whether a process on another machine is training into the run.
-        can_wait: True to wait for a lease, see :func:`train_supervised`.
+    Errors are in the result. Other arguments are those of :func:`train_supervised`.
+
+    run_id: id of the run, or its beginning. requested: parameters that the user passed, as text;
+    they may not differ from the run's. assume_dead: do not check whether a process on another
+    machine is training into the run.
     """
     try:
         client = preflight(opens_run=False)
@@ -156,7 +149,10 @@ def resume_supervised(
         project_run_id = _tag_project_run(client, run_id)
     except ClearError as error:
         return end_project_run(build_result(error, None, signals.received))
-    result = _resume(client, run_id, requested, signals, num_processes, assume_dead, can_wait)
+    try:
+        result = _resume(client, run_id, requested, signals, num_processes, assume_dead, can_wait)
+    except (ClearError, TrainingDied) as error:
+        result = build_result(error, None, signals.received)
     return result if project_run_id is None else end_project_run(result, project_run_id)
 
 
@@ -189,22 +185,19 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
         with suppress(ClearError):
             return RunResult(0, "FINISHED", run_id, scores=score(client, run_id), note=note)
     Lease(client, run_id).acquire()
-    result = end_run(client, run_id, build_result(None, run_id))
-    return dataclasses.replace(result, note=note)
+    return replace(end_run(client, run_id, build_result(None, run_id)), note=note)
 
 
 def _train_in_active_run(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> RunResult:
     """Train in this process into the active run or a new one, which is ended. Raise its errors."""
-    active = mlflow.active_run()
-    if active is None:
-        run_id = open_training_run(client, training.config)
-    else:
-        run_id = str(active.info.run_id)
-        join_run(client, run_id)
+    active_id = get_active_run_id()
+    if active_id is not None:
+        join_run(client, active_id)
+    run_id = active_id or open_training_run(client, training.config)
     result, error = _train_and_end_run(
-        client, training, run_id, training.config, requested, sets_status=active is None
+        client, training, run_id, requested, sets_status=active_id is None
     )
     if error is None:
         return result
@@ -222,36 +215,25 @@ def _resume(
     assume_dead: bool,
     can_wait: bool,
 ) -> RunResult:
-    """Resume a run in a child process and end it. Errors of reading the run are in the result."""
+    """Resume a run in a child process and end it. Raises if the run cannot be resumed."""
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-        try:
-            if not assume_dead:
-                wait_for_expiry(
-                    client,
-                    run_id,
-                    can_wait=can_wait,
-                    should_stop=lambda: bool(signals.received),
-                )
-            resume_point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
-            parameters, config = resolve_resume_parameters(resume_point, requested)
-        except ClearError as error:
-            return build_result(error, None, signals.received)
+        if not assume_dead:
+            wait_for_expiry(
+                client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
+            )
+        resume_point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
+        parameters, config = resolve_resume_parameters(resume_point, requested)
         if resume_point.is_complete:
             return end_complete_run(client, resume_point)
-        with TrainingProcess(config) as process:
+        with TrainingProcess(config) as process:  # stops the child if an error is raised
             signals.hand_to(process.stop)
-            try:
-                config = process.config
-                check_parameters(resume_point, config)
-                check_data(resume_point, process.facts)
-                take_over(client, resume_point, assume_dead=assume_dead)
-            except (ClearError, TrainingDied) as error:
-                process.stop()
-                return build_result(error, None, signals.received)
+            check_parameters(resume_point, process.config)
+            check_data(resume_point, process.facts)
+            take_over(client, resume_point, assume_dead=assume_dead)
             if resume_point.state is not None:
                 process.resume_from(resume_point.state.file)
             return _train_supervised(
-                client, process, run_id, config, parameters, signals, num_processes, resume_point
+                client, process, run_id, parameters, signals, num_processes, resume_point
             )
 
 
@@ -259,7 +241,6 @@ def _train_supervised(
     client: MlflowClient,
     process: TrainingProcess,
     run_id: str,
-    config: TrainConfig,
     requested: Mapping[str, str],
     signals: StoppingSignals,
     num_processes: int,
@@ -273,61 +254,58 @@ def _train_supervised(
         with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(num_processes))
     result, error = _train_and_end_run(
-        client, process, run_id, config, requested, resume_point, signals.received
+        client, process, run_id, requested, resume_point, signals.received
     )
     if error is not None and not isinstance(error, (ClearError, TrainingDied)):
         raise error
     is_stopped = result.exit_code >= 128 and not result.has_lost_lease
-    if not is_stopped or config.resumable == "off" or config.seeds != NONE:
+    if not is_stopped or process.config.resumable == "off" or process.config.seeds != NONE:
         return result
     command = (
         f"clear-mlflow train --resume {run_id}"
         if num_processes == 1
         else f"the same command with MLFLOW_RUN_ID={run_id} in its environment"
     )
-    return dataclasses.replace(result, links=(f"resume   {command}", *result.links))
+    return replace(result, links=(f"resume   {command}", *result.links))
 
 
 def _train_and_end_run(
     client: MlflowClient,
     training: Training,
     run_id: str,
-    config: TrainConfig,
     requested: Mapping[str, str],
     resume_point: ResumePoint | None = None,
     received_signals: Sequence[int] = (),
     *,
     sets_status: bool = True,
-    prints_warnings: bool = True,
+    member: TrainConfig | None = None,
 ) -> tuple[RunResult, BaseException | None]:
     """Train into a RUNNING run and end it. Return the result and what training raised, or None.
 
-    If *config* has several seeds, the run is the parent of a run for each seed.
+    If the training has several seeds, the run is the parent of a run for each seed. member:
+    parameters of one of these seeds, to train into its run; otherwise None.
     """
-    is_ensemble = config.seeds != NONE
-    run_type = names.KIND_ENSEMBLE if is_ensemble else names.KIND_TRAIN
     run = TrainingRun(
         client,
         run_id,
-        config,
+        member or training.config,
         requested,
-        run_type=run_type,
+        prints_warnings=member is None,
         resume_point=resume_point,
-        prints_warnings=prints_warnings,
     )
     members: dict[int, Scores] = {}
     error: BaseException | None = None
     try:
         with run:
-            if is_ensemble:
-                run.log_dataset(dataclasses.replace(training.facts, evaluation_set=None))
+            if member is not None or training.config.seeds == NONE:
+                run.track(training)
+            else:
+                run.log_dataset(replace(training.facts, evaluation_set=None))
                 for seed, scores in _train_members(
-                    client, training, run_id, config, requested, received_signals
+                    client, training, run_id, requested, received_signals
                 ):
                     members[seed] = scores
                 log_member_summary(client, run_id, members)
-            else:
-                run.track(training)
     except BaseException as raised:
         if isinstance(training, TrainingProcess):
             training.stop()
@@ -339,14 +317,13 @@ def _train_and_end_run(
         sets_status=sets_status,
         stored_rows=run.recorder.rows,
     )
-    return dataclasses.replace(result, members=members), error
+    return replace(result, members=members), error
 
 
 def _train_members(
     client: MlflowClient,
     training: Training,
     parent_id: str,
-    config: TrainConfig,
     requested: Mapping[str, str],
     received_signals: Sequence[int],
 ) -> Iterator[tuple[int, Scores]]:
@@ -357,24 +334,18 @@ def _train_members(
     """
     with mlflow_errors(f"read run {parent_id}"):
         experiment_id = client.get_run(parent_id).info.experiment_id
-    members = config.split_seeds()
+    members = training.config.split_seeds()
     for member in members:
+        tags = {MLFLOW_PARENT_RUN_ID: parent_id, **build_lease_tags()}
         with mlflow_errors(f"open a child run of run {parent_id}"):
-            run_id = create_run(
-                client,
-                experiment_id,
-                format_run_name(member),
-                {MLFLOW_PARENT_RUN_ID: parent_id, **build_lease_tags()},
-            )
-        seed = {"seed": str(member.seed), "seeds": NONE}
+            run_id = create_run(client, experiment_id, format_run_name(member), tags)
         result, error = _train_and_end_run(
             client,
             training.for_member(member),
             run_id,
-            member,
-            {**requested, **seed},
+            {**requested, "seed": str(member.seed), "seeds": NONE},
             received_signals=received_signals,
-            prints_warnings=False,
+            member=member,
         )
         if isinstance(error, UnsentError) and member != members[-1]:
             error.__cause__ = error.__cause__ or TrackingError(
@@ -397,7 +368,7 @@ def _find_interrupted_run(
     Waits up to three minutes if a process on another machine may be training into the run.
     """
     run_id = MLFLOW_RUN_ID.get()
-    if not run_id or mlflow.active_run() is not None:
+    if not run_id or get_active_run_id() is not None:
         return None
     wait_for_expiry(client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received))
     with mlflow_errors(f"read run {run_id}"):
@@ -413,8 +384,7 @@ def _tag_project_run(client: MlflowClient, run_id: str) -> str | None:
     if not project_run_id or project_run_id == run_id:
         return None
     with mlflow_errors(f"read run {project_run_id}"):
-        run = client.get_run(project_run_id)
-        if MLFLOW_PROJECT_ENTRY_POINT not in run.data.tags:
+        if MLFLOW_PROJECT_ENTRY_POINT not in client.get_run(project_run_id).data.tags:
             return None
         note = f"Resumes run {run_id}, which holds all that was measured."
         tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}

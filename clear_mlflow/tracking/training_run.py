@@ -11,12 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Param, Run
+from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.core.matrix import AccuracyRow, measured_split
+from clear_mlflow.core.matrix import measured_split
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
@@ -25,19 +25,13 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import TIMES, DatasetIdentity, row_file_name
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import JSON
-from clear_mlflow.core.version import __version__, software
+from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.uploader import read_curve_steps
-from clear_mlflow.learning.measured import (
-    MeasuredRow,
-    StreamMetadata,
-    Training,
-    TrainingState,
-)
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training, TrainingState
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.metrics import split_families
-from clear_mlflow.scoring.run_record import build_families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
@@ -61,7 +55,6 @@ class TrainingRun:
         run_id: id of a RUNNING run. This process must have its lease, the right to write to it.
         config: the parameters of the training.
         requested: the parameters that the user passed, as text.
-        run_type: value of the tag ``clear_mlflow.kind``: "train" or "ensemble".
         prints_warnings: print the warnings about the dataset.
         resume_point: stored rows and training state of a run that is resumed, or None.
     """
@@ -73,7 +66,6 @@ class TrainingRun:
         config: TrainConfig,
         requested: Mapping[str, str],
         *,
-        run_type: str = names.KIND_TRAIN,
         prints_warnings: bool = True,
         resume_point: ResumePoint | None = None,
     ) -> None:
@@ -81,13 +73,11 @@ class TrainingRun:
         self._run_id = run_id
         self._config = config
         self._requested = requested
-        self._run_type = run_type
         self._prints_warnings = prints_warnings
         self._resume_point = resume_point
         self.recorder = RunRecorder(client, run_id, split_families(config.metrics))
         self._metadata: StreamMetadata | None = None
         self._row_time = ""  # when the last row was measured
-        self._has_states = resume_point is not None
         self._has_warned = False  # that a state is not stored
 
     def __enter__(self) -> TrainingRun:
@@ -101,8 +91,7 @@ class TrainingRun:
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         """Upload what is not stored yet, and delete the training states of a finished training."""
         self.recorder.close(error)
-        metadata = self._metadata
-        has_last_row = bool(metadata and len(metadata.buckets) in self.recorder.rows)
+        has_last_row = self._metadata and len(self._metadata.buckets) in self.recorder.rows
         if has_last_row and error is None:
             self._remove_states(before=None)
 
@@ -122,7 +111,7 @@ class TrainingRun:
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
-        row_fields = {
+        self.recorder.row_fields = {
             "dataset": DatasetIdentity(metadata.name, metadata.digest),
             "protocol": metadata.protocol,
             "split": measured_split(metadata.split),
@@ -130,7 +119,6 @@ class TrainingRun:
             "extra": extra,
         }
         if self._resume_point is not None and self._resume_point.has_logged_dataset(metadata):
-            self.recorder.set_row_fields(**row_fields)
             return
         for warning in metadata.warnings if self._prints_warnings else ():
             warn(f"dataset {metadata.name}: {warning}")
@@ -146,7 +134,7 @@ class TrainingRun:
             **({"absent_classes": metadata.absent} if metadata.absent else {}),
             **extra,
         }
-        self.recorder.log_dataset(source=metadata.source, profile=profile, **row_fields)
+        self.recorder.log_dataset(metadata.source, profile)
         tags = {"dataset_digest": metadata.digest}
         if metadata.features is not None and metadata.features_digest is not None:
             tags |= {"features": metadata.features, "features_digest": metadata.features_digest}
@@ -161,45 +149,39 @@ class TrainingRun:
     def log_row(self, measured: MeasuredRow) -> None:
         """Store a row of the accuracy matrix with its predictions and model weights.
 
-        If a resumed run has the row already, it is kept, and only missing files are stored.
+        If a resumed run has the row already, it is kept, and only missing files are stored. If the
+        row was measured again with other numbers, the new one is stored in a separate folder, with
+        a warning.
         """
         row, point = measured.row, self._resume_point
-        stored_row = None if point is None else point.find_stored_row(row)
-        if point is not None and stored_row is not None:
-            self._store_missing_files(measured, stored_row, point)
-            return
-        # If its state was stored and the row was not, the row gets the time in the state.
-        row_time = (None if point is None else point.get_state_time(row.row)) or utc_now()
-        record = self.recorder.build_record(row=row, written_at=row_time)
-        # Before the state, so that a run resumed from the state does not repeat the curve.
-        self.recorder.write_row(record, files=_build_files(measured), curve=measured.curve)
-        self._row_time = row_time
-
-    def _store_missing_files(
-        self, measured: MeasuredRow, stored_row: AccuracyRow, resume_point: ResumePoint
-    ) -> None:
-        """Store the files that are missing for a row that was stored before the resume.
-
-        If the row was measured again with other numbers, the stored row and its files are kept. The
-        new row is stored in a separate folder, with a warning.
-        """
-        row = measured.row
-        self._row_time = utc_now()
         files = {
-            path: content
-            for path, content in _build_files(measured).items()
-            if path not in resume_point.artifacts
+            f"{PREDICTIONS_FOLDER}/{predictions_file_name(row.row)}": measured.predictions,
+            f"{names.MODELS_FOLDER}/{names.format_model_file_name(row.row)}": measured.model,
+        }
+        contents = {path: content for path, content in files.items() if content is not None}
+        self._row_time = utc_now()
+        stored_row = None if point is None else point.find_stored_row(row)
+        if point is None or stored_row is None:
+            # If its state was stored and the row was not, the row gets the time in the state.
+            if point is not None and point.state and point.state.manifest.row == row.row:
+                self._row_time = point.state.manifest.written_at
+            record = self.recorder.build_record(row, self._row_time)
+            # Before the state, so that a run resumed from the state does not repeat the curve.
+            self.recorder.write_row(record, files=contents, curve=measured.curve)
+            return
+        missing = {
+            path: content for path, content in contents.items() if path not in point.artifacts
         }
         if stored_row != row:
-            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resume_point.resume_number}"
-            record = self.recorder.build_record(row=row, written_at=self._row_time)
-            files = {f"{folder}/{row_file_name(row.row)}": record.to_json().encode()}
+            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{point.resume_number}"
+            record = self.recorder.build_record(row, self._row_time)
+            missing = {f"{folder}/{row_file_name(row.row)}": record.to_json().encode()}
             warn(
                 f"row {row.row} of run {self._run_id} was measured again and differs: the device "
                 "does not repeat what it computes to the last digit; the stored row stays, the "
                 f"other is kept in {folder}, and training goes on"
             )
-        self.recorder.write_missing_files(stored_row, files=files, curve=measured.curve)
+        self.recorder.write_missing_files(stored_row, files=missing, curve=measured.curve)
 
     def _log_test(self, test: AnytimeRow) -> None:
         """Store the accuracies of a test within a bucket, unless a resumed run has them."""
@@ -211,46 +193,36 @@ class TrainingRun:
     def _log_state(self, state: TrainingState) -> None:
         """Enqueue the upload of the training state after the last row.
 
-        Older states are deleted once it is stored. Drops the state while the store cannot be
-        reached: on local disk, states of a large model would need too much space.
+        Drops the state while the store cannot be reached: on local disk, states of a large model
+        would need too much space.
         """
         if state.problem is not None:
             self._warn_once(f"run {self._run_id} could not be resumed from here: {state.problem}")
         if state.file is None or self._metadata is None or self.recorder.uploader.is_failing:
             return
-        data = describe_data(self._metadata)
-        self.recorder.uploader.enqueue(
-            partial(self._store_state, state.row, state.file, self._row_time, data)
-        )
-
-    def _store_state(
-        self, row: int, content: bytes, row_time: str, data: Mapping[str, JSON]
-    ) -> None:
-        """Store a training state and delete those of earlier rows. Print a warning if that fails.
-
-        row: number of the state's row. row_time: when that row was measured. data: facts of the
-        dataset that must be the same when the run is resumed.
-        """
         manifest = Manifest(
-            row=row,
-            written_at=row_time,
-            size=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-            data=data,
+            row=state.row,
+            written_at=self._row_time,
+            size=len(state.file),
+            sha256=hashlib.sha256(state.file).hexdigest(),
+            data=describe_data(self._metadata),
             package_version=__version__,
             torch_version=version("torch"),
         )
+        self.recorder.uploader.enqueue(partial(self._store_state, manifest, state.file))
+
+    def _store_state(self, manifest: Manifest, content: bytes) -> None:
+        """Store a training state and delete those of earlier rows, or print a warning."""
         try:
-            self.recorder.uploader.get_lease(self._run_id).check()
+            self.recorder.uploader.lease.check()
             store_state(self._client, self._run_id, manifest, content)
         except LeaseLostError:  # the next row reports it
             return
         except (TrackingError, OSError) as error:
             self._warn_once(f"{error}; a resume will start from an earlier row")
             return
-        self._has_states = True
         self._has_warned = False
-        self._remove_states(before=row)
+        self._remove_states(before=manifest.row)
 
     def _warn_once(self, message: str) -> None:
         """Print a warning, unless one was printed since a training state was last stored."""
@@ -264,9 +236,9 @@ class TrainingRun:
         Errors are ignored: a state that remains costs only space.
         """
         uploader = self.recorder.uploader
-        if self._has_states and not uploader.is_failing:
+        if not uploader.is_failing:
             with suppress(Exception):
-                run = uploader.get_lease(self._run_id).check()
+                run = uploader.lease.check()
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:
@@ -274,27 +246,10 @@ class TrainingRun:
 
         Raises TrackingError if a new run has rows already.
         """
-        point = self._resume_point
+        config, point = self._config, self._resume_point
         if point is None:
             check_has_no_rows(self._client, run)
-        params = parameters_to_log(self._config, self._requested, run.data.params)
-        self._client.log_batch(
-            self._run_id, params=[Param(name, value) for name, value in params.items()]
-        )
-        self._set_tags(run)
-        if point is None:
-            # The first artifact: a store that takes no artifacts is noticed before training.
-            content = self._config.to_json().encode()
-            log_durably(self._client, self._run_id, content, names.CONFIG_JSON)
-        else:
-            self.recorder.rows.update(point.earlier_rows)
-            # Read under the lease: no other process adds points any more.
-            self.recorder.curve_steps = read_curve_steps(self._client, run)
-
-    def _set_tags(self, run: Run) -> None:
-        """Set the run's tags, keep those that the user set, and delete outdated ones."""
-        config = self._config
-        tags = {
+        grouping = {
             "strategy": config.strategy,
             "dataset": config.stream_name,
             "protocol": config.protocol,
@@ -302,31 +257,29 @@ class TrainingRun:
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.model,
         }
-        user_commit = _read_commit(Path.cwd())
-        if user_commit is not None:
-            tags["git_commit"] = user_commit
-        # A run that the user opened may have tags of the same names, which are kept.
-        tags = {name: value for name, value in tags.items() if name not in run.data.tags}
-        tags |= {
-            names.KIND_TAG: self._run_type,
-            names.VERSION_TAG: __version__,
-            names.SOFTWARE_TAG: software("torch", "torchvision"),
-            **build_families_tag(self.recorder.families, run.data.tags),
-        }
-        if config.test_interval is not None and self._run_type == names.KIND_TRAIN:
+        tags = {names.KIND_TAG: names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE}
+        if config.test_interval is not None:
             tags[names.ANYTIME_TAG] = config.test_every
-        outdated = [names.ERROR_TAG, names.DIVERGED_TAG]  # of an earlier attempt
-        is_checkout = (_SOURCE_FOLDER / ".git").exists()
-        if is_checkout and (commit := _read_commit(_SOURCE_FOLDER)) is not None:
+        if (user_commit := _read_commit(Path.cwd())) is not None:
+            grouping["git_commit"] = user_commit
+        if (_SOURCE_FOLDER / ".git").exists() and (commit := _read_commit(_SOURCE_FOLDER)):
             tags[names.COMMIT_TAG] = commit
             # MLflow takes the checkout of this program for that of the user.
             if run.data.tags.get(MLFLOW_GIT_COMMIT) == commit.removesuffix("-dirty"):
-                outdated.append(MLFLOW_GIT_COMMIT)
+                self._client.delete_tag(self._run_id, MLFLOW_GIT_COMMIT)
                 tags |= {} if user_commit is None else {MLFLOW_GIT_COMMIT: user_commit[:40]}
-        for tag in outdated:
-            if tag in run.data.tags:
-                self._client.delete_tag(self._run_id, tag)
-        log_tags(self._client, self._run_id, tags)
+        params = parameters_to_log(config, self._requested, run.data.params)
+        self.recorder.log_configuration(
+            run, params=params, grouping=grouping, tags=tags, libraries=("torch", "torchvision")
+        )
+        if point is None:
+            # The first artifact: a store that takes no artifacts is noticed before training.
+            content = config.to_json().encode()
+            log_durably(self._client, self._run_id, content, names.CONFIG_JSON)
+        else:
+            self.recorder.rows.update(point.earlier_rows)
+            # Read under the lease: no other process adds points any more.
+            self.recorder.curve_steps = read_curve_steps(self._client, run)
 
 
 def open_training_run(
@@ -346,16 +299,6 @@ def format_run_name(config: TrainConfig) -> str:
     num_seeds = len(config.seeds.split(","))
     seeds = f"seed {config.seed}" if config.seeds == NONE else f"{num_seeds} seeds"
     return f"{config.strategy} {config.stream_name} {seeds}"
-
-
-def _build_files(measured: MeasuredRow) -> dict[str, bytes]:
-    """Return a row's predictions and model weights, if these are kept, by artifact path."""
-    row = measured.row.row
-    files = {
-        f"{PREDICTIONS_FOLDER}/{predictions_file_name(row)}": measured.predictions,
-        f"{names.MODELS_FOLDER}/{names.format_model_file_name(row)}": measured.model,
-    }
-    return {path: content for path, content in files.items() if content is not None}
 
 
 def _build_optional_row_fields(metadata: StreamMetadata) -> dict[str, JSON]:

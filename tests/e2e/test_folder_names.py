@@ -23,7 +23,7 @@ from servers import tracking_server
 
 from clear_mlflow.cli import main
 from clear_mlflow.data.fetching.download import RELEASES, Archive, Release
-from clear_mlflow.journal.run_folder import Outcome, RunFolder
+from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder
 from clear_mlflow.store.client import preflight
 from clear_mlflow.store.rows import read_row_files
 
@@ -159,7 +159,7 @@ def resend_run(commands, trained):
     )
     for name, content in read_row_files(client, run).items():
         journal.append(f"accuracy_matrix/rows/{name}", content)
-    journal.append_outcome(Outcome("FINISHED"))
+    journal.append_json(OUTCOME_JSON, Outcome("FINISHED"))
     journal.close()
     assert "scored, FINISHED" in commands.run("sync")
     assert not list(Path("unsent_rows").iterdir())

@@ -462,7 +462,7 @@ def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
 def test_a_journal_that_is_written_to_says_that_the_run_trains(interrupted, left, tmp_path):
     """Who writes to it is at work on the run, whether or not the run says so yet."""
     client, run_id = interrupted
-    held = RunFolder.reopen(left, left.name)
+    held = RunFolder.reopen(left)
     try:
         with pytest.raises(TrackingError, match=f"another process trains into run {run_id} now"):
             read_resume_point(client, run_id, tmp_path)

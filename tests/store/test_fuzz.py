@@ -39,7 +39,13 @@ from clear_mlflow.core.text import one_line
 from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, new_array
 from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.importers import FORMATS, ResultFile, read_runs
-from clear_mlflow.journal.run_folder import METRICS_JSON, Outcome, RunFolder, read_header
+from clear_mlflow.journal.run_folder import (
+    METRICS_JSON,
+    OUTCOME_JSON,
+    Outcome,
+    RunFolder,
+    read_header,
+)
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults, parse_parameter
@@ -432,7 +438,7 @@ def journal(tmp_path_factory) -> Path:
     journal.append("accuracy_matrix/rows/row_001.json", b"one")
     journal.append_metrics([Metric("renate/average_accuracy", 0.5, 1, 1)])
     journal.append("accuracy_matrix/rows/row_002.json", b"two")
-    journal.append_outcome(Outcome("FAILED", "because"))
+    journal.append_json(OUTCOME_JSON, Outcome("FAILED", "because"))
     journal.close()
     return root
 
@@ -448,7 +454,8 @@ def test_journals(tmp_path, journal, data):
     spoil(root, outside, data.draw)
 
     def everything() -> list[tuple[str, bytes]]:
-        taken = RunFolder.reopen(root, read_header(root).run_id)
+        read_header(root)
+        taken = RunFolder.reopen(root)
         try:
             taken.read_outcome()
             found = []

@@ -22,7 +22,7 @@ from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.journal.run_folder import Outcome, RunFolder, default_root
+from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.store import lease, names
 from clear_mlflow.store.lease import (
@@ -96,7 +96,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     told = json.loads(kept.read_text())
     lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
     # What an outage keeps beside the row: its points, at the time when this process measured it.
-    left = RunFolder.reopen(default_root() / run.info.run_id, run.info.run_id)
+    left = RunFolder.reopen(default_root() / run.info.run_id)
     left.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     left.close()
     store.set_terminated(run.info.run_id, "FINISHED")
@@ -176,7 +176,7 @@ def test_a_lease_that_seems_expired_is_watched_before_its_run_is_closed(
     if is_renewed:
         sleeps.actions = [int] * 34 + [lambda: renew(30)]
     (result,) = rescore_runs(store, [store.get_run(run_id)], explicit=True)
-    assert "watching for 180 s if it is renewed" in capfd.readouterr().err
+    assert "waiting up to 180 s for the expiry of its lease" in capfd.readouterr().err
     status = store.get_run(run_id).info.status
     expected = ("skipped", "RUNNING") if is_renewed else ("scored", "KILLED")
     assert (result.action, status) == expected
@@ -372,7 +372,7 @@ def leave_journal(client, run, folder, end=None):
     journal = RunFolder.create(folder / run_id, run_id, client.tracking_uri)
     journal.append(f"{ROWS_FOLDER}/row_002.json", row_texts()["row_002.json"].encode())
     if end is not None:
-        journal.append_outcome(end)
+        journal.append_json(OUTCOME_JSON, end)
     return journal
 
 

@@ -44,7 +44,7 @@ def test_rows_and_files_are_sent_in_order_and_forgotten(store, run, journal):
     put(journal, "row_001.json", json.dumps(again))
     put(journal, "row_002.json", texts["row_002.json"])
     journal.append("other/file.txt", b"x")
-    sent = [entry.name for entry in Uploader(store).upload_folder(run, journal)]
+    sent = [entry.name for entry in Uploader(store, run.info.run_id).upload_folder(run, journal)]
     folder = ROWS_FOLDER
     assert sent == [f"{folder}/row_001.json", f"{folder}/row_002.json", "other/file.txt"]
     assert journal.list_entries() == []
@@ -61,7 +61,7 @@ def test_a_row_with_other_numbers_is_not_sent(store, run, journal):
     with pytest.raises(
         RowConflictError, match=r"row_001.json of run .* is stored already with other"
     ):
-        list(Uploader(store).upload_folder(run, journal))
+        list(Uploader(store, run.info.run_id).upload_folder(run, journal))
     assert entry.file.exists()
     assert len(journal.list_entries()) == 2
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT[:2]
@@ -72,7 +72,7 @@ def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal
     journal.append("before.txt", b"x")
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     journal.append("behind.txt", b"x")
-    sending = Uploader(store).upload_folder(run, journal)
+    sending = Uploader(store, run.info.run_id).upload_folder(run, journal)
     assert next(sending).name == "before.txt"
     (rows_folder(run) / "row_002.json").write_text(
         row_texts([*CORRECT[:2], [0, 0]])["row_002.json"]
@@ -88,7 +88,7 @@ def test_of_two_in_one_journal_the_first_counts(store, run, journal):
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     put(journal, "row_002.json", row_texts([*CORRECT[:2], [0, 0]])["row_002.json"])
     with pytest.raises(RowConflictError, match=r"row_002\.json"):
-        list(Uploader(store).upload_folder(run, journal))
+        list(Uploader(store, run.info.run_id).upload_folder(run, journal))
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
 
 
@@ -104,7 +104,7 @@ def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, mon
     journal.append("too/large.bin", b"x")
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
     with pytest.raises(TrackingError, match="too large"):
-        list(Uploader(store).upload_folder(run, journal))
+        list(Uploader(store, run.info.run_id).upload_folder(run, journal))
     assert [entry.name for entry in journal.list_entries()] == ["too/large.bin"]
     assert names.HOLDER_TAG not in store.get_run(run.info.run_id).data.tags  # it was given back
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
@@ -134,7 +134,7 @@ def test_a_file_that_is_damaged_or_renamed_is_no_row(store, run, journal, name):
     put(journal, name, "{" if name == "row_001.json" else row_texts(CORRECT)["row_002.json"])
     before = {path.name: path.read_bytes() for path in rows_folder(run).iterdir()}
     with pytest.raises(RecordError, match=name):
-        list(Uploader(store).upload_folder(run, journal))
+        list(Uploader(store, run.info.run_id).upload_folder(run, journal))
     assert {path.name: path.read_bytes() for path in rows_folder(run).iterdir()} == before
 
 

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from stored_runs import rows_folder, stored_run
 
 from clear_mlflow.core.errors import DivergedError, TrackingError
-from clear_mlflow.journal.run_folder import Outcome, RunFolder, find_run_folders
+from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, find_run_folders
 from clear_mlflow.journal.uploader import UnsentError, store_outcome
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.scoring import score
@@ -180,7 +180,7 @@ def test_how_a_training_in_a_child_ended(error, received, expected):
     found = build_result(error, "r", received)
     assert (found.exit_code, found.status) == expected
     assert found.run_id == "r"
-    unsent = UnsentError("waits", {})
+    unsent = UnsentError("waits")
     unsent.__cause__ = error
     found = build_result(unsent, "r", received)
     assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
@@ -194,7 +194,7 @@ def test_how_a_training_in_this_process_ended():
         (SystemExit(3), "FAILED"),
         (KeyboardInterrupt(), "KILLED"),
         (ValueError("x"), "FAILED"),
-        (UnsentError("waits", {}), "FINISHED"),
+        (UnsentError("waits"), "FINISHED"),
     ):
         assert build_result(error, "r").status == status
     found = build_result(DivergedError("no number"), "r")
@@ -206,7 +206,7 @@ def test_how_a_training_in_this_process_ended():
 def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     """And sync closes the run so, though evaluate has called it KILLED meanwhile."""
     run_id = running(store, experiment_id)
-    unsent = UnsentError("waits", {})
+    unsent = UnsentError("waits")
     unsent.__cause__ = DivergedError("no number")
     result = end_run(store, run_id, build_result(unsent, run_id))
     assert result.exit_code == 2
@@ -224,7 +224,7 @@ def left(store, run_id, tmp_path, told=None):
     """A journal in which nothing waits but, perhaps, how the training ended."""
     journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     if told is not None:
-        journal.append_outcome(told)
+        journal.append_json(OUTCOME_JSON, told)
     journal.close()
     return journal.folder
 

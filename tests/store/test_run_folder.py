@@ -13,6 +13,7 @@ from clear_mlflow.journal import run_folder
 from clear_mlflow.journal.run_folder import (
     HEADER_JSON,
     METRICS_JSON,
+    OUTCOME_JSON,
     FolderLockedError,
     Outcome,
     RunFolder,
@@ -48,7 +49,7 @@ def test_an_entry_and_an_end_are_on_the_disk_before_they_count(journal, monkeypa
     monkeypatch.setattr(Path, "replace", name)
     entry = journal.append("a/b.json", b"measured")
     assert (entry.name, entry.file.read_bytes()) == ("a/b.json", b"measured")
-    outcome = journal.append_outcome(Outcome("FAILED", "no more"))
+    outcome = journal.append_json(OUTCOME_JSON, Outcome("FAILED", "no more"))
     (end,) = [content for what, _, content in happened[3:4] if what == "flush"]
     assert json.loads(end)["error"] == "no more"
     for file, content, steps in (
@@ -77,7 +78,7 @@ def test_what_the_disk_does_not_take_is_not_there(journal, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             journal.append("b.json", b"2")
         with pytest.raises(OSError, match="No space"):
-            journal.append_outcome(Outcome("FINISHED"))
+            journal.append_json(OUTCOME_JSON, Outcome("FINISHED"))
     names = sorted(path.name for path in journal.folder.iterdir())
     assert names == sorted([first.file.name, HEADER_JSON, "lock"])
     assert journal.append("c.json", b"3").file.name == "00000002-c.json"
@@ -102,12 +103,12 @@ def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(journal, mo
 def test_a_journal_is_one_process_s(journal):
     """Another one is refused; when it is closed, what waits is there for the next, in order."""
     with pytest.raises(FolderLockedError, match="another process writes to"):
-        RunFolder.reopen(journal.folder, RUN)
+        RunFolder.reopen(journal.folder)
     for number in range(11):
         journal.append(f"of/{number}.json", b"")
     journal.append_metrics([Metric("m", 0.5, 1_000, 3)])
     journal.close()
-    again = RunFolder.reopen(journal.folder, RUN)
+    again = RunFolder.reopen(journal.folder)
     found = again.list_entries()
     assert [entry.name for entry in found] == [*(f"of/{n}.json" for n in range(11)), METRICS_JSON]
     (point,) = found[-1].read_metrics()
@@ -126,7 +127,7 @@ def test_an_entry_is_numbered_after_the_last_one_though_earlier_ones_were_sent(j
     for entry in entries[:2]:
         entry.remove()
     journal.close()
-    again = RunFolder.reopen(journal.folder, RUN)
+    again = RunFolder.reopen(journal.folder)
     again.append("a.json", b"4")
     assert [entry.file.read_bytes() for entry in again.list_entries()] == [b"2", b"3", b"4"]
     again.close()
@@ -172,11 +173,11 @@ def test_whose_journal_it_is(journal, tmp_path, monkeypatch):
 def test_an_end_is_read_back_and_a_new_training_starts_without_one(journal):
     """What an earlier one left does not close the run of the next."""
     assert journal.read_outcome() is None
-    journal.append_outcome(Outcome("KILLED", "two\nlines", diverged=True))
+    journal.append_json(OUTCOME_JSON, Outcome("KILLED", "two\nlines", diverged=True))
     assert journal.read_outcome() == Outcome(
         "KILLED", "two\N{REPLACEMENT CHARACTER}lines", diverged=True
     )
-    outcome = journal.append_outcome(Outcome("KILLED"))
+    outcome = journal.append_json(OUTCOME_JSON, Outcome("KILLED"))
     outcome.file.write_text(json.dumps({"status": "DELETED", "error": None}))
     with pytest.raises(TrackingError, match=r"outcome\.json is damaged: "):
         journal.read_outcome()

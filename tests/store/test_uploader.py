@@ -15,12 +15,19 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal import uploader as uploading
 from clear_mlflow.journal.run_folder import (
+    PARAMS_JSON,
+    TAGS_JSON,
     Outcome,
     RunFolder,
     find_run_folders,
     list_candidate_folders,
 )
-from clear_mlflow.journal.uploader import Uploader, is_permanent_error, read_exit_wait
+from clear_mlflow.journal.uploader import (
+    Uploader,
+    is_permanent_error,
+    read_exit_wait,
+    store_outcome,
+)
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
@@ -86,8 +93,8 @@ def folder(store, run_id):
     run_folder.close()
 
 
-def started(client):
-    uploader = Uploader(client)
+def started(client, run_id):
+    uploader = Uploader(client, run_id)
     uploader.start()
     return uploader
 
@@ -105,12 +112,12 @@ def contents(folder):
 def test_what_cannot_be_stored_now_is_tried_again_in_order(store, run_id, folder):
     """Nothing overtakes it, and the folder is empty when the store has everything."""
     client = Stutters(store.tracking_uri, a=[later(), later()])
-    uploader = started(client)
+    uploader = started(client, run_id)
     put(uploader, folder, "a", "b")
     uploader.enqueue(*folder.append_metrics([Metric("m", 0.5, 1_000, 3)]))
     uploader.finish(LONG)
     assert client.asked == ["a", "a", "a", "b"]
-    assert uploader.list_unsent() == {}
+    assert uploader.list_unsent() == []
     assert not uploader.is_failing
     assert uploader.build_unsent_error() is None
     assert folder.list_entries() == []
@@ -125,9 +132,8 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
     entries = [
         folder.append("a.txt", b"a"),
         *folder.append_metrics([Metric("m", 0.5, 1_000, 3)]),
-        folder.append_params({"epochs": "3"}),
-        folder.append_tags({names.ROWS_TAG: "partial"}),
-        folder.append_outcome(Outcome("FAILED", "because", diverged=True)),
+        folder.append_json(PARAMS_JSON, {"epochs": "3"}),
+        folder.append_json(TAGS_JSON, {names.ROWS_TAG: "partial"}),
     ]
 
     def state():
@@ -138,7 +144,8 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
     states = []
     for _ in range(2):
         for entry in entries:
-            Uploader(store).upload(entry)
+            Uploader(store, run_id).upload(entry)
+        store_outcome(store, run_id, Outcome("FAILED", "because", diverged=True))
         states.append(state())
     assert states[0] == states[1]
     status, params, tags, history, files = states[0]
@@ -150,15 +157,15 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
 def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folder):
     """A permission may have come meanwhile; until then it holds nothing else up."""
     client = Stutters(store.tracking_uri, a=[never()])
-    uploader = started(client)
+    uploader = started(client, run_id)
     put(uploader, folder, "a", "b")
     assert wait(lambda: len(client.asked) == 2 and "b.txt" in files_of(store, run_id))
     assert files_of(store, run_id) == ["b.txt"]
-    assert [entry.name for entry in uploader.list_unsent()[run_id]][-1] == "a.txt"
+    assert [entry.name for entry in uploader.list_unsent()][-1] == "a.txt"
     uploader.finish(LONG)
     assert client.asked == ["a", "b", "a"]
     assert files_of(store, run_id) == ["a.txt", "b.txt"]
-    assert uploader.list_unsent() == {}
+    assert uploader.list_unsent() == []
     assert folder.list_entries() == []
 
 
@@ -166,14 +173,14 @@ def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folde
 def test_what_a_store_never_takes_stays_in_the_folder(store, run_id, folder):
     """The end waits no longer than it was told to, and names the folder."""
     errors = {"a": [never(), never()], "b": [later() for _ in range(10_000)]}
-    uploader = started(Stutters(store.tracking_uri, **errors))
+    uploader = started(Stutters(store.tracking_uri, **errors), run_id)
     put(uploader, folder, "a", "b")
     assert wait(lambda: "try again" in str(uploader.problem))
     uploader.finish(0.3)
-    assert sorted(entry.name for entry in uploader.list_unsent()[run_id]) == ["a.txt", "b.txt"]
+    assert sorted(entry.name for entry in uploader.list_unsent()) == ["a.txt", "b.txt"]
     error = uploader.build_unsent_error()
     assert error is not None
-    assert error.folders == {run_id: folder.folder}
+    assert error.folder == folder.folder
     assert f"clear-mlflow sync {folder.folder}" in str(error)
     assert contents(folder) == {"a.txt": b"a", "b.txt": b"b"}
 
@@ -186,7 +193,7 @@ def test_a_function_that_the_store_refuses_blocks_nothing(store, run_id, folder,
         with mlflow_errors("tag the run"):
             raise never()
 
-    uploader = started(store)
+    uploader = started(store, run_id)
     uploader.enqueue(refused)
     put(uploader, folder, "a")
     uploader.finish(1)
@@ -197,7 +204,7 @@ def test_a_function_that_the_store_refuses_blocks_nothing(store, run_id, folder,
 def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monkeypatch):
     """The first one was full: each folder with the command that sends what is in it."""
     monkeypatch.chdir(tmp_path)
-    uploader = Uploader(store)
+    uploader = Uploader(store, run_id)
     for name, path in zip("ab", list_candidate_folders(run_id), strict=True):
         folder = RunFolder.create(path, run_id, store.tracking_uri)
         put(uploader, folder, name)
@@ -210,7 +217,7 @@ def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monke
 
 def test_whoever_waits_for_a_file_returns_when_the_store_has_it(store, run_id, folder):
     """Or at once when the store is away, which is reported."""
-    uploader = started(Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]))
+    uploader = started(Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id)
     put(uploader, folder, "a")
     uploader.wait_until_stored(LONG)
     assert not uploader.is_failing
