@@ -25,9 +25,9 @@ from clear_mlflow.learning.parameters.config import (
 )
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.learning.parameters.recipes import AUTO
-from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.process.rank_worker import run_rank
+from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.process.training_process import TrainingProcess
 
 _HEADINGS = {
     group: [name for name, parameter in PARAMETERS.items() if parameter["group"] == group]
@@ -200,7 +200,7 @@ def train_distributed(
         tag: tags of the run.
         **parameters: parameters of the training as text.
     """
-    from clear_mlflow.process.launch import launch, processes_to_start
+    from clear_mlflow.process.ranks import launch, resolve_num_processes
 
     if processes != "auto" and processes < 1:
         raise ConfigError(f"processes is {processes}; expected a whole number of at least 1")
@@ -213,7 +213,7 @@ def train_distributed(
     # Only passed options: a default would override the configuration file.
     for name, value in _select_passed(parameters).items():
         arguments += [f"--{name.replace('_', '-')}", value]
-    num_processes = processes_to_start(None if processes == "auto" else processes, train_config)
+    num_processes = resolve_num_processes(None if processes == "auto" else processes, train_config)
     sys.exit(launch(num_processes, arguments))
 
 
