@@ -6,8 +6,8 @@ folder.
 
 In all formulas, R[i, j] is the accuracy on bucket j after training on bucket i, from 0: (k, T), for
 k trained of T buckets, and "last" is row k - 1. Unless a docstring states otherwise, accuracies
-are fractions in [0, 1], differences are in [-1, 1], higher is better, and a metric is undefined if a
-value that it needs was not measured.
+are fractions in [0, 1], differences are in [-1, 1], higher is better, and a metric is undefined if
+a value that it needs was not measured.
 """
 
 from clear_mlflow.metrics._metric import (
