@@ -18,7 +18,7 @@ from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate_metrics
 from clear_mlflow.scoring import read_scores, score
-from clear_mlflow.server.live_run import describe_state, draw_run
+from clear_mlflow.server.live_pages import describe_state, draw_run
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows
@@ -241,7 +241,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     }
     Lease(store, run_id).acquire()
     with TrainingRun(store, run_id, training.config, {}, resume_point=point) as run:
-        run.log_dataset(training.facts)
+        run.log_dataset(training.metadata)
         for test in (*again[2], *again[3]):
             run._log_test(test)
     expected = [*TESTS[1], again[2][0], TESTS[2][1], *again[3], *TESTS[4]]
