@@ -45,7 +45,8 @@ _MAX_NAME_LENGTH = 100
         SELECTION: ("runs", "filter", "unscored_only"),
         METRICS: ("metrics",),
         "Rows of another program": (
-            *("rows", "rows_scale", "rows_future", "rows_score", "rows_lower_is_better"),
+            *("rows", "rows_scale", "rows_future", "rows_orientation", "rows_score"),
+            "rows_lower_is_better",
         ),
         WORK: ("jobs", "dry_run"),
     },

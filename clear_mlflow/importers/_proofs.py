@@ -34,7 +34,7 @@ def find_orientation(
         raise RecordError(
             f"prints {numbers}, which its matrix does not fit: {_describe_both(cells)}. The file "
             'is truncated or damaged, or these are other averages; then pass orientation="rows" '
-            'or "columns"'
+            'or orientation="columns"'
         )
     if named or len(fitting) == 1:
         orientation = named or fitting[0]
@@ -42,7 +42,7 @@ def find_orientation(
         return orientation, f"{orientation} as training: fits {numbers}" if printed else ""
     raise RecordError(
         f"does not prove whether a row or a column is one test after training: "
-        f'{_describe_both(cells)}; pass orientation="rows" or "columns"'
+        f'{_describe_both(cells)}; pass orientation="rows" or orientation="columns"'
     )
 
 
@@ -91,7 +91,11 @@ def _fits(cells: _Cells, printed: PrintedNumber) -> bool:
         values = [filled[last, : last + 1].mean(), *(line.mean() for line in lines if line.size)]
     else:
         averages = [filled[i, : i + 1].mean() for i in range(last + 1)]
-        values = [averages[-1], float(np.mean(averages)), filled[np.tri(*filled.shape, dtype=np.bool_)].mean()]
+        values = [
+            averages[-1],
+            float(np.mean(averages)),
+            filled[np.tri(*filled.shape, dtype=np.bool_)].mean(),
+        ]
     return any(abs(value - printed.value) <= printed.precision * 1.02 + 2e-7 for value in values)
 
 

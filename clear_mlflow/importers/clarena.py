@@ -57,7 +57,9 @@ class CLArena(Format):
                 )
             tolerance = 0.5 * sum(map(unit_of_last_digit, (average, cells[0])))
             mean = float(np.mean(row))
-            check_number(f"after task {task} the average", parse_cell(average), mean, tolerance + 1e-6)
+            check_number(
+                f"after task {task} the average", parse_cell(average), mean, tolerance + 1e-6
+            )
             rows.append(row)
         check_end(file, len(rows) == len(tasks), f"the lines of {len(tasks)} tasks")
         proof = f"rows as training: fits {len(rows)} average accuracies"

@@ -127,7 +127,9 @@ class MultiDomain(Format):
             elif (match := _ACCURACY.fullmatch(line)) and checkpoint and dataset:
                 accuracy = parse_cell(match[1])
                 if accuracies.setdefault((checkpoint, dataset), accuracy) != accuracy:
-                    raise RecordError(f"tests {safe_repr(checkpoint)} twice on {safe_repr(dataset)}")
+                    raise RecordError(
+                        f"tests {safe_repr(checkpoint)} twice on {safe_repr(dataset)}"
+                    )
                 dataset = ""
         if dataset:
             raise RecordError(f"is cut off: it lacks the accuracy on {safe_repr(dataset)}")
