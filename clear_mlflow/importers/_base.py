@@ -99,19 +99,28 @@ class ResultFile:
         return bool(re.match(r"\s*\[\s*(\[\s*)?[-+.\w]+\s+[-+.\w]", self.head[start:]))
 
 
+AVERAGE: Final = "average accuracy"
+LINE_AVERAGE: Final = "average of a line"  # in a column of the table
+FORGETTING: Final = "forgetting"
+WEIGHTED: Final = "accuracy over all images"
+MEAN_WEIGHTED: Final = "mean accuracy over all images"  # over the tests so far
+EARLIER: Final = "accuracy on earlier tasks"  # mean of all cells below the diagonal
+
+
 @dataclass(frozen=True)
 class PrintedNumber:
     """A number that a file prints next to its matrix, by which the matrix is checked."""
 
-    name: str  # "average accuracy" or "forgetting"
+    name: str  # one of the names above
     value: float
-    precision: float  # half a unit of its last digit
-    step: int | None = None  # number of trained buckets; None: the last
+    step: int  # number of buckets trained
+    precision: float = 0.005  # half a unit of its last digit
 
     @classmethod
-    def parse(cls, name: str, digits: str, step: int | None = None) -> PrintedNumber:
-        """Build a printed number from its decimal digits. Raises RecordError if it is none."""
-        return cls(name, parse_cell(digits), 0.5 * unit_of_last_digit(digits), step)
+    def parse(cls, name: str, digits: str, step: int) -> PrintedNumber:
+        """Convert decimal digits. Raises RecordError if they are no number."""
+        decimals = min(len(digits.partition(".")[2]), 7)  # later digits are those of a float
+        return cls(name, parse_cell(digits), step, 0.5 * 10**-decimals)
 
 
 @dataclass(frozen=True)
@@ -128,8 +137,7 @@ class ParsedRun:
     label: str = ""  # name of the run within its file; empty if it is the only one
     source_bytes: bytes | None = None  # bytes of the file that are this run; None: all of them
     score: Score = ACCURACY  # what the numbers are, if the file defines it
-    printed: Sequence[PrintedNumber] = ()  # averages in a general format that prove orientation
-    proof: str = ""  # which printed numbers the rows fit, if the format checked them itself
+    printed: Sequence[PrintedNumber] = ()  # averages in the file
 
 
 class Format(ABC):
@@ -187,27 +195,6 @@ def parse_cell(text: str) -> float:
     return float(text)
 
 
-def unit_of_last_digit(digits: str) -> float:
-    """Return the value of one in the last digit of a decimal number, for example 0.01 for 61.25."""
-    mantissa, _, exponent = digits.lower().partition("e")
-    decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
-    return float(10.0 ** -min(max(decimals, -300), 15))
-
-
-def check_number(name: str, printed: float, computed: float, tolerance: float) -> None:
-    """Raise RecordError if a number that a log prints is not that of its matrix."""
-    if not abs(printed - computed) <= tolerance + 1e-9:  # also if one is NaN
-        raise RecordError(
-            f"prints {name} {printed:g}, but its matrix has {computed:.6g}: the file is truncated "
-            "or damaged, or its matrix is transposed"
-        )
-
-
-def check_range(name: str, printed: float, cells: Sequence[float], tolerance: float) -> None:
-    """Raise RecordError if a weighted average that a log prints is outside the range of cells."""
-    check_number(name, printed, min(max(printed, min(cells)), max(cells)), tolerance)
-
-
 def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
     """Raise RecordError if a log lacks its end, unless the user stated orientation="rows"."""
     if not is_complete and file.options.orientation != "rows":
@@ -215,22 +202,6 @@ def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
             f"lacks {end}: the run stopped early, or the file is truncated. Pass "
             'orientation="rows" to import the tests that it contains'
         )
-
-
-def read_printed_rows(lines: Sequence[str], start: int) -> list[list[float]]:
-    """Return the rows of an array as NumPy prints it, [] if it is shortened by "..." or cut off.
-
-    start: index of the line in which the array begins.
-    """
-    parts = []
-    for number in range(start, min(start + 8 * MAX_BUCKETS, len(lines))):
-        if not re.fullmatch(r"[-+\[\]0-9.eEna \t]*", lines[number]) or "..." in lines[number]:
-            break
-        parts.append(lines[number])
-        if "]]" in lines[number] or ("]" in lines[number] and not parts[0].startswith("[[")):
-            rows = " ".join(parts).replace("[", " ").split("]")
-            return [[parse_cell(cell) for cell in row.split()] for row in rows if row.strip()]
-    return []
 
 
 def suggest_buckets(names: Sequence[str]) -> str:

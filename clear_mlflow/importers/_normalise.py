@@ -136,20 +136,22 @@ def _detect_orientation(
 
     Raises RecordError if neither the options nor the file prove it.
     """
-    orientation = options.orientation
+    stated, named = options.orientation, parsed.orientation
     is_marked = not file_format.is_general or parsed.initial is not None
-    if is_marked and orientation not in ("auto", "rows" if file_format.is_log else ""):
+    if is_marked and stated not in ("auto", "rows" if file_format.is_log else ""):
         raise ConfigError(
-            f"orientation is {orientation!r}, but the format {file_format.name} itself marks "
-            "the rows; leave orientation out"
+            f"orientation is {stated!r}, but the format {file_format.name} itself marks the rows; "
+            "leave orientation out"
         )
-    if not is_marked and orientation != "auto":
-        return orientation, ""
-    if is_marked or options.initial == "first-row":
-        return "columns" if parsed.orientation == "columns" else "rows", parsed.proof
+    if not is_marked and stated != "auto":
+        return stated, ""
     is_jagged = len({*map(len, parsed.rows)}) > 1
-    named = "rows" if is_jagged and parsed.orientation == "auto" else parsed.orientation
-    return find_orientation(_build_array(None, parsed.rows)[1:], parsed.printed, named)
+    if named == "auto" and (is_marked or is_jagged or options.initial == "first-row"):
+        named = "rows"
+    printed = parsed.printed if parsed.initial is None else ()
+    if named != "auto" and not printed:
+        return named, ""
+    return find_orientation(_build_array(None, parsed.rows)[1:], printed, named)
 
 
 def _order_rows(

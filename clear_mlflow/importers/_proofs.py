@@ -1,4 +1,4 @@
-"""Orientation of a plain matrix, proven by its shape or by averages printed next to it."""
+"""Orientation of a matrix, proven by its shape or by averages printed next to it."""
 
 from __future__ import annotations
 
@@ -9,41 +9,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.importers._base import PrintedNumber
+from clear_mlflow.importers._base import (
+    EARLIER,
+    FORGETTING,
+    LINE_AVERAGE,
+    MEAN_WEIGHTED,
+    WEIGHTED,
+    PrintedNumber,
+)
 
 _Cells: TypeAlias = "NDArray[np.float64]"
-_UNITS = (1.0, 100.0, 0.01)  # a log may print percent next to fractions, or the other way round
 
 
 def find_orientation(
-    cells: _Cells, printed: Sequence[PrintedNumber], named: str = "auto"
+    cells: _Cells, printed: Sequence[PrintedNumber], named: str
 ) -> tuple[str, str]:
-    """Return "rows" or "columns" for a plain matrix, and a line that reports the proof.
+    """Return "rows" or "columns" for a matrix, and a line that reports the proof.
 
     cells: NaN or 0 where nothing was measured. printed: averages from the same file. named: the
-    orientation that names in the file prove. Raises RecordError if the averages contradict it, or
-    if nothing proves it; the message shows what both would result in.
+    orientation that names in the file prove, or "auto". Raises RecordError if the averages
+    contradict it, or if nothing proves it; the message shows what both would result in.
     """
-    is_square = len(set(cells.shape)) == 1 and len(cells) > 1
-    if named == "auto":
-        named = _find_orientation_by_shape(cells) if is_square else "rows"
-    matrices = {"rows": cells, "columns": cells.T} if is_square else {"rows": cells}
-    fitting = [name for name, matrix in matrices.items() if _find_unit(matrix, printed)]
-    if printed and not (fitting and named in (*fitting, "")):
-        numbers = ", ".join(f"{number.name} {number.value:g}" for number in printed[:3])
+    is_square = cells.shape[0] == cells.shape[1] > 1
+    if named != "auto" or not is_square:
+        proven = "columns" if named == "columns" else "rows"
+        matrices = {proven: cells.T if proven == "columns" else cells}
+    else:
+        proven = _find_orientation_by_shape(cells)
+        matrices = {"rows": cells, "columns": cells.T}
+    fitting = [name for name, matrix in matrices.items() if _fits(matrix, printed)]
+    last_numbers = {number.name: number for number in printed}.values()
+    numbers = ", ".join(f"{number.name} {number.value:g}" for number in last_numbers)
+    results = "; ".join(f"{name} as training: {_describe(m)}" for name, m in matrices.items())
+    if not fitting or proven not in (*fitting, ""):
         raise RecordError(
-            f"prints {numbers}, which its matrix does not fit: {_describe_both(cells)}. The file "
-            'is truncated or damaged, or these are other averages; then pass orientation="rows" '
-            'or orientation="columns"'
+            f"prints {numbers}, but its matrix has other averages after one of its tests "
+            f"({results}): it is truncated, damaged or transposed. For a plain matrix next to other "
+            'averages, pass orientation="rows" or orientation="columns"'
         )
-    if named or len(fitting) == 1:
-        orientation = named or fitting[0]
-        numbers = ", ".join(f"{number.name} {number.value:g}" for number in printed[-3:])
-        return orientation, f"{orientation} as training: fits {numbers}" if printed else ""
-    raise RecordError(
-        f"does not prove whether a row or a column is one test after training: "
-        f'{_describe_both(cells)}; pass orientation="rows" or orientation="columns"'
-    )
+    if not proven and len(fitting) > 1:
+        raise RecordError(
+            f"does not prove whether a row or a column is one test after training: {results}; pass "
+            'orientation="rows" or orientation="columns"'
+        )
+    orientation = proven or fitting[0]
+    return orientation, f"{orientation} as training: fits {numbers}" if printed else ""
 
 
 def _find_orientation_by_shape(cells: _Cells) -> str:
@@ -54,10 +64,10 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
     """
     filled = np.nan_to_num(cells)
     has_past, has_future = np.tril(filled, -1).any(), np.triu(filled, 1).any()
-    if not has_future or np.array_equal(filled, filled.T):
+    if has_past and has_future and not np.array_equal(filled, filled.T):
+        return ""
+    if has_past or not has_future or not np.diagonal(filled).all():
         return "rows"
-    if has_past or not np.diagonal(filled).all():
-        return "" if has_past else "rows"
     if len(cells) == 2 and cells[1, 0] == 0:
         raise RecordError(
             'contains 0 below the diagonal: pass orientation="columns" if a column is one test '
@@ -66,46 +76,61 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
     return "columns"
 
 
-def _find_unit(cells: _Cells, printed: Sequence[PrintedNumber]) -> float | None:
-    """Return the factor with which printed numbers fit a matrix with a row per test, or None."""
-    for unit in _UNITS:
-        if printed and all(_fits(cells * unit, number) for number in printed):
-            return unit
-    return None
+def _fits(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
+    """Return True if usual definitions result in all printed numbers, as they are rounded.
+
+    cells: a row per test. A log may print percent next to fractions, or the other way round.
+    """
+    # The cells are rounded, too, and 32-bit floats differ in the seventh digit.
+    return any(
+        all(
+            any(
+                abs(value * unit - number.value) <= 2.02 * number.precision + 2e-7
+                for value in _compute(cells, number, printed)
+            )
+            for number in printed
+        )
+        for unit in (1.0, 100.0, 0.01)
+    )
 
 
-def _fits(cells: _Cells, printed: PrintedNumber) -> bool:
-    """Return True if a usual definition of a printed number has its value, as it is rounded."""
-    last = len(cells) - 1 if printed.step is None else printed.step - 1
-    filled = np.nan_to_num(cells)
-    if printed.name == "forgetting":
-        if not 1 <= last < filled.shape[1]:
-            return False
-        past, final = filled[:, :last], filled[last, :last]
-        best_accuracies = (past.max(axis=0), past[:last].max(axis=0), np.diagonal(filled)[:last])
-        values = [float(np.mean(best - final)) for best in best_accuracies]
-    elif printed.step is not None:
-        # The mean of all cells in a line is no proof, but no contradiction either.
-        columns = cells[:, last : last + 1].ravel()
-        lines = [line[~np.isnan(line)] for line in (cells[last], columns)]
-        values = [filled[last, : last + 1].mean(), *(line.mean() for line in lines if line.size)]
-    else:
-        averages = [filled[i, : i + 1].mean() for i in range(last + 1)]
-        values = [
-            averages[-1],
-            float(np.mean(averages)),
-            filled[np.tri(*filled.shape, dtype=np.bool_)].mean(),
-        ]
-    return any(abs(value - printed.value) <= printed.precision * 1.02 + 2e-7 for value in values)
+def _compute(
+    cells: _Cells, number: PrintedNumber, printed: Sequence[PrintedNumber]
+) -> Sequence[np.float64]:
+    """Return the values of a printed number by its usual definitions, from a row per test.
+
+    printed: all numbers of the file.
+    """
+    step, last = number.step, number.step - 1
+    if not 0 < step <= min(cells.shape):
+        return []
+    row = np.nan_to_num(cells[last, :step])
+    if number.name == WEIGHTED:  # any weights are possible
+        return [np.clip(number.value, row.min(), row.max())]
+    if number.name == MEAN_WEIGHTED:
+        totals = {n.step: n.value for n in printed if n.name == WEIGHTED and n.step <= step}
+        return [np.mean([*totals.values()])]
+    seen = np.nan_to_num(cells[:step, :step])
+    if number.name == EARLIER:
+        return [np.tril(seen, -1).sum() / (step * last / 2)] if last else []
+    if number.name == FORGETTING:
+        past = seen[:last, :last]
+        best, own = past.max(axis=0, initial=0), np.diagonal(past)
+        drops = [np.maximum(best, row[:last]) - row[:last], best - row[:last], own - row[:last]]
+        # LibContinual leaves out the task before the last, but divides by the number of all.
+        return [drop.sum() / max(last, 1) for drop in (*drops, drops[2][:-1])]
+    if number.name == LINE_AVERAGE:
+        # The mean of a complete line fits in both orientations, and so it proves neither.
+        lines = [line[~np.isnan(line)] for line in (cells[last], cells[:, last])]
+        return [row.mean(), *(line.mean() for line in lines if line.size)]
+    sums = np.tril(seen).sum(axis=1)
+    averages = sums / np.arange(1, step + 1)
+    return [averages[-1], averages.mean(), sums.sum() / (step * (step + 1) / 2)]
 
 
-def _describe_both(cells: _Cells) -> str:
-    """Return the final average and forgetting of a matrix in both orientations, as a text."""
-    texts = []
-    for name, matrix in (("rows", cells), ("columns", cells.T)):
-        filled, past = np.nan_to_num(matrix), len(matrix) - 1
-        forgetting = filled[:past, :past].max(axis=0, initial=0) - filled[past, :past]
-        average = f"average {filled[past].mean():.3g}"
-        forgotten = f", forgetting {forgetting.mean():.3g}" if forgetting.size else ""
-        texts.append(f"{name} as training: {average}{forgotten}")
-    return "; ".join(texts)
+def _describe(cells: _Cells) -> str:
+    """Return the final average accuracy and forgetting of a matrix with a row per test."""
+    filled, last = np.nan_to_num(cells), len(cells) - 1
+    forgetting = filled[:, :last].max(axis=0) - filled[last, :last]
+    average = filled[last, : last + 1].mean()
+    return f"average {average:.3g}" + (f", forgetting {forgetting.mean():.3g}" if last else "")

@@ -12,11 +12,15 @@ from clear_mlflow.core.matrix import label_numbers
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (
+    AVERAGE,
+    FORGETTING,
+    LINE_AVERAGE,
     Format,
     ParsedRun,
     PrintedNumber,
     ReadOptions,
     ResultFile,
+    check_end,
     is_cell,
     is_number,
     parse_cell,
@@ -34,8 +38,8 @@ _NEVER_BUCKETS = re.compile(
 )
 _AVERAGE_COLUMN = re.compile(r"(avg|average|mean)([_ -]?acc(uracy)?)?", re.I)
 _PRINTED_AVERAGE = re.compile(
-    r"[# *]*(?:(?:final |overall )?(?:average|avg|mean)[ _-]acc(?:uracy)?|(forgetting)) *[:=] *"
-    r"([0-9]{1,20}(?:\.[0-9]{1,20})?) *%?\s*",
+    r"[# *]*(?:(?:final |overall )?(?:average|avg|mean)[ _-]acc(?:uracy)?|(forgetting))"
+    r"(?: \((?:CNN|NME)\))? ?[:=] ?([0-9]{1,20}(?:\.[0-9]{1,20})?) ?%?",
     re.I,
 )
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]{1,5})?")
@@ -63,7 +67,7 @@ class PlainText(Format):
         if not table:
             raise RecordError("contains no row of numbers")
         names = table.pop(0) if _has_column_names(table, options.bucket_names) else None
-        printed = _find_printed_averages(file)
+        printed: list[PrintedNumber] = []
         labels, corner = None, ""
         if _has_labels(table, names, options):
             labels, table = [_unescape(row[0]) for row in table], [row[1:] for row in table]
@@ -72,15 +76,18 @@ class PlainText(Format):
         if names is not None or options.columns:
             names = names and [_unescape(name) for name in names]
             columns = _choose_columns(names, max(map(len, table), default=0), options)
-            printed += _read_average_column(names or (), table)
+            printed = _read_average_column(names or (), table)
             names = names and [names[j] for j in columns]
             table = [[row[j] for j in columns if j < len(row)] for row in table]
+        printed += _find_printed_averages(file, len(table))
         initial, rows = None, [[parse_cell(cell) for cell in row] for row in table]
         for index, label in enumerate(labels or ()):
             if labels and label.lower() in _INITIAL_LABELS:
                 initial = rows.pop(index)
                 labels.pop(index)
                 break
+        if corner == "after_training_task":  # CLArena's acc.csv has a column per line
+            check_end(file, len(rows) == len(names or ()), f"the lines of {len(names or ())} tasks")
         is_ordered = options.columns or names in (None, labels, options.bucket_names)
         numbers = [] if is_ordered else label_numbers(names or ())
         if numbers != sorted(numbers):
@@ -235,12 +242,12 @@ def _detect_orientation(
     return "columns" if _TESTED.search(corner) or names_trained or labels_tested else "auto"
 
 
-def _find_printed_averages(file: ResultFile) -> list[PrintedNumber]:
+def _find_printed_averages(file: ResultFile, step: int) -> list[PrintedNumber]:
     """Return averages that lines around the matrix print, such as "Average accuracy: 61.2"."""
     return [
-        PrintedNumber.parse("forgetting" if match[1] else "average accuracy", match[2])
+        PrintedNumber.parse(FORGETTING if match[1] else AVERAGE, match[2], step)
         for line in file.iter_lines()
-        if (match := _PRINTED_AVERAGE.fullmatch(line[:200]))
+        if (match := _PRINTED_AVERAGE.fullmatch(line[-200:].rpartition("=> ")[2]))
     ]
 
 
@@ -249,12 +256,10 @@ def _read_average_column(
 ) -> list[PrintedNumber]:
     """Return the numbers in the first column that is named as an average over buckets."""
     column = next((j for j, name in enumerate(names) if _AVERAGE_COLUMN.fullmatch(name)), None)
-    if column is None:
-        return []
     return [
-        PrintedNumber.parse("average accuracy", row[column], step)
+        PrintedNumber.parse(LINE_AVERAGE, row[column], step)
         for step, row in enumerate(table, start=1)
-        if column < len(row) and is_number(row[column])
+        if column is not None and column < len(row) and is_number(row[column])
     ]
 
 

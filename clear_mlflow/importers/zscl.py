@@ -1,9 +1,9 @@
 """Results of ZSCL and MoE-Adapters4CL: metrics.json of cil/, and evaluation output of mtil/.
 
 Source: Thunderbeee/ZSCL (b96e714) and JiazuoYu/MoE-Adapters4CL (4572d97). cil/main.py writes a JSON
-line per task, with continuum's scores in percent, and a line with the last and average accuracy.
-mtil/src/models/evaluation.py prints the accuracy of a checkpoint on each data set; the checkpoints
-are named after the data set that they were trained on last.
+line per task, with continuum's scores in percent, and a last line with their averages.
+mtil/src/models/evaluation.py prints the accuracy of a checkpoint on a data set; a checkpoint is
+named after the data set that it was trained on last.
 """
 
 from __future__ import annotations
@@ -11,39 +11,42 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LOG_BYTES, convert, json_value
 from clear_mlflow.importers._base import (
+    EARLIER,
+    MEAN_WEIGHTED,
     NAN,
+    WEIGHTED,
     Format,
     ParsedRun,
+    PrintedNumber,
     ResultFile,
     check_end,
-    check_number,
-    check_range,
     parse_cell,
-    to_floats,
 )
 
-_CHECKPOINT = re.compile(r"Checkpoint loaded from (.{1,300})")
-_DATASET = re.compile(r"Evaluating on ([\w.-]{1,100})")
-_ACCURACY = re.compile(r"(?:.{0,300}\r)?Top-1 accuracy: ([0-9.]{1,20})")
+_EVENT = re.compile(
+    r"(?:^|\r)(?:Checkpoint loaded from (?P<checkpoint>.{1,300})|"
+    r"Evaluating on (?P<dataset>[\w.-]{1,100})|Top-1 accuracy: (?P<accuracy>[0-9]{1,3}[.][0-9]{2}))$"
+)
 
 
-class _Test(msgspec.Struct):
-    """A line of metrics.json: one test, after a task."""
+class _Line(msgspec.Struct):
+    """A line of metrics.json; the last one has only last and avg."""
 
-    task: int
-    acc: float  # weighted by numbers of images
-    avg_acc: float
-    acc_per_task: list[Any]
-    fwt: float  # of old versions of continuum: mean of the accuracies on earlier tasks
+    task: int = -1
+    acc: float = NAN
+    avg_acc: float = NAN
+    fwt: float = NAN  # of the mean of the accuracies on earlier tasks
+    acc_per_task: Annotated[list[float], msgspec.Meta(max_length=MAX_BUCKETS)] = []
+    last: float | None = None
+    avg: float = NAN
 
 
 class ClassIncremental(Format):
@@ -59,40 +62,30 @@ class ClassIncremental(Format):
         return file.head.startswith('{"task": ') and '"acc_per_task": [' in file.head
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run.
-
-        Raises RecordError if a task is missing, or if its averages are not those of its rows.
-        """
+        """Yield the file's one run. Raises RecordError if the line of a task is missing."""
         rows: list[list[float]] = []
-        totals: list[float] = []
-        end: dict[str, Any] = {}
-        for line in file.iter_lines(MAX_BUCKETS + 1):
-            document = convert(json_value(line, 2**20), dict[str, Any])
-            if "acc_per_task" not in document:
-                end = document
-                continue
-            test = convert(document, _Test)
-            row = to_floats(test.acc_per_task, "acc_per_task")
-            if test.task != len(rows) or len(row) != len(rows) + 1 or end:
+        printed = []
+        is_complete = False
+        for text in file.iter_lines(MAX_BUCKETS + 1):
+            line: _Line = convert(json_value(text, 2**20), _Line)
+            step = len(rows) + 1
+            if line.last is not None:
+                is_complete = True
+                printed.append(PrintedNumber(WEIGHTED, line.last, step - 1))
+                printed.append(PrintedNumber(MEAN_WEIGHTED, line.avg, step - 1))
+                break
+            if line.task != step - 1 or len(line.acc_per_task) != step:
                 raise RecordError(
-                    f"has {len(row)} accuracies in the line of task {test.task}; expected "
-                    f"{len(rows) + 1} in that of task {len(rows)}"
+                    f"has {len(line.acc_per_task)} accuracies in the line of task {line.task}; "
+                    f"expected {step} in that of task {step - 1}"
                 )
-            rows.append(row)
-            totals.append(test.acc)
-            check_range(f"after task {test.task} acc", test.acc, row, 0.01)
-            check_number("avg_acc", test.avg_acc, float(np.mean(totals)), 0.011)
-            past = [cell for earlier in rows for cell in earlier[:-1]]
-            if past:
-                check_number("fwt", test.fwt, float(np.mean(past)), 0.011)
-        check_end(file, bool(end and rows), "the line with last and avg")
-        if end and rows:
-            last, average = to_floats([end.get("last"), end.get("avg")], "last and avg")
-            check_number("last", last, totals[-1], 0.006)
-            check_number("avg", average, float(np.mean(totals)), 0.011)
-        yield ParsedRun(
-            rows=rows, proof=f"rows as training: fits the averages of {len(rows)} lines"
-        )
+            rows.append(line.acc_per_task)
+            printed.append(PrintedNumber(WEIGHTED, line.acc, step))
+            printed.append(PrintedNumber(MEAN_WEIGHTED, line.avg_acc, step))
+            if step > 1:
+                printed.append(PrintedNumber(EARLIER, line.fwt, step))
+        check_end(file, is_complete and bool(rows), "the line with last and avg")
+        yield ParsedRun(rows=rows, printed=printed)
 
 
 class MultiDomain(Format):
@@ -115,44 +108,35 @@ class MultiDomain(Format):
         future="not-tested", on those up to its own.
         """
         accuracies: dict[tuple[str, str], float] = {}
-        checkpoint = dataset = ""
-        is_loading = False
+        checkpoint = dataset = last_event = ""
         for line in file.iter_lines():
-            if match := _DATASET.fullmatch(line):
-                dataset, is_loading = match[1], False
-            elif match := _CHECKPOINT.fullmatch(line):
-                # MoE-Adapters4CL loads a second file, its router, right after the first.
-                if not is_loading:
-                    checkpoint, is_loading = PurePosixPath(match[1].strip()).stem, True
-            elif (match := _ACCURACY.fullmatch(line)) and checkpoint and dataset:
-                accuracy = parse_cell(match[1])
+            if not (match := _EVENT.search(line)):
+                continue
+            # MoE-Adapters4CL loads a second file, its router, right after the first.
+            if match["checkpoint"] and last_event != "checkpoint":
+                checkpoint = PurePosixPath(match["checkpoint"]).stem
+            elif match["dataset"]:
+                dataset = match["dataset"]
+            elif match["accuracy"] and last_event == "dataset":
+                accuracy = parse_cell(match["accuracy"])
                 if accuracies.setdefault((checkpoint, dataset), accuracy) != accuracy:
                     raise RecordError(
                         f"tests {safe_repr(checkpoint)} twice on {safe_repr(dataset)}"
                     )
-                dataset = ""
-        if dataset:
-            raise RecordError(f"is cut off: it lacks the accuracy on {safe_repr(dataset)}")
+            last_event = match.lastgroup or ""
         names = list(dict.fromkeys(checkpoint for checkpoint, _ in accuracies))
-        datasets = {tested for _, tested in accuracies}
-        if {*names} != datasets or len(names) > MAX_BUCKETS:
+        datasets = sorted({tested for _, tested in accuracies})
+        if sorted(names) != datasets or len(names) > MAX_BUCKETS or last_event != "accuracy":
             raise RecordError(
-                f"has the checkpoints {safe_repr(names)}, but tests on {safe_repr(sorted(datasets))}"
-                "; expected one checkpoint for each data set, named after it"
+                f"has the checkpoints {safe_repr(names)} and tests on {safe_repr(datasets)}; "
+                "expected a test of each on each, and checkpoints named after the data sets"
             )
         rows = [[accuracies.get((name, tested), NAN) for tested in names] for name in names]
         is_past_only = file.options.future == "not-tested"
-        missing = [
-            (name, tested)
-            for i, name in enumerate(names)
-            for j, tested in enumerate(names)
-            if (name, tested) not in accuracies and (j <= i or not is_past_only)
-        ]
-        if missing:
-            raise RecordError(
-                f"lacks {len(missing)} of {len(names) ** 2} tests, for example of {missing[0][0]} "
-                f"on {missing[0][1]}; it is truncated, or pass future=not-tested if only future "
-                "data sets were not tested"
-            )
-        proof = "rows as training: the log names checkpoint and data set of each accuracy"
-        yield ParsedRun(rows=rows, buckets=names, proof=proof)
+        for i, row in enumerate(rows):
+            if any(cell != cell for cell in (row[: i + 1] if is_past_only else row)):
+                raise RecordError(
+                    f"lacks tests of {safe_repr(names[i])}: it is truncated; or pass "
+                    "future=not-tested if only future data sets were not tested"
+                )
+        yield ParsedRun(rows=rows, buckets=names)
