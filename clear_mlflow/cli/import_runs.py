@@ -84,8 +84,9 @@ def import_runs(
     """Make MLflow runs out of the result files of other programs, and score them.
 
     Reads plain matrices (CSV, TSV, NumPy, JSON) and the files of Avalanche, Renate, mammoth, PyCIL,
-    PILOT, C3Box, LibContinual, CLArena, ZSCL and MoE-Adapters4CL, as docs/import.md describes. Nothing in a file is executed. All files of a folder are read. A file
-    that cannot be read is reported, the others are imported, and the exit code is 2.
+    PILOT, C3Box, LibContinual, CLArena, ZSCL and MoE-Adapters4CL, as docs/import.md describes.
+    Nothing in a file is executed. All files of a folder are read. A file that cannot be read is
+    reported, the others are imported, and the exit code is 2.
 
     Args:
         paths: files and folders.

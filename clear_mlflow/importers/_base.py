@@ -92,7 +92,7 @@ class ResultFile:
     def is_printed_array(self) -> bool:
         """Whether the file begins with an array as NumPy prints it: brackets, no commas.
 
-        Up to twenty lines of text may stand before a matrix.
+        Up to twenty lines of text may precede a matrix.
         """
         array = re.match(r"(?:[^\[\n]*\n){0,20}\s*(?=\[\s*\[)", self.head)
         start = array.end() if array else 0
@@ -118,8 +118,8 @@ class PrintedNumber:
 
     @classmethod
     def parse(cls, name: str, digits: str, step: int) -> PrintedNumber:
-        """Convert decimal digits. Raises RecordError if they are no number."""
-        decimals = min(len(digits.partition(".")[2]), 7)  # later digits are those of a float
+        """Convert decimal digits. Raises RecordError for anything else."""
+        decimals = min(len(digits.partition(".")[2]), 7)  # later digits come from 64-bit floats
         return cls(name, parse_cell(digits), step, 0.5 * 10**-decimals)
 
 

@@ -136,7 +136,7 @@ def _detect_orientation(
 
     Raises RecordError if neither the options nor the file prove it.
     """
-    stated, named = options.orientation, parsed.orientation
+    stated, orientation = options.orientation, parsed.orientation
     is_marked = not file_format.is_general or parsed.initial is not None
     if is_marked and stated not in ("auto", "rows" if file_format.is_log else ""):
         raise ConfigError(
@@ -146,12 +146,12 @@ def _detect_orientation(
     if not is_marked and stated != "auto":
         return stated, ""
     is_jagged = len({*map(len, parsed.rows)}) > 1
-    if named == "auto" and (is_marked or is_jagged or options.initial == "first-row"):
-        named = "rows"
+    if orientation == "auto" and (is_marked or is_jagged or options.initial == "first-row"):
+        orientation = "rows"
     printed = parsed.printed if parsed.initial is None else ()
-    if named != "auto" and not printed:
-        return named, ""
-    return find_orientation(_build_array(None, parsed.rows)[1:], printed, named)
+    if orientation != "auto" and not printed:
+        return orientation, ""
+    return find_orientation(_build_array(None, parsed.rows)[1:], printed, orientation)
 
 
 def _order_rows(

@@ -22,17 +22,17 @@ _Cells: TypeAlias = "NDArray[np.float64]"
 
 
 def find_orientation(
-    cells: _Cells, printed: Sequence[PrintedNumber], named: str
+    cells: _Cells, printed: Sequence[PrintedNumber], marked_orientation: str
 ) -> tuple[str, str]:
     """Return "rows" or "columns" for a matrix, and a line that reports the proof.
 
-    cells: NaN or 0 where nothing was measured. printed: averages from the same file. named: the
-    orientation that names in the file prove, or "auto". Raises RecordError if the averages
-    contradict it, or if nothing proves it; the message shows what both would result in.
+    cells: NaN or 0 where nothing was measured. printed: averages from the same file.
+    marked_orientation: the one that names or the format prove, or "auto". Raises RecordError if
+    the averages contradict it, or if nothing proves it, with the results of both.
     """
     is_square = cells.shape[0] == cells.shape[1] > 1
-    if named != "auto" or not is_square:
-        proven = "columns" if named == "columns" else "rows"
+    if marked_orientation != "auto" or not is_square:
+        proven = "columns" if marked_orientation == "columns" else "rows"
         matrices = {proven: cells.T if proven == "columns" else cells}
     else:
         proven = _find_orientation_by_shape(cells)
@@ -44,8 +44,8 @@ def find_orientation(
     if not fitting or proven not in (*fitting, ""):
         raise RecordError(
             f"prints {numbers}, but its matrix has other averages after one of its tests "
-            f"({results}): it is truncated, damaged or transposed. For a plain matrix next to other "
-            'averages, pass orientation="rows" or orientation="columns"'
+            f"({results}): it is truncated, damaged or transposed. For a plain matrix next to "
+            'other averages, pass orientation="rows" or orientation="columns"'
         )
     if not proven and len(fitting) > 1:
         raise RecordError(
@@ -96,7 +96,7 @@ def _fits(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
 
 def _compute(
     cells: _Cells, number: PrintedNumber, printed: Sequence[PrintedNumber]
-) -> Sequence[np.float64]:
+) -> Sequence[np.floating]:
     """Return the values of a printed number by its usual definitions, from a row per test.
 
     printed: all numbers of the file.
@@ -110,11 +110,11 @@ def _compute(
     if number.name == MEAN_WEIGHTED:
         totals = {n.step: n.value for n in printed if n.name == WEIGHTED and n.step <= step}
         return [np.mean([*totals.values()])]
-    seen = np.nan_to_num(cells[:step, :step])
+    tested = np.nan_to_num(cells[:step, :step])
     if number.name == EARLIER:
-        return [np.tril(seen, -1).sum() / (step * last / 2)] if last else []
+        return [np.tril(tested, -1).sum() / (step * last / 2)] if last else []
     if number.name == FORGETTING:
-        past = seen[:last, :last]
+        past = tested[:last, :last]
         best, own = past.max(axis=0, initial=0), np.diagonal(past)
         drops = [np.maximum(best, row[:last]) - row[:last], best - row[:last], own - row[:last]]
         # LibContinual leaves out the task before the last, but divides by the number of all.
@@ -123,7 +123,7 @@ def _compute(
         # The mean of a complete line fits in both orientations, and so it proves neither.
         lines = [line[~np.isnan(line)] for line in (cells[last], cells[:, last])]
         return [row.mean(), *(line.mean() for line in lines if line.size)]
-    sums = np.tril(seen).sum(axis=1)
+    sums = np.tril(tested).sum(axis=1)
     averages = sums / np.arange(1, step + 1)
     return [averages[-1], averages.mean(), sums.sum() / (step * (step + 1) / 2)]
 

@@ -134,7 +134,7 @@ def read_table(file: ResultFile) -> list[list[str]]:
 
 
 def _is_remark(line: str) -> bool:
-    """Return True for a comment, a printed average, and the line in which Excel names its commas."""
+    """Return True if a line is a comment, a printed average, or Excel's sep= line."""
     return bool(re.match(r"\s*#|sep=.$", line) or _PRINTED_AVERAGE.fullmatch(line[:200]))
 
 

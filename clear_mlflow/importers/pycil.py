@@ -143,9 +143,9 @@ def _build_run(
         rows=rows,
         buckets=groups,
         metadata={
-            ours: training.arguments[theirs]
-            for theirs, ours in _METADATA_NAMES.items()
-            if theirs in training.arguments
+            our_name: training.arguments[name]
+            for name, our_name in _METADATA_NAMES.items()
+            if name in training.arguments
         },
         label=label,
         source_bytes=repr((classifier, training.arguments.get("seed"), rows)).encode(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Annotated
 
 import msgspec
@@ -33,7 +32,8 @@ from clear_mlflow.importers._base import (
 
 _EVENT = re.compile(
     r"(?:^|\r)(?:Checkpoint loaded from (?P<checkpoint>.{1,300})|"
-    r"Evaluating on (?P<dataset>[\w.-]{1,100})|Top-1 accuracy: (?P<accuracy>[0-9]{1,3}[.][0-9]{2}))$"
+    r"Evaluating on (?P<dataset>[\w.-]{1,100})|Top-1 accuracy: (?P<accuracy>[0-9]{1,3}\.[0-9]{2}))"
+    r"$"
 )
 
 
@@ -102,7 +102,7 @@ class MultiDomain(Format):
         return all(part in file.content for part in parts)
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
-        """Yield the file's one run; the checkpoints are in the order of the stream.
+        """Yield the file's one run, with the checkpoints in the order of the log.
 
         Raises RecordError unless each checkpoint was tested on each data set, or, with
         future="not-tested", on those up to its own.
@@ -110,11 +110,11 @@ class MultiDomain(Format):
         accuracies: dict[tuple[str, str], float] = {}
         checkpoint = dataset = last_event = ""
         for line in file.iter_lines():
-            if not (match := _EVENT.search(line)):
+            if not (match := _EVENT.search(line[-400:])):
                 continue
             # MoE-Adapters4CL loads a second file, its router, right after the first.
             if match["checkpoint"] and last_event != "checkpoint":
-                checkpoint = PurePosixPath(match["checkpoint"]).stem
+                checkpoint = match["checkpoint"].rpartition("/")[2].removesuffix(".pth")
             elif match["dataset"]:
                 dataset = match["dataset"]
             elif match["accuracy"] and last_event == "dataset":

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,3 +246,17 @@ def test_the_experiment_that_is_named_is_the_one_that_is_checked(store, matrix_f
         done = run_import(matrix_file, "--experiment", named)
         assert done.exit_code == exit_code, done.output
         assert ("experiment 'deleted' is deleted" in done.output) == (exit_code == 2)
+
+
+def test_a_log_is_imported_with_the_averages_that_prove_it(store, experiment_id):
+    """Report the averages that fit, and import two classifiers as two runs."""
+    logs = Path(__file__).parent.parent / "support" / "published_logs"
+    done = run_import(logs / "pycil_output.txt", logs / "moe_cil.json")
+    assert done.exit_code == 0, done.output
+    output = " ".join(done.output.split())
+    assert "percent, rows as training: fits accuracy over all images" in output
+    runs = stored(store, experiment_id)
+    assert set(runs) == {"moe_cil", "pycil_output run 1 CNN", "pycil_output run 2 NME"}
+    metrics = runs["pycil_output run 1 CNN"].data.metrics
+    assert metrics["renate/average_accuracy"] == pytest.approx(0.67875)
+    assert runs["moe_cil"].data.metrics["renate/average_accuracy"] == pytest.approx(0.765033, 1e-5)

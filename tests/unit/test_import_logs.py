@@ -31,7 +31,7 @@ def read_log(name, **options):
 
 
 def assert_equal(run, percent):
-    """Rows may have only the cells of the tasks so far."""
+    """Compare rows with percentages of the tasks so far."""
     rows = run.matrix.values.tolist()
     for row, expected in zip(rows, percent, strict=True):
         np.testing.assert_allclose(row[: len(expected)], np.divide(expected, 100), atol=1e-6)
@@ -89,7 +89,7 @@ def test_a_log_is_read_as_its_own_averages_prove(name, format_name, rows, proof)
 
 
 def test_both_classifiers_of_pycil_are_runs():
-    """Its printed matrices are the transposed rows of the two curves."""
+    """Compare both with the matrices that PyCIL printed, which are transposed."""
     text = (LOGS / "pycil_output.txt").read_text()
     runs = read_log("pycil_output.txt")
     assert [run.label for run in runs] == ["run 1 CNN", "run 2 NME"]
@@ -116,7 +116,7 @@ def test_both_classifiers_of_pycil_are_runs():
 
 @pytest.mark.parametrize("name", ["zscl_mtil.txt", "moe_mtil.txt"])
 def test_checkpoints_and_data_sets_are_rows_and_columns(name):
-    """ZSCL tests a checkpoint on each data set, MoE-Adapters4CL each checkpoint on a data set."""
+    """Read both orders of tests: by checkpoint and by data set."""
     (run,) = read_log(name)
     tests, checkpoint, dataset = {}, "", ""
     for line in (LOGS / name).read_text().splitlines():
@@ -133,7 +133,7 @@ def test_checkpoints_and_data_sets_are_rows_and_columns(name):
 
 @pytest.mark.parametrize("name", sorted(path.name for path in LOGS.iterdir()))
 def test_a_truncated_log_is_refused(name):
-    """Wherever a log is cut, it is an error, or no number of the matrix was lost."""
+    """Cut a log at many places: each is an error, unless no number of the matrix is missing."""
     complete = (LOGS / name).read_bytes()
     runs = [run.matrix.values for run in read(name, complete)]
     num_refused = 0
@@ -141,7 +141,7 @@ def test_a_truncated_log_is_refused(name):
         try:
             cut_runs = read(name, complete[:end])
         except RecordError as error:
-            assert str(error).isprintable()
+            assert str(error).isprintable()  # noqa: PT017
             num_refused += 1
             continue
         for run, values in zip(cut_runs, runs, strict=False):
@@ -150,10 +150,10 @@ def test_a_truncated_log_is_refused(name):
 
 
 def test_a_run_that_stopped_is_imported_if_the_user_states_it():
-    """orientation="rows" states that a log without its end is the first tests of a run."""
+    """Pass orientation="rows" for a log without its end."""
     log = (LOGS / "c3box.log").read_text()
     stopped = log[: log.index("Learning on 20-30")]
-    with pytest.raises(RecordError, match='lacks 4 tests of CNN .* Pass orientation="rows"'):
+    with pytest.raises(RecordError, match=r'lacks 4 tests of CNN .* Pass orientation="rows"'):
         read("c3box.log", stopped)
     (run,) = read("c3box.log", stopped, orientation="rows")
     assert_equal(run, [[72.5], [50.0, 82.5]])
@@ -187,7 +187,7 @@ def test_a_changed_or_transposed_log_is_refused(name, old, new):
 
 
 def test_groups_that_are_not_the_tasks_are_refused():
-    """PyCIL groups by ten classes, also if a task has five."""
+    """Read a log of tasks of five classes, which PyCIL groups by ten."""
     log = (LOGS / "c3box.log").read_text()
     log = re.sub(r", '10-19': np.float64\([0-9.]+\)", "", log)
     with pytest.raises(RecordError, match="always group by ten classes"):
@@ -195,7 +195,7 @@ def test_groups_that_are_not_the_tasks_are_refused():
 
 
 def test_damaged_logs_end_in_one_line():
-    """Bytes are overwritten, lines are dropped, repeated and exchanged."""
+    """Overwrite bytes, and drop, repeat and exchange lines."""
     rng = random.Random(3)
     for path in sorted(LOGS.iterdir()):
         lines = path.read_bytes().splitlines(keepends=True)
@@ -223,7 +223,7 @@ def test_damaged_logs_end_in_one_line():
 
 
 def test_a_printed_average_decides_orientation_and_scale():
-    """The one that fits is taken and reported; the numbers are never adapted."""
+    """Take and report the orientation that fits."""
     average, forgetting = SQUARE[2].mean(), np.mean(SQUARE.max(axis=0)[:2] - SQUARE[2, :2])
     printed = f"Average accuracy: {average:.1f}\nForgetting: {forgetting:.2f}\n"
     for text, orientation in (
@@ -252,7 +252,7 @@ def test_what_nothing_proves_is_refused_with_what_both_would_result_in():
 
 @pytest.mark.parametrize("start", ["", "\ufeff", "\ufeffsep=;\n"])
 def test_excel_writes_decimal_commas(start):
-    """After a byte order mark, and with semicolons; its average column is a proof."""
+    """Read semicolons and a byte order mark; the average column is the proof."""
     lines = [
         ";".join(f"{cell:.2f}".replace(".", ",") for cell in (*row, row[: i + 1].mean()))
         for i, row in enumerate(SQUARE)
@@ -265,7 +265,7 @@ def test_excel_writes_decimal_commas(start):
 
 def test_pandas_index_and_columns_prove_no_orientation():
     text = ",0,1,2\n" + "\n".join(f"{i},{','.join(map(str, row))}" for i, row in enumerate(SQUARE))
-    with pytest.raises(RecordError, match="columns as training: average 48.3"):
+    with pytest.raises(RecordError, match=r"columns as training: average 48\.3"):
         read("a.csv", text)
     (run,) = read("a.csv", text, orientation="rows", scale="percent")
     assert_equal(run, SQUARE.tolist())
