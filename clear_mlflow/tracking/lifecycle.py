@@ -19,10 +19,8 @@ import mlflow
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
-from mlflow.environment_variables import (
-    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING,
-    MLFLOW_RUN_ID,
-)
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING as _SYSTEM_METRICS
+from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
@@ -170,7 +168,8 @@ def open_run(
             lambda: mlflow.start_run(
                 run_name=new_name,
                 tags=build_lease_tags(),
-                log_system_metrics=_read_system_metrics_setting(system_metrics),
+                # None: as MLflow's environment variable says.
+                log_system_metrics=None if _SYSTEM_METRICS.is_set() else system_metrics,
             )
         )
     return str(opened.info.run_id)
@@ -186,7 +185,7 @@ def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
             run_id=run_id,
             # Not the holder's tag: a process that lost the lease must not take it back here.
             tags={names.PROCESS_TAG: format_lease(), **(tags or {})},
-            log_system_metrics=_read_system_metrics_setting(True),
+            log_system_metrics=None if _SYSTEM_METRICS.is_set() else True,
         )
 
 
@@ -334,14 +333,14 @@ def log_member_summary(
     """
     if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
         return
-    now = get_current_time_millis()
+    time = get_current_time_millis()
     metrics = []
     rows = [scores.results.values_by_name for scores in scores_by_seed.values()]
     for name, column in pd.DataFrame(rows).dropna(axis="columns").items():
         values = column.tolist()
-        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
+        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), time, 0))
         if len(values) > 1:
-            metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
+            metrics.append(Metric(f"std/{name}", statistics.stdev(values), time, 0))
     tags = [RunTag(names.MEMBERS_TAG, str(len(scores_by_seed)))]
     with mlflow_errors(f"log the summary of run {run_id}"):
         client.log_batch(run_id, metrics=metrics, tags=tags)
@@ -402,9 +401,3 @@ def _detach_run(run_id: str) -> None:
     if monitor := forget_system_metrics(run_id):
         # In a thread: it may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
-
-
-def _read_system_metrics_setting(default: bool | None) -> bool | None:
-    """Return the setting of MLflow's environment variable, or *default* if it is not set."""
-    variable = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    return variable.get() if variable.is_set() else default

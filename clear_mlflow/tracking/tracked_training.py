@@ -79,8 +79,7 @@ def train_ensemble_in_process(
 ) -> dict[int, Scores]:
     """Train an ensemble like :func:`train_in_process`, and return its members' scores by seed.
 
-    Each member has a child run. Raises what training raises, and TrackingError if anything is not
-    stored.
+    Raises what training raises, and TrackingError if anything is not stored.
     """
     result = _train_in_active_run(client, training, requested)
     if result.error is not None:
@@ -102,14 +101,11 @@ def train_supervised(
     Resumes the run that MLFLOW_RUN_ID names if it has rows of an earlier training. Errors are in
     the result.
 
-    Args:
-        process: the child process, with the parameters of the training.
-        requested: the parameters that the user passed, as text.
-        signals: signals that stop the training.
-        num_processes: number of processes that train together, including this one.
-        run_name: name of a new run; None for a generated name.
-        can_wait: wait up to three minutes if a process on another machine may be training into the
-            run. If False, the result has exit code 75 in this case.
+    process: the child process, with the parameters of the training. requested: the parameters that
+    the user passed, as text. signals: they stop the training. num_processes: number of processes
+    that train together. run_name: name of a new run; None for a generated name. can_wait: wait up
+    to three minutes if a process on another machine may be training into the run; if False, the
+    result has exit code 75 in this case.
     """
     try:
         with process:  # stops the child if an error is raised
@@ -162,7 +158,6 @@ def train_sweep_run(
     """Train into an existing run of a sweep, in a worker of a cluster.
 
     Returns the exit code, the error in one line or None, and True if the child process was killed.
-    Changes MLflow's environment variables of this process.
     """
     use_store(tracking_uri)
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
@@ -376,10 +371,7 @@ def _find_interrupted_run(
 
 
 def _tag_project_run(client: MlflowClient, run_id: str) -> str | None:
-    """Tag the run that ``mlflow run -P resume=RUN`` opened with the id of the resumed run.
-
-    Returns its id, or None if this process was not started like that.
-    """
+    """Tag the run that ``mlflow run -P resume=RUN`` opened, and return its id, or None."""
     project_run_id = MLFLOW_RUN_ID.get()
     if not project_run_id or project_run_id == run_id:
         return None

@@ -107,7 +107,7 @@ class TrainingRun:
     def log_dataset(self, metadata: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
 
-        Logs nothing if a resumed run has the dataset.
+        Changes nothing if a resumed run has the dataset.
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
@@ -118,8 +118,6 @@ class TrainingRun:
             "seed": self._config.seed,
             "extra": extra,
         }
-        if self._resume_point is not None and self._resume_point.has_logged_dataset(metadata):
-            return
         for warning in metadata.warnings if self._prints_warnings else ():
             warn(f"dataset {metadata.name}: {warning}")
         profile = {
@@ -149,9 +147,8 @@ class TrainingRun:
     def log_row(self, measured: MeasuredRow) -> None:
         """Store a row of the accuracy matrix with its predictions and model weights.
 
-        If a resumed run has the row already, it is kept, and only missing files are stored. If the
-        row was measured again with other numbers, the new one is stored in a separate folder, with
-        a warning.
+        If a resumed run has the row, only missing files are stored. A row with other numbers than
+        the stored one is stored in a separate folder, with a warning.
         """
         row, point = measured.row, self._resume_point
         files = {
@@ -233,7 +230,7 @@ class TrainingRun:
     def _remove_states(self, *, before: int | None) -> None:
         """Delete the stored training states of rows before *before*, or all states if it is None.
 
-        Errors are ignored: a state that remains costs only space.
+        Ignores errors: a state that remains costs only space.
         """
         uploader = self.recorder.uploader
         if not uploader.is_failing:
@@ -242,10 +239,7 @@ class TrainingRun:
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:
-        """Log parameters, tags and config.json.
-
-        Raises TrackingError if a new run has rows already.
-        """
+        """Log parameters, tags and config.json, or raise TrackingError if a new run has rows."""
         config, point = self._config, self._resume_point
         if point is None:
             check_has_no_rows(self._client, run)
@@ -287,8 +281,8 @@ def open_training_run(
 ) -> str:
     """Start the run that MLFLOW_RUN_ID names, or a new one, and return its id.
 
-    run_name: name of a new run; None for a name made of the parameters. Raises TrackingError if the
-    named run contains rows already, or another process is training into it.
+    Raises TrackingError if the run contains rows already, or another process is training into it.
+    run_name: name of a new run; None for a name made of the parameters.
     """
     check = partial(check_has_no_rows, client)
     return open_run(client, run_name or format_run_name(config), check, system_metrics=True)
