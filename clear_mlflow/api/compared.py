@@ -70,8 +70,13 @@ from clear_mlflow.metrics import (
 from clear_mlflow.report.terminal_tables import as_text
 from clear_mlflow.scoring.run_record import read_predictions, read_test_values
 from clear_mlflow.store import names
-from clear_mlflow.store.client import is_missing_store, map_in_threads, mlflow_errors, preflight
-from clear_mlflow.store.compat import is_generated_name
+from clear_mlflow.store.client import (
+    is_generated_name,
+    is_missing_store,
+    map_in_threads,
+    mlflow_errors,
+    preflight,
+)
 from clear_mlflow.store.rows import NO_ROWS, read_matrices
 from clear_mlflow.store.search import MissingRun, get_or_create_experiment, tag_project_run
 from clear_mlflow.store.ui_urls import (

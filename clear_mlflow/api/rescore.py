@@ -37,7 +37,7 @@ from clear_mlflow.learning.parameters.logged import is_of_a_training
 from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_metrics
 from clear_mlflow.scoring import Scores, log_results, read_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import download_artifact, is_local
+from clear_mlflow.store.artifacts import ArtifactFolder, is_local
 from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
 from clear_mlflow.store.lease import is_being_trained, is_expired
 from clear_mlflow.store.rows import NO_ROWS, parse_rows, read_row_files, store_row
@@ -202,7 +202,7 @@ def _score_run(
             prepare(client, run)
         scores = read_scores(client, run, metrics, reread=explicit)
         if not dry_run:
-            log_results(client, scores.stored, scores.results, scores.changes)
+            log_results(client, scores)
             log_models(client, run, scores)
             if abandoned:
                 with lock_store_writes(client.tracking_uri):
@@ -370,7 +370,9 @@ def _read_matrix(
     rows: dict[int, list[float]] = {}
     for row, path in paths.items():
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            file = load_file(download_artifact(client, run, path, folder), options)
+            parent, _, name = path.rpartition("/")
+            artifact = ArtifactFolder(client, run, parent).fetch_file(name, folder)
+            file = load_file(artifact, options)
         if row is None:
             runs = read_runs(file)
             if len(runs) != 1:

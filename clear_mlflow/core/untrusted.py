@@ -77,7 +77,6 @@ MAX_ARRAYS: Final = 100  # in a .npz file
 MAX_ARTIFACTS: Final = 10_000  # of one run, looked through for rows
 MAX_ARTIFACT_FOLDERS: Final = 200
 MAX_ANYTIME_FILES: Final = 100_000  # tests inside buckets; a training makes a tenth at most
-MAX_STATES: Final = 1000  # files of training states of one run
 MAX_IMPORTED_FILES: Final = 10_000
 MAX_JSON_LISTS: Final = 100_000  # an empty one takes thirty times the room of its text
 MAX_JSON_LEVELS: Final = 32  # of nesting; a row has two

@@ -24,9 +24,10 @@ from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 
 NAN: Final = math.nan
-_HEAD_BYTES = 4096
+_NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
+_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
 _Floats = Annotated[list[float | None], msgspec.Meta(max_length=MAX_BUCKETS)]
-_Rows = Annotated[list[Any], msgspec.Meta(max_length=MAX_BUCKETS + 1)]
+_Rows = Annotated[list[_Floats], msgspec.Meta(max_length=MAX_BUCKETS + 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,25 +63,22 @@ class ResultFile:
     @cached_property
     def head(self) -> str:
         """The first 4096 bytes as text. Bytes that are not UTF-8 are replaced."""
-        return self.content[:_HEAD_BYTES].decode("utf-8", "replace").removeprefix("\ufeff")
+        return self.content[:4096].decode("utf-8", "replace").removeprefix("\ufeff")
 
-    def iter_lines(self, max_lines: int) -> Iterator[str]:
+    def iter_lines(self, max_lines: int = untrusted.MAX_LINES) -> Iterator[str]:
         """Yield the lines that are not blank, without line ends.
 
         Raises RecordError if there are more than *max_lines*.
         """
-        count = 0
-        for line in io.StringIO(untrusted.decoded(self.content)):
-            if line.strip():
-                count += 1
-                if count > max_lines:
-                    raise RecordError(f"contains more than {max_lines} lines")
-                yield line.rstrip("\r\n")
+        lines = (line for line in io.StringIO(untrusted.decoded(self.content)) if line.strip())
+        for number, line in enumerate(lines, start=1):
+            if number > max_lines:
+                raise RecordError(f"contains more than {max_lines} lines")
+            yield line.rstrip("\r\n")
 
     @cached_property
     def json(self) -> Any:
         """The content as a JSON document. ``NaN`` is read as NaN."""
-        untrusted.bounded(self.content, untrusted.MAX_RESULTS_BYTES)
         if self.content.count(b"[") + self.content.count(b"{") > untrusted.MAX_JSON_LISTS:
             raise RecordError(f"contains more than {untrusted.MAX_JSON_LISTS} lists and objects")
         return untrusted.json_value(self.content, untrusted.MAX_RESULTS_BYTES, nan=True)
@@ -110,14 +108,12 @@ class ParsedRun:
     label: str = ""  # name of the run within its file; empty if it is the only one
     source_bytes: bytes | None = None  # bytes of the file that are this run; None: all of them
     score: Score = ACCURACY  # what the numbers are, if the file defines it
-    hint: str = ""  # advice for the user if a number is too large for an accuracy
 
 
 class Format(ABC):
     """Base class of file formats. Each subclass in this package detects and parses one format."""
 
     name: str  # value of --format
-    title: str  # for messages
     scale: str | None = None  # "fraction" or "percent", if the program that writes it defines it
     marks_initial = False  # True if the format itself marks the row of the untrained model
     is_general = False  # True if many programs write it; tried after the others
@@ -139,13 +135,46 @@ class Format(ABC):
         return {}
 
 
+def build_rows(cells: Mapping[tuple[int, int], float]) -> list[list[float]]:
+    """Build rows of equal length from cells by (row, column), both from 0; NaN in the gaps."""
+    height = 1 + max(row for row, _ in cells)
+    width = 1 + max(column for _, column in cells)
+    return [[cells.get((i, j), NAN) for j in range(width)] for i in range(height)]
+
+
+def is_cell(text: str) -> bool:
+    """Return True if a cell is a number, empty, or a word for "not measured"."""
+    return text.lower() in _NOT_MEASURED or is_number(text)
+
+
+def is_number(text: str) -> bool:
+    """Return True if a text is a decimal number, with an exponent or not."""
+    return bool(_NUMBER.fullmatch(text))
+
+
+def parse_cell(text: str) -> float:
+    """Convert a cell to a number, NaN if it is empty or a word for "not measured".
+
+    Raises RecordError if it is anything else.
+    """
+    if text.lower() in _NOT_MEASURED:
+        return NAN
+    if not is_number(text):
+        raise RecordError(f"contains {safe_repr(text)}; expected a number, or nothing")
+    return float(text)
+
+
+def suggest_buckets(names: Sequence[str]) -> str:
+    """Return advice to pass buckets=..., for a first line of numbers that may be names."""
+    return f"if the first line names the buckets, pass buckets={safe_repr(','.join(names))}"
+
+
 def to_floats(values: object, name: str) -> list[float]:
     """Convert a JSON list, called *name* in errors, to floats. Null becomes NaN.
 
     Raises RecordError if a value is not a number, or if there are more than ``MAX_BUCKETS``.
     """
-    numbers = untrusted.convert(values, _Floats, name)
-    return [NAN if number is None else number for number in numbers]
+    return [NAN if cell is None else cell for cell in untrusted.convert(values, _Floats, name)]
 
 
 def to_rows(values: object, name: str) -> list[list[float]]:
@@ -154,15 +183,20 @@ def to_rows(values: object, name: str) -> list[list[float]]:
     Raises RecordError as :func:`to_floats` does.
     """
     rows = untrusted.convert(values, _Rows, name)
-    return [to_floats(row, f"a row of {name}") for row in rows]
+    return [[NAN if cell is None else cell for cell in row] for row in rows]
 
 
 def parse_index(digits: str, name: str, largest: int = MAX_BUCKETS) -> int:
-    """Convert a string of digits to an integer. Raises RecordError if it exceeds *largest*.
+    """Convert a string of digits to an integer.
 
-    name: what the integer is, for the message, for example "a task".
+    name: what the integer is, for example "a task". Raises RecordError if the string is not a
+    number, or exceeds *largest*.
     """
     number = digits.lstrip("0") or "0"
-    if len(number) > 6 or int(number) > largest:
-        raise RecordError(f"{name} is {safe_repr(digits)}; at most {MAX_BUCKETS} buckets are read")
+    is_decimal = digits.isascii() and digits.isdecimal()
+    if not is_decimal or len(number) > 6 or int(number) > largest:
+        raise RecordError(
+            f"{name} is {safe_repr(digits)}; expected a number, and at most {MAX_BUCKETS} buckets "
+            "are read"
+        )
     return int(number)

@@ -16,10 +16,17 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix, row_positions
-from clear_mlflow.core.score import Score
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
-from clear_mlflow.importers._base import NAN, Format, ParsedRun, ReadOptions, ResultFile
+from clear_mlflow.importers._base import (
+    NAN,
+    Format,
+    ParsedRun,
+    ReadOptions,
+    ResultFile,
+    suggest_buckets,
+)
 
 _Cells: TypeAlias = "NDArray[np.float64]"
 
@@ -45,7 +52,7 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     rows, buckets, labels = [*parsed.rows], parsed.buckets, parsed.labels
     if _is_transposed(file_format, parsed, options):
         rows = _build_array(None, rows)[1:].T.tolist()
-        buckets, labels = (labels, buckets) if labels is not None else (buckets, None)
+        buckets, labels = (buckets, None) if labels is None else (labels, buckets)
     if labels is not None:
         rows = _order_rows(rows, labels, buckets)
     initial = parsed.initial
@@ -59,8 +66,8 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     cells = _build_array(initial, rows)
     score = _choose_score(file_format, parsed, options)
     if score.is_accuracy:
-        cells = _convert_to_fractions(cells, file_format, options, parsed.hint)
-    num_rows, num_buckets = len(cells) - 1, cells.shape[1]
+        cells = _convert_to_fractions(cells, file_format, options)
+    num_rows, num_buckets = len(rows), cells.shape[1]
     if num_rows > num_buckets:
         raise RecordError(
             f"has {num_rows} rows for {num_buckets} buckets; expected a row per bucket "
@@ -68,15 +75,14 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
             'pass initial="first-row"; if a column is one test after training, '
             'orientation="columns"'
         )
-    counts, buckets = options.num_instances or parsed.num_instances, options.buckets or buckets
+    counts = options.num_instances or parsed.num_instances
     if isinstance(counts, (tuple, list)) and len(counts) == 1:
         counts = [*counts] * num_buckets
-    if (other := options.same_data_as) is not None:
-        buckets, counts = (
-            buckets or other.buckets,
-            other.num_instances if counts is None else counts,
-        )
+    other = options.same_data_as
+    if other is not None and counts is None:
+        counts = other.num_instances
     values = _mask_future(cells[1:], file_format, options)
+    buckets = options.buckets or buckets or options.bucket_names or None
     matrix = AccuracyMatrix(values, cells[0], counts, buckets, score)
     if other is not None and not (
         matrix.buckets == other.buckets
@@ -119,15 +125,17 @@ def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]
 
 def _is_transposed(file_format: Format, parsed: ParsedRun, options: ReadOptions) -> bool:
     """Return True if a column of the file is one test after training."""
-    is_free = file_format.is_general and parsed.initial is None
-    if options.orientation != "auto" and not is_free:
-        raise ConfigError(
-            f"orientation is {options.orientation!r}, but {file_format.title} itself marks the "
-            "rows; leave orientation out"
-        )
-    orientation = parsed.orientation if options.orientation == "auto" else options.orientation
-    rows = parsed.rows
-    if orientation != "auto" or not is_free or {*map(len, rows)} != {len(rows)}:
+    rows, orientation = parsed.rows, options.orientation
+    if not file_format.is_general or parsed.initial is not None:
+        if orientation != "auto":
+            raise ConfigError(
+                f"orientation is {orientation!r}, but the format {file_format.name} itself marks "
+                "the rows; leave orientation out"
+            )
+        return parsed.orientation == "columns"
+    if orientation == "auto":
+        orientation = parsed.orientation
+    if orientation != "auto" or {*map(len, rows)} != {len(rows)}:
         return orientation == "columns"
     cells = np.nan_to_num(np.array(rows))
     has_diagonal, has_future = np.diagonal(cells).all(), np.triu(cells, 1).any()
@@ -152,17 +160,17 @@ def _order_rows(
         positions = row_positions(labels, buckets or [str(j + 1) for j in range(width)])
     except RecordError as error:
         raise RecordError(f"{error}; pass row_labels=ignore if the rows are in order") from error
-    by_position = dict(zip(positions, rows, strict=True))
-    return [by_position.get(i, [NAN] * width) for i in range(max(positions, default=-1) + 1)]
+    rows_by_position = dict(zip(positions, rows, strict=True))
+    return [rows_by_position.get(i, [NAN] * width) for i in range(max(positions, default=-1) + 1)]
 
 
 def _check_against_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
     """Raise RecordError if an accuracy is not k / num_instances for an integer k, if rounded."""
-    off = np.abs(np.round(cells * num_instances) / num_instances - cells)
-    is_possible = np.isnan(cells) | (off <= 1e-6)
+    difference = np.abs(np.round(cells * num_instances) / num_instances - cells)
+    is_possible = np.isnan(cells) | (difference <= 1e-6)
     for digits in range(1, 6):  # accuracies may be rounded
         is_rounded = np.abs(np.round(cells, digits) - cells) < 1e-12
-        is_possible |= is_rounded & (off <= 0.5 * 10**-digits)
+        is_possible |= is_rounded & (difference <= 0.5 * 10**-digits)
     if not is_possible.all():
         row, column = np.argwhere(~is_possible)[0]
         raise RecordError(
@@ -177,14 +185,11 @@ def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) 
     Raises ConfigError if both define it and differ.
     """
     score = parsed.score
-    if not options.score.is_accuracy and options.score != score:
-        if not file_format.is_general or not score.is_accuracy:
-            stored = (
-                "accuracies" if score.is_accuracy else f"{score.name}, {score.better} is better"
-            )
+    if options.score not in (ACCURACY, score):
+        if not file_format.is_general or score != ACCURACY:
             raise ConfigError(
-                f"score is {options.score.name!r}, but {file_format.title} contains {stored}; "
-                "leave score out"
+                f"score is {options.score.name!r}, but the file (format {file_format.name}) "
+                f"contains {score.name}, {score.better} is better; leave score out"
             )
         score = options.score
     if not score.is_accuracy and options.scale != "auto":
@@ -195,37 +200,29 @@ def _choose_score(file_format: Format, parsed: ParsedRun, options: ReadOptions) 
     return score
 
 
-def _convert_to_fractions(
-    cells: _Cells, file_format: Format, options: ReadOptions, hint: str
-) -> _Cells:
-    """Convert accuracies to fractions. Raises RecordError if one is out of range in its scale.
-
-    hint: advice for the user that is part of the error if a value is too large.
-    """
+def _convert_to_fractions(cells: _Cells, file_format: Format, options: ReadOptions) -> _Cells:
+    """Convert accuracies to fractions. Raises RecordError if one is out of range in its scale."""
     scale = file_format.scale or options.scale
     if options.scale not in ("auto", scale):
         raise ConfigError(
-            f"scale is {options.scale!r}, but {file_format.title} contains accuracies as "
-            f"{file_format.scale}; leave scale out"
+            f"scale is {options.scale!r}, but the format {file_format.name} contains accuracies "
+            f"as {file_format.scale}; leave scale out"
         )
-    measured = cells[~np.isnan(cells)]
-    smallest, largest = float(measured.min(initial=0)), float(measured.max(initial=0))
+    unit, limit = ("percentage", 100) if scale == "percent" else ("fraction", 1)
+    smallest, largest = np.nanmin(cells, initial=0), np.nanmax(cells, initial=0)
     if smallest < 0:
         raise RecordError(f"contains {smallest}; an accuracy is never below 0")
-    if scale == "percent":
-        if largest > 100:
-            advice = hint or "expected accuracies in percent, 0 to 100"
-            raise RecordError(f"contains {largest}, which is not a percentage: {advice}")
-        if file_format.scale is None and 0 < largest <= 1:
-            raise RecordError(
-                f'contains no accuracy above {largest} %; scale="percent" seems wrong'
-            )
-        return np.divide(cells, 100)
-    if largest > 1:
-        is_open = scale == "auto"
-        advice = 'if they are percent, pass scale="percent"' if is_open else "expected 0 to 1"
-        raise RecordError(f"contains {largest}, which is not a fraction: {hint or advice}")
-    return cells
+    if largest > limit:
+        advice = 'if they are percent, pass scale="percent"'
+        if scale != "auto":
+            advice = f"expected accuracies from 0 to {limit}"
+        first_line = cells[1][~np.isnan(cells[1])] if len(cells) > 1 else cells[0]
+        if first_line.size and (first_line > 100).all():
+            advice = suggest_buckets([f"{cell:g}" for cell in first_line])
+        raise RecordError(f"contains {largest}, which is not a {unit}: {advice}")
+    if scale == "percent" and file_format.scale is None and 0 < largest <= 1:
+        raise RecordError(f'contains no accuracy above {largest} %; scale="percent" seems wrong')
+    return cells / limit
 
 
 def _mask_future(values: _Cells, file_format: Format, options: ReadOptions) -> _Cells:

@@ -15,14 +15,13 @@ from clear_mlflow.importers._base import (
     ParsedRun,
     ReadOptions,
     ResultFile,
+    parse_cell,
     parse_index,
     to_floats,
 )
 from clear_mlflow.importers._normalise import normalise
 
 _ROW_FIELDS = ("accuracy", "accuracies", "acc", "values")
-_MAX_LENGTH = 500
-_MAX_STARS = 3
 _PLACEHOLDERS = {
     "*": "[^/]*",
     "?": "[^/]",
@@ -44,7 +43,7 @@ class RowPattern:
         self.parts = pattern.split("/")
         expected = ""
         if (
-            not 1 <= len(pattern) <= _MAX_LENGTH
+            not 1 <= len(pattern) <= 500
             or not pattern.isprintable()
             or any(part in ("", ".", "..") for part in self.parts)
         ):
@@ -52,8 +51,8 @@ class RowPattern:
         elif pattern.count("{row") > 1 or any(c in _PLACEHOLDER.sub("", pattern) for c in "{}"):
             expected = "{row} or {row0} once, no other braces"
         # A run of somebody else chooses the names: matching them must not take exponential time.
-        elif any(part.count("*") > _MAX_STARS for part in self.parts):
-            expected = f"at most {_MAX_STARS} stars in a name"
+        elif any(part.count("*") > 3 for part in self.parts):
+            expected = "at most 3 stars in a name"
         if expected:
             raise ConfigError(f"rows is {safe_repr(pattern)}; expected {expected}")
 
@@ -104,8 +103,7 @@ def read_row(file: ResultFile) -> list[float]:
     if numpy_file.is_npy(file.content):
         rows = numpy_file.read_npy_rows(file.content)
     else:
-        table = plain_text.read_table(file)
-        rows = [[plain_text.parse_cell(cell) for cell in line] for line in table]
+        rows = [[parse_cell(cell) for cell in line] for line in plain_text.read_table(file)]
     if len(rows) != 1 and any(len(row) != 1 for row in rows):
         raise RecordError(f"contains {len(rows)} lines; expected one row of numbers")
     cells = [cell for row in rows for cell in row]

@@ -1,35 +1,34 @@
 """Avalanche's CSVLogger, and the results of its ``strategy.eval`` as JSON.
 
-CSV: avalanche/logging/csv_logger.py. ``eval_results.csv`` is next to ``training_results.csv``.
-Accuracies are fractions of four digits; a bare ``0`` is written where no accuracy was monitored,
-and is not measured. ``training_exp`` is ``None`` before the first training. The file does not name
-the stream that was tested.
+CSV: avalanche/logging/csv_logger.py. Accuracies are fractions of four digits; a bare ``0`` is
+written where no accuracy was monitored. ``training_exp`` is ``None`` before the first training.
 
 JSON: avalanche/evaluation/metric_utils.py (names of metrics) and
-avalanche/training/plugins/evaluation.py (``get_last_metrics``, ``get_all_metrics``). Keys end in
-``Exp010``: they are ordered by number. In a list of dictionaries, the k-th is row k. The dictionary
-of ``get_all_metrics`` contains all values of each key, and the k-th belongs to the k-th test.
+avalanche/training/plugins/evaluation.py (``get_last_metrics``, ``get_all_metrics``). In a list of
+dictionaries, the k-th is row k. The dictionary of ``get_all_metrics`` contains the steps and the
+values of each key, and the k-th value belongs to the k-th test.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES
+from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (
     NAN,
     Format,
     ParsedRun,
     ResultFile,
+    build_rows,
+    parse_cell,
     parse_index,
     to_floats,
 )
-from clear_mlflow.importers.plain_text import parse_cell
 
 _EVAL_HEADER = "eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"
 _TRAINING_HEADER = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss"
@@ -38,14 +37,12 @@ _TRAINING_HEADER = "training_exp,epoch,training_accuracy,val_accuracy,training_l
 _METRIC = re.compile(
     r"Top1_Acc_Exp/eval_phase/(?P<stream>[^/]{1,100})_stream(/Task[0-9]{3,6})?/Exp(?P<exp>[0-9]{3,})"
 )
-_PREFIX = "Top1_Acc_Exp/eval_phase/"
 
 
 class AvalancheCSV(Format):
     """``eval_results.csv``: a line per test of one experience after one training."""
 
     name = "avalanche-csv"
-    title = "Avalanche's CSVLogger"
     scale = "fraction"
     marks_initial = True
 
@@ -53,45 +50,41 @@ class AvalancheCSV(Format):
         """Return True if the first line has the columns that CSVLogger writes."""
         return file.head.startswith((_EVAL_HEADER, _TRAINING_HEADER))
 
-    def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return a list of the file's one run.
+    def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
+        """Yield the file's one run.
 
         Raises RecordError if there are two accuracies of one experience after one training.
         """
-        lines = file.iter_lines(MAX_LINES)
-        header = next(lines, "")
-        if header == _TRAINING_HEADER:
+        lines = file.iter_lines()
+        if (header := next(lines, "")) != _EVAL_HEADER:
             raise RecordError(
-                "contains accuracies of training epochs; import eval_results.csv, which is next "
-                "to it"
+                f"begins with {safe_repr(header)}; expected {_EVAL_HEADER!r}: import "
+                "eval_results.csv, which is next to training_results.csv"
             )
-        if header != _EVAL_HEADER:
-            raise RecordError(f"begins with {safe_repr(header)}; expected {_EVAL_HEADER!r}")
         cells: dict[tuple[int, int], float] = {}
         for line in lines:
             fields = [field.strip() for field in line.split(",", maxsplit=5)[:3]]
             if len(fields) < 3:
                 raise RecordError(f"contains the line {safe_repr(line)}; expected five values")
-            tested, trained, text = fields
-            row = 0 if trained == "None" else _parse_experience(trained) + 1
-            column = _parse_experience(tested)
+            tested, trained, accuracy = fields
+            row = 0 if trained == "None" else parse_index(trained, "training_exp") + 1
+            column = parse_index(tested, "eval_exp")
             # The logger's default for "not monitored" is 0; a measured zero is 0.0000.
-            accuracy = NAN if text == "0" else parse_cell(text)
-            if math.isnan(accuracy):
+            value = NAN if accuracy == "0" else parse_cell(accuracy)
+            if math.isnan(value):
                 continue
-            if cells.setdefault((row, column), accuracy) != accuracy:
+            if cells.setdefault((row, column), value) != value:
                 raise RecordError(
                     f"contains two accuracies of experience {column} after {row} trainings, "
-                    f"{cells[row, column]} and {accuracy}, from two streams or two trainings"
+                    f"{cells[row, column]} and {value}, from two streams or two trainings"
                 )
         if not cells:
             raise RecordError("contains no accuracy: monitor accuracy_metrics(experience=True)")
-        num_trainings = max(i for i, _ in cells)
-        width = max(num_trainings, 1 + max(j for _, j in cells))
-        initial, *rows = (
-            [cells.get((i, j), NAN) for j in range(width)] for i in range(num_trainings + 1)
-        )
-        return [ParsedRun(rows=rows, initial=initial)]
+        num_trainings = max(row for row, _ in cells)
+        # The experiences that were trained are tested, too, even if nothing monitored the last.
+        cells.setdefault((0, max(num_trainings - 1, 0)), NAN)
+        initial, *rows = build_rows(cells)
+        yield ParsedRun(rows=rows, initial=initial)
 
     def find_skipped(self, names: Sequence[str]) -> dict[str, str]:
         """Return the reason to skip training_results.csv if eval_results.csv is next to it."""
@@ -106,54 +99,45 @@ class AvalancheResults(Format):
     """JSON of ``strategy.eval``: a list of metrics per test, or a dictionary of all values."""
 
     name = "avalanche-results"
-    title = "Avalanche's evaluation results"
     scale = "fraction"
 
     def matches(self, file: ResultFile) -> bool:
         """Return True if the file is JSON with a name like ``eval_phase/`` near its beginning."""
         return file.looks_like_json and "_phase/" in file.head
 
-    def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return a list of the file's one run, a row for each test in the file.
+    def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
+        """Yield the file's one run, a row for each test in the file.
 
         If several streams were tested, that called test is read. Raises RecordError if none is.
         """
-        document = file.json
-        tests = _split_tests(document) if isinstance(document, dict) else document
+        tests = _split_tests(file.json) if isinstance(file.json, dict) else file.json
         if not isinstance(tests, list) or not all(isinstance(test, dict) for test in tests):
             raise RecordError(
                 f"is {safe_repr(tests)}; expected the results of strategy.eval, or a list of them"
             )
         if len(tests) > MAX_BUCKETS + 1:
             raise RecordError(f"contains {len(tests)} tests; at most {MAX_BUCKETS + 1} are read")
-        rows_by_stream: dict[str, list[dict[int, float]]] = {}
-        for test_index, test in enumerate(tests):
+        cells_by_stream: dict[str, dict[tuple[int, int], float]] = {}
+        for row, test in enumerate(tests):
             for key, value in test.items():
                 if not (match := _METRIC.fullmatch(key)):
                     continue
-                rows = rows_by_stream.setdefault(match["stream"], [{} for _ in tests])
-                column = _parse_experience(match["exp"])
-                if column in rows[test_index]:
+                cells = cells_by_stream.setdefault(match["stream"], {})
+                column = parse_index(match["exp"], "an experience")
+                if (row, column) in cells:
                     raise RecordError(f"has two accuracies of {safe_repr(key)}, under two tasks")
-                (rows[test_index][column],) = to_floats([value], "an accuracy")
-        if not rows_by_stream:
+                (cells[row, column],) = to_floats([value], "an accuracy")
+        if not cells_by_stream:
             raise RecordError(
-                f"contains no {_PREFIX}... of a test; log accuracy_metrics(experience=True)"
+                "contains no Top1_Acc_Exp/eval_phase/... of a test; log "
+                "accuracy_metrics(experience=True)"
             )
-        if "test" not in rows_by_stream and len(rows_by_stream) > 1:
+        if "test" not in cells_by_stream and len(cells_by_stream) > 1:
             raise RecordError(
-                f"has the streams {safe_repr(sorted(rows_by_stream))}; expected one called test"
+                f"has the streams {safe_repr(sorted(cells_by_stream))}; expected one called test"
             )
-        rows = rows_by_stream.get("test") or next(iter(rows_by_stream.values()))
-        width = 1 + max(column for row in rows for column in row)
-        return [ParsedRun(rows=[[row.get(j, NAN) for j in range(width)] for row in rows])]
-
-
-def _parse_experience(digits: str) -> int:
-    """Parse the number of an experience, from 0. Raises RecordError if it is none."""
-    if not (digits.isascii() and digits.isdecimal()):
-        raise RecordError(f"contains the experience {safe_repr(digits)}; expected a number from 0")
-    return parse_index(digits, "an experience")
+        cells = cells_by_stream.get("test") or next(iter(cells_by_stream.values()))
+        yield ParsedRun(rows=build_rows(cells))
 
 
 def _split_tests(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -161,20 +145,19 @@ def _split_tests(document: dict[str, Any]) -> list[dict[str, Any]]:
 
     Raises RecordError if the keys differ in their number of values.
     """
-    entries = {key: value for key, value in document.items() if _METRIC.fullmatch(key)}
-    if not entries:
-        raise RecordError(f"contains no key like {_PREFIX}test_stream/Task000/Exp000")
     values_by_key = {}
-    for key, value in entries.items():
+    for key, value in document.items():
+        if not _METRIC.fullmatch(key):
+            continue
         if not isinstance(value, list) or len(value) != 2:
             raise RecordError(
                 f"{safe_repr(key)} is {safe_repr(value)}; expected its steps and its values"
             )
         values_by_key[key] = to_floats(value[1], f"the series {safe_repr(key)}")
     lengths = {len(values) for values in values_by_key.values()}
-    if len(lengths) != 1:
+    if len(lengths) > 1:
         raise RecordError(
             f"has series of {safe_repr(sorted(lengths))} values, which cannot be assigned to tests "
             "unless all experiences were tested each time"
         )
-    return [{key: v[i] for key, v in values_by_key.items()} for i in range(lengths.pop())]
+    return [{key: v[i] for key, v in values_by_key.items()} for i in range(max(lengths, default=0))]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINE_CHARACTERS, MAX_LOG_BYTES, MAX_RUNS
-from clear_mlflow.importers._base import NAN, Format, ParsedRun, ResultFile, parse_index
+from clear_mlflow.importers._base import NAN, Format, ParsedRun, ResultFile, is_number, parse_index
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[({])|(?P<close>[\])}])"""
@@ -23,7 +23,6 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CELL = re.compile(r"accuracy_([0-9]{1,9})_task([0-9]{1,9})")
-_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,4})?")
 _NUMPY_TYPES = ("np.float64", "np.float32", "np.float16", "numpy.float64")  # in the repr of numpy 2
 _METADATA_NAMES = {  # mammoth's name to ours
     "model": "strategy",
@@ -37,7 +36,6 @@ class Mammoth(Format):
     """``logs.pyd`` of one model: a line per run."""
 
     name = "mammoth"
-    title = "mammoth's logs.pyd"
     scale = "percent"
     marks_initial = True
     max_bytes = MAX_LOG_BYTES
@@ -163,7 +161,7 @@ def _parse_accuracy(key: str, tokens: list[str]) -> float:
         tokens = tokens[2:3]
     if tokens in (["nan"], ["None"]):
         return NAN
-    if len(tokens) != 1 or not _NUMBER.fullmatch(tokens[0]):
+    if len(tokens) != 1 or not is_number(tokens[0]):
         raise RecordError(f"contains {safe_repr(' '.join(tokens))} for {key}; expected a number")
     return float(tokens[0])
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import label_numbers
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES
-from clear_mlflow.importers._base import NAN, Format, ParsedRun, ReadOptions, ResultFile
+from clear_mlflow.core.untrusted import MAX_BUCKETS
+from clear_mlflow.importers._base import (
+    Format,
+    ParsedRun,
+    ReadOptions,
+    ResultFile,
+    is_cell,
+    is_number,
+    parse_cell,
+    suggest_buckets,
+)
 
-_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
 _MAX_CELLS = 4 * MAX_BUCKETS + 1  # per line: some programs write several metrics in it
 _INITIAL_LABELS = ("initial", "init")
 # Titles of a column of row labels; any other name there is a bucket.
@@ -23,14 +31,12 @@ _TRAINED, _TESTED = re.compile("train|after", re.I), re.compile("test|eval", re.
 _NEVER_BUCKETS = re.compile(
     r"(epochs?|steps?|seeds?|loss|avg|average|means?|median|std|stdev|sd)([_ -]?acc(uracy)?)?", re.I
 )
-_NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
 
 
 class PlainText(Format):
     """Text with a matrix of numbers, optionally with column names and row labels."""
 
     name = "text"
-    title = "a plain text matrix"
     is_general = True
 
     def matches(self, file: ResultFile) -> bool:
@@ -40,20 +46,18 @@ class PlainText(Format):
         lines = [ln for ln in file.head.splitlines() if ln.strip() and ln.lstrip()[0] != "#"]
         return file.is_printed_array or any(_is_row_of_numbers(line) for line in lines[:3])
 
-    def parse(self, file: ResultFile) -> list[ParsedRun]:
-        """Return a list of the file's one run.
+    def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
+        """Yield the file's one run.
 
         Raises RecordError if the table can be read in several ways, with the option that decides.
         """
         table, options = read_table(file), file.options
         if not table:
             raise RecordError("contains no row of numbers")
-        first = table[0] if table[0][0] else table[0][1:]
-        may_be_names = all(cell.isdecimal() and float(cell) > 100 for cell in first)
         names = table.pop(0) if _has_column_names(table, options.bucket_names) else None
         labels, corner = None, ""
         if _has_labels(table, names, options):
-            labels, table = [_unescape(row[0]) for row in table if row], [row[1:] for row in table]
+            labels, table = [_unescape(row[0]) for row in table], [row[1:] for row in table]
             if names and len(names) > max(map(len, table), default=0):
                 corner, *names = names
         if names is not None or options.columns:
@@ -74,16 +78,13 @@ class PlainText(Format):
                 f"names its columns {safe_repr(names)}, out of order; pass columns=... in the "
                 "order of the stream"
             )
-        return [
-            ParsedRun(
-                rows=rows,
-                initial=initial,
-                buckets=names and tuple(names),
-                labels=None if options.row_labels == "ignore" else labels,
-                orientation=_detect_orientation(corner, names or ()),
-                hint=_suggest_buckets(first) if may_be_names else "",
-            )
-        ]
+        yield ParsedRun(
+            rows=rows,
+            initial=initial,
+            buckets=names and tuple(names),
+            labels=None if options.row_labels == "ignore" else labels,
+            orientation=_detect_orientation(corner, names or ()),
+        )
 
 
 def read_table(file: ResultFile) -> list[list[str]]:
@@ -92,7 +93,6 @@ def read_table(file: ResultFile) -> list[list[str]]:
     A NumPy array as ``print`` writes it is read, too. Raises RecordError if there are more lines
     or cells than a matrix can have.
     """
-    table = []
     if file.is_printed_array:
         rows = re.findall(r"\[([^\[\]]*)\]", untrusted.decoded(file.content))
         if any("..." in row for row in rows) or len(rows) > MAX_BUCKETS + 1:
@@ -101,25 +101,14 @@ def read_table(file: ResultFile) -> list[list[str]]:
                 "numpy.savetxt"
             )
         return [row.split(maxsplit=_MAX_CELLS) for row in rows if row.strip()]
-    for line in file.iter_lines(MAX_LINES):
+    table = []
+    for line in file.iter_lines():
         if not line.lstrip().startswith("#"):
             table.append(_split_line(line))
             # A row per bucket, a row of the untrained model, and a row of names.
             if len(table) > MAX_BUCKETS + 2:
                 raise RecordError(f"contains more than {MAX_BUCKETS} rows")
     return table
-
-
-def parse_cell(text: str) -> float:
-    """Convert a cell to a number, NaN if it is empty or a word for "not measured".
-
-    Raises RecordError if it is anything else.
-    """
-    if text.lower() in _NOT_MEASURED:
-        return NAN
-    if not _NUMBER.fullmatch(text):
-        raise RecordError(f"contains {safe_repr(text)}; expected a number, or nothing")
-    return float(text)
 
 
 def _split_line(line: str) -> list[str]:
@@ -141,19 +130,14 @@ def _unescape(name: str) -> str:
     return name.removeprefix("'")
 
 
-def _is_number_or_missing(text: str) -> bool:
-    """Return True if a cell is a number, empty, or a word such as "nan" or "none"."""
-    return text.lower() in _NOT_MEASURED or bool(_NUMBER.fullmatch(text))
-
-
 def _is_row_of_numbers(line: str) -> bool:
     """Return True if a line has a number, and only its first cell may be a label."""
     try:
         cells = _split_line(line)
     except RecordError:
         return False
-    has_number = any(_NUMBER.fullmatch(cell) or cell.lower() == "nan" for cell in cells)
-    return has_number and all(map(_is_number_or_missing, cells[1:]))
+    has_number = any(is_number(cell) or cell.lower() == "nan" for cell in cells)
+    return has_number and all(map(is_cell, cells[1:]))
 
 
 def _is_label_title(name: str) -> bool:
@@ -169,46 +153,39 @@ def _has_labels(
 
     names: column names, or None if the table has none.
     """
-    column = [row[0] for row in table if row]
+    column = [row[0] for row in table]
     return bool(
         options.row_labels != "auto"
-        or not any(map(_is_number_or_missing, column))
+        or not any(map(is_cell, column))
         or column[0].lower() in _INITIAL_LABELS
         or (names and (_is_label_title(names[0]) or column == names[1 : len(column) + 1]))
     )
 
 
-def _has_column_names(table: Sequence[Sequence[str]], bucket_names: Sequence[str]) -> bool:
+def _has_column_names(table: Sequence[Sequence[str]], bucket_names: list[str]) -> bool:
     """Return True if the first line contains column names and no numbers of the matrix.
 
     bucket_names: names that the user stated. Raises RecordError if the line contains both, or
     numbers that may be names, such as years.
     """
     first, *rest = table[0]
-    if bucket_names and list(bucket_names) in ([first, *rest], rest):
+    if bucket_names and bucket_names in (table[0], rest):
         return True
-    are_names = [not _is_number_or_missing(cell) for cell in rest] or [
-        not _is_number_or_missing(first)
-    ]
+    are_names = [not is_cell(cell) for cell in rest or [first]]
     if all(are_names):
-        return not _NUMBER.fullmatch(first)
+        return not is_number(first)
     line = safe_repr(",".join(table[0]))
     if any(are_names):
         raise RecordError(
             f"begins with {line}, which is neither a line of numbers nor a line of names"
         )
-    has_title, are_numbers = _is_label_title(first), all(map(str.isdecimal, rest))
-    if first and first.lower() in _LABEL_TITLES and not _is_range(rest) and are_numbers:
-        raise RecordError(f"begins with {line}: {_suggest_buckets(rest)}")
-    if has_title:
-        return are_numbers and _is_range(sorted(rest, key=int))
+    are_numbers = all(map(str.isdecimal, rest))
+    if first and first.lower() in _LABEL_TITLES and are_numbers and not _is_range(rest):
+        raise RecordError(f"begins with {line}: {suggest_buckets(rest)}")
+    if _is_label_title(first):
+        return are_numbers and _is_range(sorted(rest, key=lambda cell: (len(cell), cell)))
     # 0, 1, 2 or 1, 2, 3 above a square.
-    return len(rest) >= 1 and len(table) == len(rest) + 2 and _is_range([first, *rest])
-
-
-def _suggest_buckets(cells: Sequence[str]) -> str:
-    """Return advice to pass buckets=..., for a first line of numbers that may be names."""
-    return f"if the first line names the buckets, pass buckets={safe_repr(','.join(cells))}"
+    return len(rest) >= 1 and len(table) == len(rest) + 2 and _is_range(table[0])
 
 
 def _is_range(cells: Sequence[str]) -> bool:

@@ -121,8 +121,8 @@ class Uploader:
                 name = "the training state" if entry is None else entry.name
                 error = TrackingError(f"the tracking store has not taken {name} so far")
                 self._report_failure(error, entry)
-        if self.lease.lost is not None:
-            raise self.lease.lost
+        if self.lease.error is not None:
+            raise self.lease.error
 
     def finish(self, seconds: float) -> None:
         """Upload what is left and stop the thread.
@@ -137,7 +137,7 @@ class Uploader:
             self._refused.clear()
             self._last_progress = time.monotonic()
             self._changed.notify_all()
-            while self._queue and self.lease.lost is None and self._thread.is_alive():
+            while self._queue and self.lease.error is None and self._thread.is_alive():
                 deadline = self._last_progress + min(seconds, self._max_wait)
                 if (remaining := deadline - time.monotonic()) <= 0:
                     break

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.record import Record, row_file_name
+from clear_mlflow.core.record import row_file_name
 from clear_mlflow.metrics import (
     PREDICTION_METRICS,
     Metric,
@@ -17,7 +17,7 @@ from clear_mlflow.metrics import (
     evaluate_metrics,
     sort_results,
 )
-from clear_mlflow.scoring.run_log import Changes, find_changes, log_results
+from clear_mlflow.scoring.run_log import Scores, find_changes, log_results
 from clear_mlflow.scoring.run_record import StoredRun, read_record, read_versions
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -34,26 +34,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The scores of a run, and the input from which they were computed.
-
-    Attributes:
-        stored: rows, predictions and tests within buckets that were read from the run.
-        results: metric name to its value and history, or the reason why it is undefined.
-        changes: files, metric values and tags that have to be written to the store.
-    """
-
-    stored: StoredRun
-    results: MetricResults
-    changes: Changes = field(default_factory=Changes)
-
-    @property
-    def record(self) -> Record | None:
-        """Accuracy matrix and costs of all stored rows, or None if no row is stored."""
-        return self.stored.record
-
-
 def score(client: MlflowClient, run_id: str) -> Scores:
     """Compute the metrics of a run from its files, and log those that the store lacks.
 
@@ -64,7 +44,7 @@ def score(client: MlflowClient, run_id: str) -> Scores:
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
     scores = read_scores(client, run)
-    log_results(client, scores.stored, scores.results, scores.changes)
+    log_results(client, scores)
     return scores
 
 

@@ -6,10 +6,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
@@ -41,22 +40,13 @@ _REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG})
 _BATCH = 900  # MLflow accepts 1,000 entries in one call
 
 
-class MetricValue(NamedTuple):
-    """A value of a metric at a step. Writing the same one twice adds nothing to the store."""
-
-    name: str
-    value: float
-    time: int  # milliseconds since the epoch
-    step: int  # number of buckets trained so far
-
-
 @dataclass(frozen=True)
 class Changes:
     """Files, metric values and tags of a run that have to be written, in this order."""
 
     reports: bool = False  # the matrix as JSON, CSV and heat map
     page: bool = False  # the HTML report
-    metric_values: tuple[MetricValue, ...] = ()
+    metric_values: tuple[MlflowMetric, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     changed: tuple[str, ...] = ()  # names of metrics whose logged value differs
 
@@ -74,6 +64,26 @@ class Changes:
             f"the tags {', '.join(sorted(self.tags))}": self.tags,
         }
         return ", ".join(part for part, is_needed in parts.items() if is_needed) or "nothing"
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores of a run, and the input from which they were computed.
+
+    Attributes:
+        stored: rows, predictions and tests within buckets that were read from the run.
+        results: metric name to its value and history, or the reason why it is undefined.
+        changes: files, metric values and tags that have to be written to the store.
+    """
+
+    stored: StoredRun
+    results: MetricResults
+    changes: Changes = field(default_factory=Changes)
+
+    @property
+    def record(self) -> Record | None:
+        """Accuracy matrix and costs of all stored rows, or None if no row is stored."""
+        return self.stored.record
 
 
 def find_changes(
@@ -126,19 +136,17 @@ def find_changes(
     return replace(changes, tags=new_tags | _build_description_tags(stored, record, results))
 
 
-def log_results(
-    client: MlflowClient, stored: StoredRun, results: MetricResults, changes: Changes
-) -> None:
-    """Write the changes to the tracking store, the tags last.
+def log_results(client: MlflowClient, scores: Scores) -> None:
+    """Write the changes of *scores* to the tracking store, the tags last.
 
     If this is interrupted, the old tags make the next scoring write the changes again.
     """
-    record, run_id = stored.record, stored.run_id
+    stored, changes, run_id = scores.stored, scores.changes, scores.stored.run_id
     if changes.is_empty:
         return
     with mlflow_errors(f"log the scores of run {run_id}"), lock_store_writes(client.tracking_uri):
-        if changes.reports and record is not None:
-            matrix = record.masked_matrix
+        if changes.reports and stored.record is not None:
+            matrix = stored.record.masked_matrix
             client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)
             client.log_text(run_id, matrix_csv(matrix), names.MATRIX_CSV)
             content = heatmap_png(matrix, stored.run_name)
@@ -147,10 +155,10 @@ def log_results(
             # It starts at the first step, so the final matrix has its own key with one step.
             client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
         if changes.page:
-            client.log_text(run_id, run_page(build_report(stored, results)), names.REPORT_HTML)
+            page = run_page(build_report(stored, scores.results))
+            client.log_text(run_id, page, names.REPORT_HTML)
         for start in range(0, len(changes.metric_values), _BATCH):
-            batch = to_mlflow_metrics(changes.metric_values[start : start + _BATCH])
-            client.log_batch(run_id, metrics=batch)
+            client.log_batch(run_id, metrics=changes.metric_values[start : start + _BATCH])
         if changes.tags:
             log_tags(client, run_id, changes.tags)
 
@@ -160,17 +168,18 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
 
     Raises RecordError if the run contains no rows.
     """
-    record, metadata = stored.record, stored.metadata
-    if record is None or metadata is None:
+    record = stored.record
+    if record is None:
         raise RecordError(f"run {stored.run_id} contains no rows of an accuracy matrix")
-    problems = stored.problems
+    problems = dict(stored.problems)
     explanation = ""
     if "predictions" in problems:
-        explanation = f"Its predictions were left out: {problems['predictions']}."
+        explanation = f"Its predictions were left out: {problems.pop('predictions')}."
     elif stored.predictions is None and record.matrix.score.is_accuracy:
         explanation = "Accuracy per class needs the predictions, and the run kept none."
-    notes = [*metadata.warnings]
-    notes += [f"Its {n} were left out: {why}." for n, why in problems.items() if n != "predictions"]
+    fields = dict(stored.metadata)
+    notes = [*fields.pop("warnings")]
+    notes += [f"Its {name} were left out: {reason}." for name, reason in problems.items()]
     return RunReport(
         name=stored.run_name,
         run_id=stored.run_id,
@@ -178,30 +187,19 @@ def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
         results=results,
         predictions=stored.predictions,
         without_predictions=explanation,
-        configuration=metadata.configuration,
-        requested=metadata.requested,
-        dataset=metadata.dataset,
-        num_train=metadata.num_train,
-        environment=metadata.environment,
         notes=notes,
         tests=stored.tests,
+        **fields,
     )
 
 
-def build_bucket_series_names(
-    buckets: Sequence[str], prefix: str = names.BUCKET_SERIES
-) -> list[str]:
-    """Return a unique MLflow metric name for each bucket, such as ``test_accuracy/bucket_03``.
-
-    Args:
-        buckets: bucket names, in stream order.
-        prefix: start of each name.
-    """
+def build_bucket_series_names(buckets: Sequence[str], score_name: str = "accuracy") -> list[str]:
+    """Return a unique MLflow metric name for each bucket, such as ``test_accuracy/bucket_03``."""
     width = max([2, *(len(key) for key in buckets if key.isdecimal())])
     unique: dict[str, None] = {}
     for position, key in enumerate(buckets):
         label = re.sub(r"[^A-Za-z0-9_.-]", "_", key.zfill(width) if key.isdecimal() else key)
-        name = f"{prefix}{label}"
+        name = f"test_{score_name}/bucket_{label}"
         while name in unique:
             name += f".{position}"
         unique[name] = None
@@ -209,16 +207,13 @@ def build_bucket_series_names(
 
 
 def collect_series(
-    masked_matrix: AccuracyMatrix,
-    metric_series: Mapping[str, Mapping[int, float]],
-    prefix: str = names.BUCKET_SERIES,
+    masked_matrix: AccuracyMatrix, metric_series: Mapping[str, Mapping[int, float]]
 ) -> dict[str, dict[int, float]]:
     """Return name to history, for the metrics and then for the score on each bucket.
 
     Args:
         masked_matrix: matrix with NaN where the protocol excludes a value.
         metric_series: metric name to history: step to value, where step 0 is before training.
-        prefix: start of the names of scores on buckets.
 
     Of more buckets than MLflow can chart, evenly spaced ones are included. Values that are NaN are
     left out.
@@ -226,58 +221,46 @@ def collect_series(
     # Metrics first: MLflow's page of a run lists names in the order in which they arrived.
     series = {name: dict(steps) for name, steps in metric_series.items() if steps}
     for step in range(masked_matrix.num_rows + 1):
-        for name, value in _get_scores_by_series(masked_matrix, step, prefix).items():
+        for name, value in _get_scores_by_series(masked_matrix, step).items():
             series.setdefault(name, {})[step] = value
     return series
 
 
 def evaluate_step(
-    masked_matrix: AccuracyMatrix,
-    step: int,
-    metrics: Sequence[Metric] = METRICS,
-    prefix: str = names.BUCKET_SERIES,
+    masked_matrix: AccuracyMatrix, step: int, metrics: Sequence[Metric] = METRICS
 ) -> dict[str, float]:
     """Return name to value at a step: what the step adds to :func:`collect_series`."""
     values = summarize(masked_matrix.after(step), "iid", metrics) if step else {}
-    return values | _get_scores_by_series(masked_matrix, step, prefix)
+    return values | _get_scores_by_series(masked_matrix, step)
 
 
-def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MetricValue]:
+def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
     """Return each metric, and the score on each bucket, at every step with the time of its row.
 
     Empty without rows.
     """
     if stored.record is None:
         return []
-    matrix = stored.record.masked_matrix
     metric_series = {name: r.series for name, r in results.items() if r.version is not None}
-    series = collect_series(matrix, metric_series, names.format_bucket_prefix(matrix.score.name))
+    series = collect_series(stored.record.masked_matrix, metric_series)
     return [
-        MetricValue(name, value, stored.times[step], step)
+        MlflowMetric(name, value, stored.times[step], step)
         for name, steps in series.items()
         for step, value in steps.items()
     ]
 
 
-def to_mlflow_metrics(metric_values: Iterable[MetricValue]) -> list[MlflowMetric]:
-    """Convert metric values to MLflow's entities."""
-    return [MlflowMetric(*metric_value) for metric_value in metric_values]
-
-
 def _find_missing_values(
-    client: MlflowClient,
-    stored: StoredRun,
-    results: MetricResults,
-    check_all: bool,
-) -> Iterator[MetricValue]:
+    client: MlflowClient, stored: StoredRun, results: MetricResults, check_all: bool
+) -> Iterator[MlflowMetric]:
     """Yield the metric values that the tracking store lacks or has with another number.
 
     Unless *check_all*, skips a metric if its last value is logged for its current definition.
     """
     logged, logged_versions = stored.run.data.metrics, read_versions(stored.run.data.tags)
-    values_by_name: dict[str, list[MetricValue]] = {}
+    values_by_name: dict[str, list[MlflowMetric]] = {}
     for value in build_metric_values(stored, results):
-        values_by_name.setdefault(value.name, []).append(value)
+        values_by_name.setdefault(value.key, []).append(value)
     for name, values in values_by_name.items():
         if name not in logged:
             yield from values
@@ -293,31 +276,29 @@ def _find_missing_values(
             history = client.get_metric_history(stored.run_id, name)
         latest = {m.step: m for m in sorted(history, key=lambda metric: metric.timestamp)}
         for value in values:
-            if value.step not in latest:
+            current = latest.get(value.step)
+            if current is None:
                 yield value
-            elif (current := latest[value.step]).value != value.value:
+            elif current.value != value.value:
                 # MLflow shows the later of two values at a step.
-                yield value._replace(time=max(current.timestamp + 1, value.time))
+                time = max(current.timestamp + 1, value.timestamp)
+                yield MlflowMetric(name, value.value, time, value.step)
 
 
-def _get_scores_by_series(
-    masked_matrix: AccuracyMatrix, step: int, prefix: str
-) -> dict[str, float]:
+def _get_scores_by_series(masked_matrix: AccuracyMatrix, step: int) -> dict[str, float]:
     """Return series name to score after *step* buckets, for charted buckets with a score."""
     row = masked_matrix.values[step - 1] if step else masked_matrix.initial
     if row is None:
         return {}
-    values = {
-        name: float(row[j]) for j, name in _choose_charted_buckets(masked_matrix.buckets, prefix)
-    }
-    return {name: value for name, value in values.items() if not math.isnan(value)}
+    charted_names = _name_charted_buckets(masked_matrix.buckets, masked_matrix.score.name)
+    return {name: float(row[j]) for j, name in charted_names.items() if not math.isnan(row[j])}
 
 
 @lru_cache(maxsize=32)
-def _choose_charted_buckets(buckets: tuple[str, ...], prefix: str) -> tuple[tuple[int, str], ...]:
-    """Return index and series name of each bucket to chart: all, or evenly spaced ones of many."""
-    series = build_bucket_series_names(buckets, prefix)
-    return tuple((j, series[j]) for j in spread_positions(len(buckets)))
+def _name_charted_buckets(buckets: tuple[str, ...], score_name: str) -> dict[int, str]:
+    """Return index to series name of each bucket to chart: all, or evenly spaced ones of many."""
+    series = build_bucket_series_names(buckets, score_name)
+    return {j: series[j] for j in spread_positions(len(buckets))}
 
 
 def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:
@@ -346,11 +327,9 @@ def _build_description_tags(
         metadata={name: tags[name] for name in ("strategy", "model") if name in tags},
         report=format_artifact_link(stored.run, names.REPORT_HTML),
     )
-    return (
-        {}
-        if note == current
-        else {names.MLFLOW_NOTE: note, names.NOTE_TAG: _hash_description(note)}
-    )
+    if note == current:
+        return {}
+    return {names.MLFLOW_NOTE: note, names.NOTE_TAG: _hash_description(note)}
 
 
 def _hash_description(note: str) -> str:

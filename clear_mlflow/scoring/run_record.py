@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
@@ -32,7 +30,6 @@ from clear_mlflow.core.untrusted import (
     MAX_ROW_BYTES,
     MAX_TAG_BYTES,
     json_object,
-    read_bytes,
     size_text,
 )
 from clear_mlflow.metrics import (
@@ -49,8 +46,7 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.report.page.run_page import PAGE_VERSION
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import ArtifactFolder
-from clear_mlflow.store.client import map_in_threads, mlflow_errors
+from clear_mlflow.store.artifacts import ArtifactFolder, check_size
 from clear_mlflow.store.rows import load_stored_rows
 
 _JOBS = 8  # parallel requests
@@ -74,18 +70,6 @@ _DATASET_LABELS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunMetadata:
-    """Configuration, dataset and environment of a run, read from its parameters and tags."""
-
-    configuration: Mapping[str, str]  # parameters as used
-    requested: Mapping[str, str]  # parameters whose requested value differs from the used one
-    dataset: Mapping[str, str]  # property of the dataset to its value, for a person
-    num_train: Mapping[str, int]  # training images per bucket
-    environment: Mapping[str, str]  # for example "user", "commit" and "rows measured"
-    warnings: Sequence[str]  # problems of the dataset
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StoredRun:
     """The measurements that were read from a run, and the metrics to compute from them."""
@@ -95,11 +79,11 @@ class StoredRun:
     record: Record | None = None
     rows_hash: str = ""  # hash of all rows
     matrix_tag: str | None = None  # text for the tag with a copy of the rows; None if too long
-    from_tag: bool = False  # True if the rows were read from that tag
     times: Mapping[int, int] = field(default_factory=dict)  # step to milliseconds since the epoch
     families: tuple[str, ...] = ()  # families that the run logs
     metrics: tuple[Metric, ...] = ()  # metrics to compute
-    metadata: RunMetadata | None = None
+    # Configuration, dataset, environment and warnings, as the fields of RunReport.
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     predictions: Predictions | None = None  # None if not stored, or not read
     tests: AnytimeMatrix | None = None  # tests within buckets, or None likewise
     problems: Mapping[str, str] = field(default_factory=dict)  # input that is left out, to reason
@@ -140,7 +124,7 @@ class StoredRun:
         Args:
             versions: metric name to :attr:`Metric.version`.
         """
-        other_inputs = _hash([PAGE_VERSION, self.run_name, versions, vars(self.metadata)])
+        other_inputs = _hash([PAGE_VERSION, self.run_name, versions, self.metadata])
         parts = (self.rows_hash, other_inputs, self.predictions_hash, self.tests_hash)
         return ".".join(parts).rstrip(".")
 
@@ -188,14 +172,12 @@ def read_record(
         record=record,
         rows_hash=rows.rows_hash,
         matrix_tag=rows.tag,
-        from_tag=rows.from_tag,
         times=times,
         families=families,
         metrics=_select_metrics(families, metrics, record),
         metadata=_read_metadata(run, record, times),
     )
-    score_hash = split_score_hash(tags)
-    predictions_hash, tests_hash = score_hash[2:]
+    predictions_hash, tests_hash = split_score_hash(tags)[2:]
     has_predictions, has_tests = names.PREDICTIONS_TAG in tags, names.ANYTIME_TAG in tags
     stored = replace(stored, predictions_hash=predictions_hash, tests_hash=tests_hash)
     is_scored = (
@@ -287,30 +269,25 @@ def read_predictions(
 
     Raises RecordError if they are damaged, contradict the rows, or are larger than *max_bytes*.
     """
-    run_id = run.info.run_id
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
-    with mlflow_errors(f"list the predictions of run {run_id}"):
-        sizes = folder.list_sizes()
-    rows = [row for row in record.rows if predictions_file_name(row) in sizes]
-    if not rows:
+    sizes = folder.list_sizes()
+    files = {row: predictions_file_name(row) for row in record.rows}
+    files = {row: name for row, name in files.items() if name in sizes}
+    if not files:
         return None
     if EVALUATION_SET_FILE not in sizes:
         raise RecordError(f"there are predictions, but no {EVALUATION_SET_FILE} next to them")
-    total = sum(sizes[predictions_file_name(row)] or 0 for row in rows)
+    total = sum(sizes[name] or 0 for name in files.values())
     if max_bytes is not None and total > max_bytes:
         raise RecordError(f"they have {total} bytes; {size_text(max_bytes)} are read here")
+    for name in (EVALUATION_SET_FILE, *files.values()):
+        check_size(name, sizes[name], MAX_PREDICTIONS_BYTES)
     with folder.open_scratch() as scratch:
-
-        def download(name: str) -> Path:
-            size = sizes[name]
-            if size is not None and size > MAX_PREDICTIONS_BYTES:
-                limit = size_text(MAX_PREDICTIONS_BYTES)
-                raise RecordError(f"{name} has {size} bytes; predictions have at most {limit}")
-            with mlflow_errors(f"read {name} of run {run_id}"):
-                return folder.fetch_file(name, scratch)
-
-        images = EvaluationSet.load(download(EVALUATION_SET_FILE))
-        by_row = {row: RowPredictions.load(download(predictions_file_name(row))) for row in rows}
+        images = EvaluationSet.load(folder.fetch_file(EVALUATION_SET_FILE, scratch))
+        by_row = {
+            row: RowPredictions.load(folder.fetch_file(name, scratch))
+            for row, name in files.items()
+        }
     predictions = Predictions(images, by_row, record.protocol, record.matrix.num_rows)
     predictions.check(record.matrix)
     return predictions
@@ -321,17 +298,14 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
 
     Raises RecordError if one is damaged.
     """
-    sizes = list_test_sizes(client, run)
-    if len(sizes) > MAX_ANYTIME_FILES:
-        raise RecordError(f"{ANYTIME_FOLDER} contains {len(sizes)} files, more than any run has")
-    for name, size in sizes.items():
-        if size is not None and size > MAX_ROW_BYTES:
-            raise RecordError(f"{name} has {size} bytes; a test has at most 1 MiB")
-    folder = ArtifactFolder(client, run, ANYTIME_FOLDER)
-    with folder.open_scratch() as scratch:
-        return list(
-            map_in_threads(partial(_read_test, folder, run.info.run_id, scratch), sizes, _JOBS)
+    file_names = list_test_sizes(client, run)
+    if len(file_names) > MAX_ANYTIME_FILES:
+        raise RecordError(
+            f"{ANYTIME_FOLDER} contains {len(file_names)} files, more than any run has"
         )
+    folder = ArtifactFolder(client, run, ANYTIME_FOLDER)
+    files = folder.read_files(file_names, MAX_ROW_BYTES, _JOBS)
+    return [AnytimeRow.from_json(content, source=name) for name, content in files.items()]
 
 
 def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeMatrix:
@@ -367,22 +341,16 @@ def has_logged_tests(tags: Mapping[str, str], record: Record) -> bool:
 
 
 def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Return file name to size (bytes, or None if unknown) for a run's tests within buckets."""
-    with mlflow_errors(f"list the tests inside buckets of run {run.info.run_id}"):
-        sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).list_sizes()
-    return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}
+    """Return file name to size (bytes, or None if unknown) for a run's tests within buckets.
+
+    Raises RecordError if one has more than 1 MiB.
+    """
+    return ArtifactFolder(client, run, ANYTIME_FOLDER).list_numbered(anytime_place, MAX_ROW_BYTES)
 
 
 def to_milliseconds(written_at: str) -> int:
     """Convert an ISO 8601 time to milliseconds since the epoch, the unit of MLflow."""
     return round(datetime.fromisoformat(written_at.replace("Z", "+00:00")).timestamp() * 1000)
-
-
-def _read_test(folder: ArtifactFolder, run_id: str, scratch: Path, name: str) -> AnytimeRow:
-    """Download the file *name* into the folder *scratch*, and parse it as a test."""
-    with mlflow_errors(f"read {name} of run {run_id}"):
-        content = read_bytes(folder.fetch_file(name, scratch), MAX_ROW_BYTES)
-    return AnytimeRow.from_json(content, source=name)
 
 
 def _select_metrics(
@@ -417,8 +385,8 @@ def _read_times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, in
     return times
 
 
-def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> RunMetadata:
-    """Read the metadata for a run's report from its parameters, tags and dataset profile.
+def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> dict[str, Any]:
+    """Read the fields of a run's report from its parameters, tags and dataset profile.
 
     times: step to milliseconds since the epoch.
     """
@@ -432,25 +400,28 @@ def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> RunMet
     if isinstance(features := profile.get("features"), dict):
         dataset["features"] = str(features.get("name"))
     num_train, warnings = profile.get("num_train"), profile.get("warnings")
-    moments = dict.fromkeys(map(_format_moment, (min(times.values()), max(times.values()))))
+    first, last = (
+        datetime.fromtimestamp(time / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        for time in (min(times.values()), max(times.values()))
+    )
     environment = {label: tags[tag] for tag, label in _ENVIRONMENT.items() if tag in tags}
-    environment["rows measured"] = " to ".join(moments)
+    environment["rows measured"] = first if first == last else f"{first} to {last}"
     if not any(record.matrix.costs):
         environment["cost of its training"] = "not in its rows"
-    return RunMetadata(
-        configuration=configuration,
-        requested={
+    return {
+        "configuration": configuration,
+        "requested": {
             name: value
             for name, value in requested.items()
             if name in configuration and value != configuration[name]
         },
-        dataset=dataset,
-        num_train={key: count for key, count in num_train.items() if isinstance(count, int)}
+        "dataset": dataset,
+        "num_train": {key: count for key, count in num_train.items() if isinstance(count, int)}
         if isinstance(num_train, dict)
         else {},
-        environment=environment,
-        warnings=[str(line) for line in warnings] if isinstance(warnings, list) else [],
-    )
+        "environment": environment,
+        "warnings": [str(line) for line in warnings] if isinstance(warnings, list) else [],
+    }
 
 
 def _read_profile(run: Run, dataset: str) -> Mapping[str, Any]:
@@ -461,12 +432,6 @@ def _read_profile(run: Run, dataset: str) -> Mapping[str, Any]:
         return json_object(profiles.get(dataset) or "{}", MAX_ROW_BYTES)
     except RecordError:
         return {}
-
-
-def _format_moment(milliseconds: int) -> str:
-    """Format milliseconds since the epoch as ``2026-11-24 09:30 UTC``."""
-    moment = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
-    return moment.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def split_score_hash(tags: Mapping[str, str]) -> list[str]:

@@ -10,13 +10,12 @@ import os
 from types import FunctionType
 from typing import Any
 
-from clear_mlflow.server.mlflow_hooks import (
-    create_admin,
-    flask_app,
-    get_mlflow_app,
-    is_worker,
-    load_app,
-)
+import mlflow
+from mlflow.environment_variables import _MLFLOW_SGI_NAME
+from mlflow.exceptions import MlflowException
+from mlflow.utils.plugins import get_entry_points
+
+from clear_mlflow.server.request_store import ServerError, flask_app
 
 # The variable names another app that the pages are added to, since MLflow serves one app at a time.
 WRAPPED_APP = "CLEAR_MLFLOW_SERVER_APP"
@@ -33,20 +32,39 @@ def create_app() -> Any:
     wrapped_name = os.environ.get(WRAPPED_APP)
     # Before the other app wraps MLflow's, so that its checks of requests apply to the pages, too.
     add_pages(flask_app, has_accounts=wrapped_name == _ACCOUNTS)
-    if not wrapped_name:
-        return get_mlflow_app()
-    wrapped = load_app(wrapped_name)
-    return wrapped() if isinstance(wrapped, FunctionType) else wrapped
+    if wrapped_name:
+        wrapped = _load_app(wrapped_name)
+        return wrapped() if isinstance(wrapped, FunctionType) else wrapped
+    if _MLFLOW_SGI_NAME.get() != "uvicorn":
+        return flask_app
+    from mlflow.server import fastapi_app
+
+    return fastapi_app.app
+
+
+def _load_app(name: str) -> Any:
+    """Import the app, or its factory, that ``mlflow server --app-name NAME`` would serve.
+
+    Raises ServerError if no installed package offers that name.
+    """
+    entry_points = {entry_point.name: entry_point for entry_point in get_entry_points("mlflow.app")}
+    if name in entry_points:
+        return entry_points[name].load()
+    valid_names = ", ".join(sorted(entry_points.keys() - {"clear"}))
+    raise ServerError(f"no app has the name {name!r}; expected one of {valid_names or 'none'}")
 
 
 def _check_settings() -> None:
     """Raise ServerError if the wrapped app is missing, and create basic-auth's administrator."""
     wrapped_name = os.environ.get(WRAPPED_APP)
     if wrapped_name:
-        load_app(wrapped_name)
-    if wrapped_name == _ACCOUNTS:
-        create_admin()
+        _load_app(wrapped_name)
+    if wrapped_name == _ACCOUNTS and hasattr(mlflow.server, "_bootstrap_basic_auth"):
+        try:  # creates tables and the administrator; since mlflow 3.16
+            mlflow.server._bootstrap_basic_auth()
+        except MlflowException as error:
+            raise ServerError(" ".join(error.message.split())) from error
 
 
-if not is_worker():
+if not _MLFLOW_SGI_NAME.get():  # not in a worker
     _check_settings()

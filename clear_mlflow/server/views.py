@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import cast
 
-from flask import Flask, Response, jsonify, request
+from flask import Blueprint, Flask, Response, request
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from mlflow.environment_variables import MLFLOW_ENABLE_WORKSPACES
 
 from clear_mlflow.comparison.page.wording import many, short
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.report.page import rendered
-from clear_mlflow.server.live_comparison import ComparisonQuery, draw_comparison, list_runs
-from clear_mlflow.server.live_run import describe_state, draw_run, format_start, hash_state
-from clear_mlflow.server.mlflow_hooks import (
+from clear_mlflow.server.live_pages import (
+    ComparisonQuery,
+    describe_state,
+    draw_comparison,
+    draw_run,
+    format_start,
+    hash_state,
+    list_runs,
+)
+from clear_mlflow.server.request_store import (
+    RequestError,
+    RequestStore,
     add_static_prefix,
     allow_signed_in_users,
-    get_backend_uri,
-    has_workspaces,
+    get_workspace,
     hide_addresses,
     serves_runs,
 )
-from clear_mlflow.server.request_store import RequestError, RequestStore, get_workspace
 from clear_mlflow.store import names
 
 # A view returns the HTML of a page, or values that are sent as JSON.
@@ -42,10 +49,6 @@ _EXPERIMENTS_PER_PAGE = 50
 _NEWEST_FIRST = ["attributes.start_time DESC"]
 
 _logger = logging.getLogger(__name__)
-
-
-class BusyError(Exception):
-    """Another page took too long to draw; the same request may succeed later."""
 
 
 class PageCache:
@@ -67,11 +70,11 @@ class PageCache:
             state: key of the page, in types that JSON can contain.
             draw: returns the HTML of the page.
 
-        Raises BusyError if another page is being drawn for longer than the maximum wait.
+        Raises RequestError if another page is being drawn for longer than the maximum wait.
         """
-        key = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+        key = json.dumps(state, sort_keys=True)
         if not self._lock.acquire(timeout=self._max_wait_seconds):
-            raise BusyError
+            raise RequestError(503, "the server is busy with other comparisons; try again")
         try:
             if key not in self._pages:
                 self._pages[key] = draw()
@@ -91,7 +94,7 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
     """
     if not serves_runs():
         return
-    store = RequestStore(get_backend_uri())
+    store = RequestStore()
     client = cast(MlflowClient, store)  # it has the methods that reading runs needs
     cache = PageCache()
 
@@ -99,7 +102,7 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
         """Return the comparison page, from the cache if no run has changed."""
         query = _read_query(store)
         runs, states = list_runs(client, query)
-        return cache.get([query.to_json(), *states], lambda: draw_comparison(client, query, runs))
+        return cache.get([asdict(query), *states], lambda: draw_comparison(client, query, runs))
 
     def show_run() -> str:
         """Return a run's report, from the cache if the run has not changed."""
@@ -118,11 +121,20 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
         "/clear/run": show_run,
         "/clear/run/state": show_state,
     }
-    for route, view in routes.items():
-        path = add_static_prefix(route)
-        app.add_url_rule(path, f"clear_mlflow{route}", _answer_with(view), methods=["GET"])
+    app.register_blueprint(build_blueprint(routes))
     if has_accounts:
         allow_signed_in_users([add_static_prefix(route) for route in routes])
+
+
+def build_blueprint(routes: Mapping[str, _View]) -> Blueprint:
+    """Return the views of some routes with their checks. Errors are answered with a page."""
+    blueprint = Blueprint("clear_mlflow", __name__)
+    for route, view in routes.items():
+        blueprint.add_url_rule(add_static_prefix(route), route, view, methods=["GET"])
+    blueprint.before_request(_check_request)
+    blueprint.after_request(_forbid_caching)
+    blueprint.register_error_handler(ClearError, _answer_error)
+    return blueprint
 
 
 def _read_query(store: RequestStore) -> ComparisonQuery:
@@ -177,7 +189,7 @@ def _draw_experiments(store: RequestStore) -> str:
         if experiment.experiment_id in run_by_experiment
     ]
     return rendered(
-        "clear_mlflow.server.page/experiments",
+        "clear_mlflow.server/page/experiments",
         title="Experiments with accuracy matrices",
         subtitle=f"{len(newest_runs)} of {many(len(page), 'experiment')}, the last changed first",
         warnings=(),
@@ -220,58 +232,36 @@ def _find_newest_runs(store: RequestStore, experiment_ids: list[str]) -> dict[st
     return newest_runs
 
 
-def _answer_with(view: _View) -> Callable[[], Response]:
-    """Wrap a view in a Flask view, which answers errors with a page of one line."""
-
-    @wraps(view)
-    def answer() -> Response:
-        """Check the request, call the view, and convert its result or error to a response."""
-        if request.method != "GET":  # Flask adds HEAD, which MLflow's accounts do not check
-            return _answer_error(405, "only GET is answered")
-        if len(request.query_string) > _MAX_QUERY_BYTES:
-            return _answer_error(414, f"the address has more than {_MAX_QUERY_BYTES} bytes")
-        try:
-            _check_workspace()
-            result = view()
-        except RequestError as error:
-            return _answer_error(error.status, str(error))
-        except BusyError:
-            response = _answer_error(503, "the server is busy with other comparisons; try again")
-            response.headers["Retry-After"] = "5"
-            return response
-        except TrackingError as error:
-            _logger.error("%s", error)
-            return _answer_error(
-                503, "the tracking store does not answer; the server's log has the reason"
-            )
-        except ClearError as error:
-            return _answer_error(400, str(error))
-        return _forbid_caching(
-            Response(result, mimetype="text/html") if isinstance(result, str) else jsonify(result)
-        )
-
-    return answer
-
-
-def _check_workspace() -> None:
-    """Raise ConfigError if the address has a workspace but the server was started without them."""
-    if get_workspace() and not has_workspaces():
+def _check_request() -> None:
+    """Raise RequestError or ConfigError if a page cannot be requested in this way."""
+    if request.method != "GET":  # Flask adds HEAD, which MLflow's accounts do not check
+        raise RequestError(405, "only GET is answered")
+    if len(request.query_string) > _MAX_QUERY_BYTES:
+        raise RequestError(414, f"the address has more than {_MAX_QUERY_BYTES} bytes")
+    if get_workspace() and not MLFLOW_ENABLE_WORKSPACES.get():
         raise ConfigError(
             f"workspace is {safe_repr(get_workspace(), 100)}, but this server does not use "
             "workspaces; leave it out of the address"
         )
 
 
-def _answer_error(status: int, message: str) -> Response:
+def _answer_error(error: ClearError) -> Response:
     """Return an HTML page with an HTTP status and one line, without the server's store URIs."""
+    status, message = 400, str(error)
+    if isinstance(error, RequestError):
+        status = error.status
+    elif isinstance(error, TrackingError):
+        _logger.error("%s", error)
+        status, message = 503, "the tracking store does not answer; the server's log has the reason"
     page = rendered(
-        "clear_mlflow.server.page/problem",
+        "clear_mlflow.server/page/problem",
         title=f"Error {status}",
         subtitle=one_line(hide_addresses(message)),
         warnings=(),
         footer="",
     )
-    return _forbid_caching(Response(page, status, mimetype="text/html"))
+    headers = {"Retry-After": "5"} if status == 503 else None
+    return Response(page, status, headers, mimetype="text/html")
 
 
 def _forbid_caching(response: Response) -> Response:

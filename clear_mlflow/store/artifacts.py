@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
@@ -16,23 +17,27 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.compat import download_file
+from clear_mlflow.core.untrusted import read_bytes, size_text
+from clear_mlflow.store.client import download_file, map_in_threads, mlflow_errors
 
 
 class ArtifactFolder:
-    """A folder of artifacts, on this machine or behind a server.
+    """A folder of a run's artifacts, on this machine or behind a server.
 
     Args:
         client: client of the tracking store.
-        parent: the run that has the artifacts, or the URI of an artifact folder.
-        name: path of the folder in the parent's artifacts, by default their root.
+        run: run returned by the client.
+        name: path of the folder in the run's artifacts, by default their root.
+
+    Raises TrackingError in every method if the artifact store does not answer.
     """
 
-    def __init__(self, client: MlflowClient, parent: Run | str, name: str = "") -> None:
-        root = parent if isinstance(parent, str) else str(parent.info.artifact_uri)
+    def __init__(self, client: MlflowClient, run: Run, name: str = "") -> None:
+        root = str(run.info.artifact_uri)
         self._uri, self._tracking_uri = f"{root}/{name}".rstrip("/"), client.tracking_uri
+        self._run_id, self._name = run.info.run_id, name or "the artifacts"
         # None if the artifacts are not files of this machine.
         self.local = Path(local_file_uri_to_path(root), name) if is_local(root) else None
 
@@ -46,13 +51,25 @@ class ArtifactFolder:
 
         Skips subfolders and symbolic links. Returns {} if the folder does not exist.
         """
-        if self.local is None:
-            listed = self.repository.list_artifacts() or []
-            # Only the last part: a path that comes from a store must not be followed.
-            return {f.path.rsplit("/", 1)[-1]: f.file_size for f in listed if not f.is_dir}
-        files = self.local.iterdir() if self.local.is_dir() else ()
-        # A link can lead to any file of this machine, whose content a message would then quote.
-        return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
+        with mlflow_errors(f"list {self._name} of run {self._run_id}"):
+            if self.local is None:
+                listed = self.repository.list_artifacts() or []
+                # Only the last part: a path that comes from a store must not be followed.
+                return {f.path.rsplit("/", 1)[-1]: f.file_size for f in listed if not f.is_dir}
+            files = self.local.iterdir() if self.local.is_dir() else ()
+            # A link can lead to any file of this machine, whose content a message would then quote.
+            return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
+
+    def list_numbered(self, parse: Callable[[str], Any], max_bytes: int) -> dict[str, int | None]:
+        """Return the sizes of numbered files by file name, in the order of their numbers.
+
+        parse: returns the number in a file name, or None for other files. Raises RecordError if a
+        file has more than *max_bytes*.
+        """
+        sizes = {name: size for name, size in self.list_sizes().items() if parse(name) is not None}
+        for name, size in sizes.items():
+            check_size(name, size, max_bytes)
+        return dict(sorted(sizes.items(), key=lambda item: parse(item[0])))
 
     @contextmanager
     def open_scratch(self) -> Iterator[Path]:
@@ -68,8 +85,32 @@ class ArtifactFolder:
         if self.local is not None:
             return self.local / name
         file = Path(scratch, name)
-        download_file(self.repository, name, file)
+        with mlflow_errors(f"read {safe_repr(name, 200)} of run {self._run_id}"):
+            download_file(self.repository, name, file)
         return file
+
+    def read_files(
+        self, file_names: Collection[str], max_bytes: int, num_threads: int = 1
+    ) -> dict[str, bytes]:
+        """Return the contents of files by name. Raises RecordError if one exceeds *max_bytes*."""
+        with self.open_scratch() as scratch:
+
+            def read_file(name: str) -> bytes:
+                file = self.fetch_file(name, scratch)
+                try:
+                    with mlflow_errors(f"read {name} of run {self._run_id}"):
+                        return read_bytes(file, max_bytes)
+                except RecordError as error:
+                    raise RecordError(f"{name} {error}") from error
+
+            contents = map_in_threads(read_file, file_names, num_threads)
+            return dict(zip(file_names, contents, strict=True))
+
+
+def check_size(name: str, size: int | None, max_bytes: int) -> None:
+    """Raise RecordError if a file, whose size may be unknown, has more than *max_bytes*."""
+    if size is not None and size > max_bytes:
+        raise RecordError(f"{name} has {size} bytes; expected at most {size_text(max_bytes)}")
 
 
 def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
@@ -88,16 +129,6 @@ def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str
         log_bytes(client, run_id, content, artifact)
     else:
         write_durably(root / artifact, content)
-
-
-def download_artifact(client: MlflowClient, run: Run, artifact: str, scratch: str) -> Path:
-    """Return the local path of a run's artifact, after a download to *scratch* if necessary.
-
-    Raises TrackingError if it cannot be read.
-    """
-    folder, _, name = artifact.rpartition("/")
-    with mlflow_errors(f"read {safe_repr(artifact, 200)} of run {run.info.run_id}"):
-        return ArtifactFolder(client, run, folder).fetch_file(name, scratch)
 
 
 def is_local(artifact_uri: str) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextvars
 import logging
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import mlflow
@@ -30,13 +31,21 @@ from mlflow.environment_variables import (
     MLFLOW_TRACKING_URI,
 )
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.db.db_types import DATABASE_ENGINES
+from mlflow.tracking.fluent import _active_run_stack, run_id_to_system_metrics_monitor
+
+# MLflow lacks a public way to recognise a generated name.
+from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
 
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.store.sqlite import get_sqlite_path, lock_store_opening, name_sqlite_driver
+
+if TYPE_CHECKING:  # it loads psutil, which a server may lack
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 DEFAULT_EXPERIMENT_ID = "0"
 
@@ -293,3 +302,38 @@ def map_in_threads(
             yield futures.popleft().result()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
+
+
+# Private parts of MLflow 3.17; no other module uses any.
+
+
+def is_generated_name(name: str | None) -> bool:
+    """Return True if MLflow generated a run's name, such as ``upbeat-foal-91``, or if it is empty.
+
+    >>> is_generated_name("upbeat-foal-91"), is_generated_name("replay-3"), is_generated_name(None)
+    (True, False, True)
+    """
+    if not name:
+        return True
+    match = re.fullmatch(r"([a-z]+)-([a-z]+)-[0-9]+", name)
+    return bool(match and match[1] in _GENERATOR_PREDICATES and match[2] in _GENERATOR_NOUNS)
+
+
+def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
+    """Download one artifact with a single request. to: the local file to write."""
+    repository._download_file(name, str(to))
+
+
+def forget_active_run(run_id: str) -> None:
+    """Make MLflow forget this thread's active run, so that it does not set the run's status."""
+    stack = _active_run_stack.get()
+    stack[:] = [run for run in stack if run.info.run_id != run_id]
+
+
+def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:
+    """Remove and return MLflow's system metrics monitor of a run, or return None.
+
+    MLflow then does not wait for the monitor when the run ends.
+    """
+    monitor: SystemMetricsMonitor | None = run_id_to_system_metrics_monitor.pop(run_id, None)
+    return monitor

@@ -93,7 +93,7 @@ class Lease:
         self._run_id = run_id
         self._is_acquired = False
         self._replaced_holder: str | None = None
-        self.lost: LeaseLostError | None = None  # set by the first check that fails, then kept
+        self.error: LeaseLostError | None = None  # set by the first check that fails, then kept
 
     def acquire(self) -> None:
         """Take the lease, also from another process, which then cannot write to the run any more.
@@ -126,14 +126,14 @@ class Lease:
 
         After that, every further call raises the same error.
         """
-        if self.lost is not None:
-            raise self.lost
+        if self.error is not None:
+            raise self.error
         with mlflow_errors(f"read run {self._run_id}"):
             run = self._client.get_run(self._run_id)
         try:
             check_has_lease(run)
         except LeaseLostError as error:
-            self.lost = error
+            self.error = error
             raise
         return run
 

@@ -53,9 +53,8 @@ MLFLOW_NOTE = "mlflow.note.content"
 
 LEADER_METRICS = "leader/"
 
-BUCKET_SERIES = "test_accuracy/bucket_"
-# For any score, such as test_rmse/bucket_01.
-_ANY_BUCKET_SERIES = re.compile(r"test_[A-Za-z][A-Za-z0-9_-]*/bucket_")
+# Of any score, such as test_rmse/bucket_01.
+_BUCKET_SERIES = re.compile(r"test_[A-Za-z][A-Za-z0-9_-]*/bucket_")
 
 CURVE_LOSS = "train/loss"
 CURVE_LR = "train/lr"
@@ -94,17 +93,9 @@ def shorten_digest(digest: str) -> str:
     return digest.removeprefix("sha256:")[:36]
 
 
-def format_bucket_prefix(score: str = "accuracy") -> str:
-    """Return the prefix of the names of metrics of single buckets: "test_accuracy/bucket_".
-
-    score: name of what the runs measure.
-    """
-    return f"test_{score}/bucket_"
-
-
 def is_bucket_series(metric: str) -> bool:
     """Return True if a metric's name is that of a single bucket: "test_rmse/bucket_01"."""
-    return _ANY_BUCKET_SERIES.match(metric) is not None
+    return _BUCKET_SERIES.match(metric) is not None
 
 
 def format_model_file_name(row: int) -> str:

@@ -7,9 +7,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -23,7 +21,6 @@ from clear_mlflow.core.untrusted import (
     MAX_ROW_BYTES,
     json_object,
     json_texts,
-    read_bytes,
 )
 from clear_mlflow.metrics import METRICS, Metric, summarize
 from clear_mlflow.store import names
@@ -44,7 +41,6 @@ class StoredRows:
     records: Mapping[str, RowRecord]  # file name to row, in row order; empty if there are none
     rows_hash: str  # hash of the row files
     tag: str | None  # correct value of the run's matrix tag, or None if the rows do not fit
-    from_tag: bool  # True if the rows were read from the tag, not from the artifacts
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +48,9 @@ class StoredMatrix:
     """The accuracy matrix of a run with its metrics, or why it cannot be read."""
 
     run: Run
-    record: Record | None  # None if there is a problem
-    summary: Mapping[str, float]  # metric name to value, without undefined metrics
-    problem: str | None  # one line, NO_ROWS if rows are missing; None if there is a record
-    from_tag: bool  # True if the rows were read from the run's tag, not from its artifacts
+    record: Record | None = None  # None if there is a problem
+    summary: Mapping[str, float] = field(default_factory=dict)  # metric name to defined value
+    problem: str | None = None  # one line, NO_ROWS if rows are missing; None if there is a record
 
 
 class RowConflictError(TrackingError):
@@ -132,13 +127,12 @@ def _create_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -
     """Store a row file and return None, or return the content of a stored file of that name."""
     folder = ArtifactFolder(client, run, ROWS_FOLDER)
     if folder.local is not None:
-        file = folder.local / name
-        return None if create_durably(file, content) else _read_row_file(file)
-    if name not in folder.list_sizes():
+        if create_durably(folder.local / name, content):
+            return None
+    elif name not in folder.list_sizes():
         log_durably(client, run.info.run_id, content, f"{ROWS_FOLDER}/{name}")
         return None
-    with folder.open_scratch() as scratch:
-        return _read_row_file(folder.fetch_file(name, scratch))
+    return folder.read_files([name], MAX_ROW_BYTES)[name]
 
 
 def is_same_row(content: bytes, other_content: bytes, name: str) -> bool:
@@ -155,8 +149,7 @@ def list_row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 
     Raises RecordError if a row file is too large, or missing although the run's tags name it.
     """
-    with mlflow_errors(f"list the rows of run {run.info.run_id}"):
-        sizes = _select_row_files(ArtifactFolder(client, run, ROWS_FOLDER).list_sizes())
+    sizes = ArtifactFolder(client, run, ROWS_FOLDER).list_numbered(row_index, MAX_ROW_BYTES)
     _check_for_missing_rows(run, sizes)
     return sizes
 
@@ -178,13 +171,8 @@ def read_row_files(
     may_be_missing: names of files that need not exist, or None if none needs to. Raises RecordError
     if another row file is missing although the run's tags name it.
     """
-    folder, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
-    with mlflow_errors(f"list the rows of run {run.info.run_id}"):
-        sizes = _select_row_files(folder.list_sizes())
-    with folder.open_scratch() as scratch:
-        for name in sizes:
-            with mlflow_errors(f"read {name} of run {run.info.run_id}"):
-                files[name] = _read_row_file(folder.fetch_file(name, scratch))
+    folder = ArtifactFolder(client, run, ROWS_FOLDER)
+    files = folder.read_files(folder.list_numbered(row_index, MAX_ROW_BYTES), MAX_ROW_BYTES)
     if may_be_missing is not None:
         _check_for_missing_rows(run, {*files, *may_be_missing})
     return files
@@ -230,24 +218,6 @@ def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
         raise build_missing_rows_error(run, "all row files")
 
 
-def _read_row_file(path: Path) -> bytes:
-    """Return the content of a row file. Raises RecordError if it is larger than 1 MiB."""
-    try:
-        return read_bytes(path, MAX_ROW_BYTES)
-    except RecordError as error:
-        raise RecordError(f"{path.name} {error}; expected a row") from error
-
-
-def _select_row_files(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return the row files among files, in row order. Raises RecordError if one is too large."""
-    row_by_name = {name: row for name in sizes if (row := row_index(name)) is not None}
-    for name in row_by_name:
-        size = sizes[name]
-        if size is not None and size > MAX_ROW_BYTES:
-            raise RecordError(f"{name} has {size} bytes; a row has at most 1 MiB")
-    return {name: sizes[name] for name in sorted(row_by_name, key=row_by_name.__getitem__)}
-
-
 def load_stored_rows(
     client: MlflowClient, run: Run, *, read_files: bool | None = None
 ) -> StoredRows:
@@ -269,11 +239,9 @@ def load_stored_rows(
         packed = read_matrix_tag(run_id, tag)
         records = parse_rows(packed)
         if packed and assemble(records).is_complete:
-            return StoredRows(records, hash_rows(run_id, packed), tag, True)
+            return StoredRows(records, hash_rows(run_id, packed), tag)
     files = read_row_files(client, run)
-    return StoredRows(
-        parse_rows(files), hash_rows(run_id, files), pack_matrix_tag(run_id, files), False
-    )
+    return StoredRows(parse_rows(files), hash_rows(run_id, files), pack_matrix_tag(run_id, files))
 
 
 def read_matrices(
@@ -288,22 +256,16 @@ def read_matrices(
     Reads with several threads. If a run cannot be read, its result has *problem* set, and no
     record. metrics: metrics to compute. read_files: as of :func:`load_stored_rows`.
     """
-    read = partial(_read_matrix, client, read_files, metrics)
-    yield from map_in_threads(read, runs, _NUM_THREADS)
 
+    def read_matrix(run: Run) -> StoredMatrix:
+        try:
+            records = load_stored_rows(client, run, read_files=read_files).records
+            if not records:
+                return StoredMatrix(run, problem=NO_ROWS)
+            record = assemble(records)
+            summary = summarize(record.matrix, record.protocol, metrics)
+        except ClearError as error:
+            return StoredMatrix(run, problem=str(error))
+        return StoredMatrix(run, record, summary)
 
-def _read_matrix(
-    client: MlflowClient, read_files: bool | None, metrics: Sequence[Metric], run: Run
-) -> StoredMatrix:
-    """Return the accuracy matrix and metrics of a run, or why it cannot be read."""
-    from_tag = False
-    try:
-        rows = load_stored_rows(client, run, read_files=read_files)
-        from_tag = rows.from_tag
-        if not rows.records:
-            return StoredMatrix(run, None, {}, NO_ROWS, from_tag)
-        record = assemble(rows.records)
-        summary = summarize(record.matrix, record.protocol, metrics)
-        return StoredMatrix(run, record, summary, None, from_tag)
-    except ClearError as error:
-        return StoredMatrix(run, None, {}, str(error), from_tag)
+    yield from map_in_threads(read_matrix, runs, _NUM_THREADS)

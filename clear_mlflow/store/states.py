@@ -17,11 +17,10 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.errors import RecordError, StateError, TrackingError
+from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.untrusted import (
     MAX_MANIFEST_BYTES,
     MAX_STATE_BYTES,
-    MAX_STATES,
     convert,
     json_object,
     sha256_of,
@@ -53,7 +52,7 @@ class Manifest:
     def from_json(cls, text: str | bytes, *, source: str) -> Manifest:
         """Parse and validate the JSON text of a manifest, ignoring unknown fields.
 
-        source: file name, for the StateError that is raised if the text is invalid.
+        source: file name, for the RecordError that is raised if the text is invalid.
         """
         try:
             document = json_object(text, MAX_MANIFEST_BYTES)
@@ -62,7 +61,7 @@ class Manifest:
             manifest: Manifest = convert(document, cls)
             return manifest
         except RecordError as error:
-            raise StateError(f"{source} is not a manifest of a training state: {error}") from error
+            raise RecordError(f"{source} is not a manifest of a training state: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +92,7 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
     with suppress(Exception):
         folder = ArtifactFolder(client, run, names.STATE_FOLDER)
         # Sorted, each manifest precedes its state: a state that is half removed is not complete.
-        for name in sorted(_list_files(run, folder)):
+        for name in sorted(folder.list_sizes()):
             row = _parse_row(name)
             if row is not None and (before is None or row < before):
                 folder.repository.delete_artifacts(name)
@@ -106,7 +105,9 @@ def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
 
     They are not read, so a state may be damaged.
     """
-    return _select_rows(_list_files(run, ArtifactFolder(client, run, names.STATE_FOLDER)))
+    files = ArtifactFolder(client, run, names.STATE_FOLDER).list_sizes().keys()
+    rows = {row for name in files if (row := _parse_row(name)) is not None}
+    return tuple(sorted(row for row in rows if files >= {*_format_file_names(row)}))
 
 
 def read_newest_state(
@@ -117,59 +118,35 @@ def read_newest_state(
     The state is downloaded to *scratch* unless it is on this machine.
     """
     folder = ArtifactFolder(client, run, names.STATE_FOLDER)
-    sizes = _list_files(run, folder)
     problems: list[str] = []
-    for row in reversed(_select_rows(sizes)):
+    for row in reversed(list_state_rows(client, run)):
         try:
-            return _read_state(run, row, folder, sizes, scratch), problems
-        except StateError as error:
+            return _read_state(folder, row, scratch), problems
+        except RecordError as error:
             problems.append(str(error))
     return None, problems
 
 
-def _read_state(
-    run: Run, row: int, folder: ArtifactFolder, sizes: Mapping[str, int | None], scratch: Path
-) -> StoredState:
+def _read_state(folder: ArtifactFolder, row: int, scratch: Path) -> StoredState:
     """Return the training state of a row, downloaded to *scratch* unless it is on this machine.
 
-    Raises StateError if it or its manifest is damaged. sizes: file name to size in bytes.
+    Raises RecordError if it or its manifest is damaged.
     """
     name, manifest_name = _format_file_names(row)
-    size = sizes[manifest_name]
-    if size is not None and size > MAX_MANIFEST_BYTES:
-        raise StateError(f"{manifest_name} has {size} bytes; a manifest has at most 1 MiB")
-    with mlflow_errors(f"read {manifest_name} of run {run.info.run_id}"):
-        content = folder.fetch_file(manifest_name, scratch).read_bytes()
+    content = folder.read_files([manifest_name], MAX_MANIFEST_BYTES)[manifest_name]
     manifest = Manifest.from_json(content, source=manifest_name)
     if manifest.row != row or not 0 < manifest.size <= MAX_STATE_BYTES:
-        raise StateError(
+        raise RecordError(
             f"{manifest_name} names row {manifest.row} and {manifest.size} bytes; expected row "
             f"{row} and at most {MAX_STATE_BYTES >> 30} GiB"
         )
-    with mlflow_errors(f"read {name} of run {run.info.run_id}"):
-        file = folder.fetch_file(name, scratch)
+    file = folder.fetch_file(name, scratch)
     sha256 = sha256_of(file)
     if sha256 != manifest.sha256 or file.stat().st_size != manifest.size:
-        raise StateError(
+        raise RecordError(
             f"{name} is damaged: its hash is {sha256}; expected {manifest.sha256[:64]!r}"
         )
     return StoredState(manifest, file)
-
-
-def _list_files(run: Run, folder: ArtifactFolder) -> dict[str, int | None]:
-    """Return the sizes in bytes of training states and manifests, by file name. None if unknown."""
-    with mlflow_errors(f"list the training states of run {run.info.run_id}"):
-        sizes = folder.list_sizes()
-    sizes = {name: size for name, size in sizes.items() if _parse_row(name) is not None}
-    if len(sizes) > MAX_STATES:
-        raise TrackingError(f"run {run.info.run_id} has {len(sizes)} files of training states")
-    return sizes
-
-
-def _select_rows(files: Mapping[str, object]) -> tuple[int, ...]:
-    """Return the numbers of the rows with both a state and a manifest in *files*, ascending."""
-    rows = {row for name in files if (row := _parse_row(name)) is not None}
-    return tuple(sorted(row for row in rows if files.keys() >= {*_format_file_names(row)}))
 
 
 def _format_file_names(row: int) -> tuple[str, str]:

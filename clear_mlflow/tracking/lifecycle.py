@@ -40,8 +40,13 @@ from clear_mlflow.journal.uploader import UnsentError, is_permanent_error, store
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
-from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated_name
+from clear_mlflow.store.client import (
+    forget_active_run,
+    forget_system_metrics,
+    is_generated_name,
+    mlflow_errors,
+    retry_on_conflict,
+)
 from clear_mlflow.store.lease import (
     Lease,
     LeaseHeldError,

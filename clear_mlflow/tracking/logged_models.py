@@ -23,7 +23,7 @@ from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring import Scores
-from clear_mlflow.scoring.run_log import build_bucket_series_names, build_metric_values
+from clear_mlflow.scoring.run_log import build_metric_values
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -164,15 +164,16 @@ def _encode_grey_image(side: int) -> bytes:
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
     """Return the run's metrics of single buckets after *row* buckets, as metrics of the model."""
-    prefix = names.format_bucket_prefix(record.matrix.score.name)
-    series = set(build_bucket_series_names(record.masked_matrix.buckets, prefix))
     return [
         Metric(
-            *point,
+            point.key,
+            point.value,
+            point.timestamp,
+            point.step,
             model_id=model.model_id,
             dataset_name=record.dataset.name,
             dataset_digest=names.shorten_digest(record.dataset.digest),
         )
         for point in build_metric_values(scores.stored, scores.results)
-        if point.step == row and point.name in series
+        if point.step == row and names.is_bucket_series(point.key)
     ]

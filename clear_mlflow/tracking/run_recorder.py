@@ -25,7 +25,7 @@ from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
-from clear_mlflow.scoring.run_log import MetricValue, evaluate_step, to_mlflow_metrics
+from clear_mlflow.scoring.run_log import evaluate_step
 from clear_mlflow.scoring.run_record import build_families_tag, to_milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, retry_on_conflict
@@ -90,7 +90,7 @@ class RunRecorder:
         """
         uploader = self.uploader
         # A process that took over the run measures these steps again.
-        if uploader.lease.lost is None:
+        if uploader.lease.error is None:
             self.write_curve(())
             if self._curve:
                 warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
@@ -102,10 +102,10 @@ class RunRecorder:
             for folder in self._folders:
                 folder.close(remove=not folder.list_entries())
         unsent = uploader.build_unsent_error()
-        if uploader.lease.lost is not None:
+        if uploader.lease.error is not None:
             suffix = f"; {unsent}" if unsent else ""
             raise LeaseLostError(
-                f"{uploader.lease.lost}; what this one measured since is not stored{suffix}"
+                f"{uploader.lease.error}; what this one measured since is not stored{suffix}"
             )
         if unsent:
             raise unsent from error
@@ -178,14 +178,10 @@ class RunRecorder:
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
             matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
             time = to_milliseconds(record.written_at)
-            prefix = names.format_bucket_prefix(row.score.name)
-            values = evaluate_step(
-                matrix, row.row, add_cost_metrics(get_family_metrics(self.families), matrix), prefix
-            )
-            metrics = to_mlflow_metrics(
-                MetricValue(n, value, time, row.row) for n, value in values.items()
-            )
-            points = self._write_points(self._sort_points(metrics, row.row))
+            metrics = add_cost_metrics(get_family_metrics(self.families), matrix)
+            values = evaluate_step(matrix, row.row, metrics)
+            row_points = [Metric(name, value, time, row.row) for name, value in values.items()]
+            points = self._write_points(self._sort_points(row_points, row.row))
         finally:  # whatever happens, what is on disk is uploaded
             self._wait_and_enqueue(points)
         self._unplotted = matrix

@@ -18,7 +18,7 @@ from clear_mlflow.journal.run_folder import RunFolder, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS, compute_values, evaluate_metrics
 from clear_mlflow.scoring import read_scores, score
-from clear_mlflow.server.live_run import describe_state, draw_run
+from clear_mlflow.server.live_pages import describe_state, draw_run
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import Lease
 from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows

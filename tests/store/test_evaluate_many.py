@@ -91,7 +91,7 @@ def test_another_metric_writes_that_metric_alone(store, many):
     files = {p: p.stat().st_mtime_ns for p in rows_folder(run).parent.rglob("*") if p.is_file()}
     (verdict,) = search(store, metrics=(*METRICS, OWN))
     assert verdict.action == "scored"
-    assert [point.name for point in verdict.scores.changes.metric_values] == ["lab/bucket"] * 4
+    assert [point.key for point in verdict.scores.changes.metric_values] == ["lab/bucket"] * 4
     after = histories(store, run.info.run_id)
     assert [value for _, _, value in after.pop("lab/bucket")] == [0.60, 0.71, 0.80, 0.70]
     assert after == before

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.record import RowRecord
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import read_config_file
-from clear_mlflow.store.rows import _read_row_file
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
 
 
@@ -27,8 +29,10 @@ def evaluate(run) -> str:
 
 def test_a_row_that_is_read_is_read_up_to_its_bound():
     """A file that grows after it was listed, or that has no end, is not read to its end."""
-    with pytest.raises(RecordError, match="larger than 1 MiB; expected a row"):
-        _read_row_file(Path("/dev/zero"))
+    run = SimpleNamespace(info=SimpleNamespace(run_id="run", artifact_uri="file:///"))
+    folder = ArtifactFolder(SimpleNamespace(tracking_uri=""), run, "dev")
+    with pytest.raises(RecordError, match="zero is larger than 1 MiB"):
+        folder.read_files(["zero"], MAX_ROW_BYTES)
 
 
 def test_a_row_of_very_many_buckets_is_refused(store, experiment_id):

@@ -12,7 +12,7 @@ from stored_runs import stored_run
 
 from clear_mlflow.cli import main
 from clear_mlflow.journal.run_folder import RunFolder
-from clear_mlflow.server.views import _answer_with
+from clear_mlflow.server.views import build_blueprint
 
 SECRET = "c4n4ry-s3cr3t"
 ABSENT = "f" * 32
@@ -115,7 +115,7 @@ def test_the_server_takes_no_address_without_end(monkeypatch):
         monkeypatch.setenv(name, "sqlite:///x.db")
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "/tmp")
     app = Flask(__name__)
-    app.add_url_rule("/", view_func=_answer_with(lambda: "a page"))
+    app.register_blueprint(build_blueprint({"/": lambda: "a page"}))
     assert app.test_client().get("/?filter=" + "a" * 16_000).status_code == 200
     refused = app.test_client().get("/?filter=" + "a" * 17_000)
     assert refused.status_code == 414

@@ -15,7 +15,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.core.score import Score
-from clear_mlflow.server.live_run import draw_run
+from clear_mlflow.server.live_pages import draw_run
 from clear_mlflow.store.rows import read_rows
 
 RMSE = Score("rmse", higher_is_better=False)

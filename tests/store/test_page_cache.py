@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from clear_mlflow.server.views import BusyError, PageCache
+from clear_mlflow.server.request_store import RequestError
+from clear_mlflow.server.views import PageCache
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def test_a_page_is_drawn_once_for_each_state():
 
 
 def test_a_request_that_would_wait_too_long_is_refused():
-    """BusyError is raised only while another page is drawn."""
+    """RequestError is raised only while another page is drawn."""
     cache = PageCache(max_wait_seconds=0.01)
     with pytest.raises(ZeroDivisionError):
         cache.get("slow", lambda: str(1 / 0))  # neither cached nor in the way of others
@@ -50,7 +51,7 @@ def test_a_request_that_would_wait_too_long_is_refused():
     drawing = threading.Thread(target=cache.get, args=("slow", draw_slowly))
     drawing.start()
     assert started.wait(60)
-    with pytest.raises(BusyError):
+    with pytest.raises(RequestError, match="busy"):
         cache.get("other", lambda: "other")
     finish.set()
     drawing.join(60)

@@ -137,7 +137,7 @@ def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):
     """What the store calls too large is refused before it is downloaded."""
     run = kept_run(store, experiment_id)
     monkeypatch.setattr(run_record, "MAX_PREDICTIONS_BYTES", 100)
-    assert "predictions have at most" in score(store, run).detail
+    assert "bytes; expected at most 100 bytes" in score(store, run).detail
 
 
 def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, monkeypatch):

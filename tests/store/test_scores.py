@@ -79,7 +79,7 @@ FIRST = Metric(name="lab/first", function=lowest)
 
 def scored(store, run_id, metric):
     scores = read_scores(store, store.get_run(run_id), (*METRICS, metric))
-    log_results(store, scores.stored, scores.results, scores.changes)
+    log_results(store, scores)
     return scores
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlflow.entities import Metric as MlflowMetric
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyRow
@@ -15,13 +16,12 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_f
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring import evaluate
 from clear_mlflow.scoring.run_log import Changes, build_metric_values, find_changes
-from clear_mlflow.scoring.run_record import RunMetadata, StoredRun
+from clear_mlflow.scoring.run_record import StoredRun
 from clear_mlflow.store import names
 
 NUM_TEST = 50
-METADATA = RunMetadata(
-    configuration={}, requested={}, dataset={}, num_train={}, environment={}, warnings=()
-)
+FIELDS = ("configuration", "requested", "dataset", "num_train", "environment")
+METADATA = {**{field: {} for field in FIELDS}, "warnings": []}
 
 
 def first(matrix):
@@ -45,18 +45,14 @@ class ModelStore:
 
     def history(self, name):
         latest = {}
-        for point in (p for p in self.metric_values if p.name == name):
+        for point in (p for p in self.metric_values if p.key == name):
             before = latest.get(point.step)
-            if before is None or point.time >= before.time:
+            if before is None or point.timestamp >= before.timestamp:
                 latest[point.step] = point
         return latest
 
     def get_metric_history(self, run_id, name):
-        return [
-            SimpleNamespace(key=p.name, value=p.value, timestamp=p.time, step=p.step)
-            for p in self.metric_values
-            if p.name == name
-        ]
+        return [point for point in self.metric_values if point.key == name]
 
     def list_artifacts(self, run_id, folder):
         paths = (path for path in self.files if path.rpartition("/")[0] == folder)
@@ -64,7 +60,7 @@ class ModelStore:
 
     @property
     def run(self):
-        histories = {name: self.history(name) for name in {p.name for p in self.metric_values}}
+        histories = {name: self.history(name) for name in {p.key for p in self.metric_values}}
         metrics = {name: steps[max(steps)].value for name, steps in histories.items()}
         data = SimpleNamespace(metrics=metrics, tags=dict(self.tags), params={})
         info = SimpleNamespace(run_id="run", run_name="run", experiment_id="1")
@@ -138,8 +134,8 @@ def stores(draw):
     for point in build_metric_values(stored, evaluate(stored)):
         if chance.random() < 0.7:
             value = chance.random() if chance.random() < 0.2 else point.value
-            time = point.time + chance.choice([0, 9])
-            store.metric_values.append(point._replace(value=value, time=time))
+            time = point.timestamp + chance.choice([0, 9])
+            store.metric_values.append(MlflowMetric(point.key, value, time, point.step))
     if chance.random() < 0.5:
         store.files = {names.MATRIX_JSON, names.MATRIX_CSV, names.HEATMAP_PNG}
     return store
@@ -154,9 +150,11 @@ def test_after_the_changes_are_written_nothing_is_missing(store, reread):
     changes = store.find_changes(reread)
     assert changes.reports or has_same_rows
     for point in changes.metric_values:
-        logged = store.history(point.name).get(point.step)
-        assert logged is None or (logged.value != point.value and logged.time < point.time)
-    assert len({(p.name, p.step) for p in changes.metric_values}) == len(changes.metric_values)
+        logged = store.history(point.key).get(point.step)
+        assert logged is None or (
+            logged.value != point.value and logged.timestamp < point.timestamp
+        )
+    assert len({(p.key, p.step) for p in changes.metric_values}) == len(changes.metric_values)
     assert not changes.tags.items() & before.items()
     assert names.MLFLOW_NOTE not in before or names.MLFLOW_NOTE not in changes.tags
     store.apply(changes)
@@ -165,7 +163,7 @@ def test_after_the_changes_are_written_nothing_is_missing(store, reread):
     for point in (
         build_metric_values(stored, evaluate(stored)) if reread or not has_same_rows else ()
     ):
-        assert store.history(point.name)[point.step].value == point.value
+        assert store.history(point.key)[point.step].value == point.value
 
 
 @settings(max_examples=300, deadline=None)
@@ -201,11 +199,8 @@ def test_the_score_hash_changes_with_what_the_page_shows(stored):
         replace(stored, run=renamed),
         replace(stored, predictions_hash="p-1"),
         replace(stored, tests_hash="t"),
-        *(
-            replace(stored, metadata=replace(METADATA, **{field: {"a": "b"}}))
-            for field in ("configuration", "requested", "dataset", "num_train", "environment")
-        ),
-        replace(stored, metadata=replace(METADATA, warnings=("mind",))),
+        *(replace(stored, metadata={**METADATA, field: {"a": "b"}}) for field in FIELDS),
+        replace(stored, metadata={**METADATA, "warnings": ["mind"]}),
     ]
     hashes = [run.compute_score_hash({"a/b": 1}) for run in (stored, *others)]
     hashes.append(stored.compute_score_hash({"a/b": 2}))

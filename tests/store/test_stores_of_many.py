@@ -13,7 +13,7 @@ import psutil
 import pytest
 from stored_runs import row_texts, rows_folder, stored_run
 
-from clear_mlflow.core.errors import ConfigError, RecordError, StateError, TrackingError
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.store import lease, names, search, states
 from clear_mlflow.store.artifacts import log_durably
@@ -149,7 +149,7 @@ def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, exper
     assert list(rows) == expected
     assert rows["row_002.json"].to_json() == row_texts()["row_002.json"]
     (folder / "row_003.json").write_bytes(b" " * (MAX_ROW_BYTES + 1))
-    with pytest.raises(RecordError, match=r"row_003.json has \d+ bytes; a row has at most 1 MiB"):
+    with pytest.raises(RecordError, match=r"row_003.json has \d+ bytes; expected at most 1 MiB"):
         list_row_sizes(store, run)
 
 
@@ -237,7 +237,7 @@ def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, m
 def test_what_is_no_manifest_is_refused(change):
     """A field of another type, or another format."""
     told = {**json.loads(manifest(1, b"s").to_json()), **change}
-    with pytest.raises(StateError, match="is not a manifest of a training state"):
+    with pytest.raises(RecordError, match="is not a manifest of a training state"):
         Manifest.from_json(json.dumps(told), source="m")
 
 

@@ -150,7 +150,7 @@ def test_what_a_run_is_judged_by_comes_first(finished, store, experiment_id):
     imported = stored_run(store, experiment_id)  # rows that scoring logs
     score(store, imported.info.run_id)
     for run in (finished, store.get_run(imported.info.run_id)):
-        of_buckets = [name.startswith(names.BUCKET_SERIES) for name in run.data.metrics]
+        of_buckets = [names.is_bucket_series(name) for name in run.data.metrics]
         assert of_buckets == sorted(of_buckets)
         assert sum(of_buckets) == 4
 

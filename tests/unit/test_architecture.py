@@ -174,7 +174,7 @@ def test_what_mlflow_keeps_to_itself_is_named_in_one_module():
             for word in ("._download_file", "_GENERATOR_", "run_id_to_system_metrics_monitor")
         )
     }
-    assert private == {"clear_mlflow.store.compat"}
+    assert private == {"clear_mlflow.store.client"}
 
 
 def test_runs_are_opened_and_ended_in_one_module_each():

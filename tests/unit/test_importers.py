@@ -352,8 +352,8 @@ WRONG = [
     ("a.npy", files.npy(np.array([SQUARE], dtype=object)), {}, "expected numbers"),
     ("a.npy", files.npy(np.array(SQUARE))[:-8], {}, "is cut off"),
     ("a.json", '{"a": [[0.5]]}', {}, "expected one of matrix"),
-    ("a.json", '[[0.5, "x"]]', {}, "row of the matrix[1]: expected 'float"),
-    ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets is 'a'; expected a list"),
+    ("a.json", '[[0.5, "x"]]', {}, "the matrix[0][1]: expected 'float"),
+    ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets: expected 'array"),
     ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 101 + "]}", {}, "1 to 100"),
     ("notes.txt", "We had fun.\n", {}, "has no known format"),
 ]

@@ -1,1 +1,0 @@
-"""Templates of the pages, with relative addresses that work under any static prefix."""
