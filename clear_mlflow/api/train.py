@@ -40,11 +40,11 @@ _UPDATE_SECONDS = 0.5
 
 def _declare_options(function: _Function) -> _Function:
     """Set a function's signature to all training options, for help() and completion."""
-    shown = [
+    parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=text)
         for name, text in parameter_defaults().items()
     ]
-    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return function
 
 
@@ -91,7 +91,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
     which is left open, or a new run, which is closed.
 
     Args:
-        **options: those of :func:`train`, and ``seeds=[0, 1, 2]``.
+        **options: see :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Returns:
         A dictionary from seed to run, as :func:`train` returns it.
@@ -113,7 +113,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
 
 
 def _load_run(client: MlflowClient, scores: Scores) -> Run:
-    """Return the run that the scores are of."""
+    """Return the run with these scores."""
     from clear_mlflow.api.load import Run
     from clear_mlflow.store.client import mlflow_errors
 
@@ -126,8 +126,8 @@ def _resolve_options(
 ) -> tuple[dict[str, str], TrainConfig]:
     """Return the options that differ from their defaults, as text, and the resolved configuration.
 
-    function: called by the user. Raises TypeError if it has no such option, and ConfigError if a
-    value is invalid.
+    function: called by the user. Raises TypeError for an unknown option, and ConfigError if a value
+    is invalid.
     """
     for name in options.keys() - parameter_defaults().keys():  # as Python itself does
         raise TypeError(f"{function.__name__}() has no option {name!r}; {known_parameters(name)}")
@@ -199,13 +199,13 @@ class NotebookProgress(TrainingProgress):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._update(now=True)
+        self._update(at_once=True)
 
     def images_decoded(self, done: int, total: int) -> None:
         """Show how many of *total* images are decoded."""
         self._text = f"decoding images, {done:,} of {total:,}"
         self._num_done, self._num_steps = done, total
-        self._update(now=done == total)
+        self._update(at_once=done == total)
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Show that training on bucket *key* begins. position: its index, from 0."""
@@ -231,12 +231,12 @@ class NotebookProgress(TrainingProgress):
         """Set the bar to *bucket_index* buckets done, with a text, and update the output."""
         self._bucket_index, self._num_buckets, self._text = bucket_index, num_buckets, text
         self._num_done = self._num_steps = 0
-        self._update(now=True)
+        self._update(at_once=True)
 
-    def _update(self, *, now: bool = False) -> None:
-        """Replace the output, unless it was replaced within 0.5 s and *now* is False."""
+    def _update(self, *, at_once: bool = False) -> None:
+        """Replace the output, unless it was replaced within 0.5 s and *at_once* is False."""
         clock = time.monotonic()
-        if self._display is not None and (now or clock - self._updated_at > _UPDATE_SECONDS):
+        if self._display is not None and (at_once or clock - self._updated_at > _UPDATE_SECONDS):
             from IPython.display import HTML
 
             self._updated_at = clock

@@ -118,21 +118,11 @@ def train(
         set_up_mlflow()
         if resume:
             outcome = resume_supervised(
-                resume,
-                passed,
-                signals,
-                num_processes=dist_env.size,
-                assume_dead=assume_dead,
-                can_wait=can_wait,
+                resume, passed, signals, assume_dead=assume_dead, can_wait=can_wait
             )
         elif process:
             outcome = train_supervised(
-                process,
-                requested,
-                signals,
-                num_processes=dist_env.size,
-                run_name=run_name,
-                can_wait=can_wait,
+                process, requested, signals, run_name=run_name, can_wait=can_wait
             )
         print_run_result(outcome)
     sys.exit(outcome.exit_code)

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import mlflow
 import pandas as pd
@@ -157,8 +156,8 @@ def open_run(
         client: client of the run's store.
         name: name of a new run. A run that exists keeps its name unless MLflow generated it.
         check: called with a run that exists, before that is changed. It may raise.
-        rename: give a run that exists *name* in any case.
-        system_metrics: log them, unless MLflow's environment variable says otherwise.
+        rename: set the name of a run that exists in any case.
+        system_metrics: default of MLflow's environment variable for logging them.
     """
     run_id = MLFLOW_RUN_ID.get()
     new_name: str | None = name
@@ -173,7 +172,6 @@ def open_run(
             lambda: mlflow.start_run(
                 run_name=new_name,
                 tags=build_lease_tags(),
-                # None: as MLflow's environment variable says.
                 log_system_metrics=None if _SYSTEM_METRICS.is_set() else system_metrics,
             )
         )
@@ -255,9 +253,9 @@ def end_run(
         _detach_run(run_id)
         return result
     training_result = result
-    if (unsent := result.unsent) is not None:
-        _leave_for_sync(client, run_id, result, sets_status, unsent.folder)
-        return result.add_problem(unsent, keep_status=True)
+    if result.unsent is not None:
+        _leave_for_sync(client, run_id, result, sets_status)
+        return result.add_problem(result.unsent, keep_status=True)
     try:
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
@@ -334,7 +332,7 @@ def log_member_summary(
 ) -> None:
     """Log mean and sample standard deviation of each metric over the members of an ensemble.
 
-    Skips metrics that are undefined for a member. Logs nothing if a member has no rows.
+    Skips metrics that are undefined for a member. Logs nothing if a member lacks rows.
     """
     if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
         return
@@ -362,21 +360,14 @@ def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int])
         )
 
 
-def _leave_for_sync(
-    client: MlflowClient,
-    run_id: str,
-    result: RunResult,
-    sets_status: bool,
-    folder: Path | None = None,
-) -> str:
+def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_status: bool) -> str:
     """Write the final status and error of a run to local disk, and return how to upload them.
 
-    folder: the run folder to try first. If no disk can be written, prints a warning and returns "".
+    If no disk can be written, prints a warning and returns "".
     """
     if sets_status:
         _detach_run(run_id)
-    existing = [folder] if folder else find_run_folders(run_id)
-    for path in (*existing, *list_candidate_folders(run_id)):
+    for path in (*find_run_folders(run_id), *list_candidate_folders(run_id)):
         try:
             if (path / HEADER_JSON).is_file():
                 run_folder = RunFolder.reopen(path)

@@ -81,7 +81,7 @@ def _log_model(
 ) -> bool:
     """Log the weights after *row* buckets as an MLflow model, and return True if it was possible.
 
-    Returns False if the file is too large or has no description of its predictions.
+    Returns False if the file is too large or lacks a description of its predictions.
     unfinished_model: the model if an earlier call did not finish it, or None.
     """
     run_id, file = run.info.run_id, names.format_model_file_name(row)

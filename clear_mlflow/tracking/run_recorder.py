@@ -121,7 +121,7 @@ class RunRecorder:
     ) -> None:
         """Log parameters and tags, and delete the tags of an earlier error.
 
-        grouping: tags that do not replace those of the run. libraries: packages whose versions are
+        grouping: tags that do not replace tags of the run. libraries: packages whose versions are
         logged.
         """
         all_tags = {k: v for k, v in grouping.items() if k not in run.data.tags} | {
@@ -293,7 +293,7 @@ class RunRecorder:
         return entries
 
     def _sort_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
-        """Return the metrics to upload after a row. Holds those of single buckets back at first.
+        """Return the metrics to upload after a row. At first, metrics of single buckets wait.
 
         MLflow's page sorts metrics by first appearance, and others first appear up to row 2.
         """

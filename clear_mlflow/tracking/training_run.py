@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import measured_split
 from clear_mlflow.core.predictions import (
@@ -209,7 +210,7 @@ class TrainingRun:
         self.recorder.uploader.enqueue(partial(self._store_state, manifest, state.file))
 
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
-        """Store a training state and delete those of earlier rows, or print a warning."""
+        """Store a training state and delete the states of earlier rows, or print a warning."""
         try:
             self.recorder.uploader.lease.check()
             store_state(self._client, self._run_id, manifest, content)
@@ -252,13 +253,15 @@ class TrainingRun:
             "model": config.model,
         }
         tags = {names.KIND_TAG: names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE}
+        if (num_processes := read_dist_env().size) > 1:
+            tags[names.PROCESSES_TAG] = str(num_processes)
         if config.test_interval is not None:
             tags[names.ANYTIME_TAG] = config.test_every
         if (user_commit := _read_commit(Path.cwd())) is not None:
             grouping["git_commit"] = user_commit
         if (_SOURCE_FOLDER / ".git").exists() and (commit := _read_commit(_SOURCE_FOLDER)):
             tags[names.COMMIT_TAG] = commit
-            # MLflow takes the checkout of this program for that of the user.
+            # MLflow takes the checkout of this program for the user's.
             if run.data.tags.get(MLFLOW_GIT_COMMIT) == commit.removesuffix("-dirty"):
                 self._client.delete_tag(self._run_id, MLFLOW_GIT_COMMIT)
                 tags |= {} if user_commit is None else {MLFLOW_GIT_COMMIT: user_commit[:40]}
