@@ -54,7 +54,6 @@ from clear_mlflow.store.lease import (
     check_has_lease,
     check_not_being_trained,
     format_lease,
-    is_being_trained,
     wait_for_expiry,
 )
 from clear_mlflow.store.ui_urls import format_run_links
@@ -73,7 +72,7 @@ class RunResult:
     run_id: str | None  # None if training ended before a run was opened
     error: str | None = None  # one line
     problem: ClearError | None = None  # why the record is incomplete or not stored, if it is
-    diverged: DivergedError | None = None
+    diverged: bool = False  # the loss or the output was not a finite number
     scores: Scores | None = None  # of the stored rows
     members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
     links: tuple[str, ...] = ()  # lines with addresses of the run
@@ -92,7 +91,7 @@ class RunResult:
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
         """Return what is stored. sets_status: False to leave the status of the run unchanged."""
         status = self.status if sets_status else None
-        return Outcome(status, self.error, self.diverged is not None)
+        return Outcome(status, self.error, self.diverged)
 
     def add_problem(self, problem: ClearError, *, keep_status: bool = False) -> RunResult:
         """Return a copy with one more error, and an exit code other than 0.
@@ -129,7 +128,7 @@ def build_result(
         return RunResult(128 + received_signals[0], "KILLED", run_id, message)
     if isinstance(error, ClearError):
         exit_code = os.EX_TEMPFAIL if isinstance(error, LeaseHeldError) else 2
-        diverged = error if isinstance(error, DivergedError) else None
+        diverged = isinstance(error, DivergedError)
         return RunResult(exit_code, "FAILED", run_id, str(error), diverged=diverged)
     if isinstance(error, TrainingDied):
         if -error.returncode in _STOP_SIGNALS:
@@ -208,8 +207,7 @@ def join_run(client: MlflowClient, run_id: str) -> None:
     """
     with mlflow_errors(f"join run {run_id}"):
         wait_for_expiry(client, run_id)
-        if is_being_trained(client, client.get_run(run_id)):
-            raise TrackingError(f"run {run_id} is being trained into already; end that first")
+        check_not_being_trained(client, client.get_run(run_id), "end that first")
     lease = Lease(client, run_id)
     lease.acquire()
     lease.renew()
@@ -310,20 +308,19 @@ def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
     store_outcome(MlflowClient(), run_id, build_result(error, run_id).build_outcome())
 
 
-def end_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
-    """End the run that ``mlflow run`` opened in addition to the training's run. Return *result*.
+def end_project_run(result: RunResult) -> RunResult:
+    """End the run that ``mlflow run`` opened, unless a process trained into it. Return *result*.
 
-    run_id: id of that run. None: the run of MLFLOW_RUN_ID, if it is open and *result* is KILLED;
-    in other cases MLflow ends it by the exit code. Failures are ignored.
+    Ignores failures: ``mlflow run`` sets the status of the run, too.
     """
-    opened_id = run_id or (MLFLOW_RUN_ID.get() if result.status == "KILLED" else None)
-    if opened_id:
-        with suppress(ClearError), mlflow_errors(f"close run {opened_id}"):
+    run_id = MLFLOW_RUN_ID.get()
+    if run_id and run_id != result.run_id:
+        with suppress(ClearError), mlflow_errors(f"close run {run_id}"):
             client = MlflowClient()
-            run = client.get_run(opened_id)
-            is_open = MLFLOW_PROJECT_ENTRY_POINT in run.data.tags and run.info.status == "RUNNING"
-            if run_id is not None or is_open:
-                store_outcome(client, opened_id, Outcome(result.status, result.error))
+            run = client.get_run(run_id)
+            is_untouched = run.info.status == "RUNNING" and names.PROCESS_TAG not in run.data.tags
+            if is_untouched and MLFLOW_PROJECT_ENTRY_POINT in run.data.tags:
+                store_outcome(client, run_id, Outcome(result.status, result.error))
     return result
 
 

@@ -138,15 +138,22 @@ class RunRecorder:
             tags=[RunTag(name, value) for name, value in all_tags.items()],
         )
 
-    def log_dataset(self, source: str, profile: Mapping[str, object]) -> None:
-        """Log the dataset in *row_fields* as an MLflow input. profile: its counts and digests."""
-        identity, split = self.row_fields["dataset"], self.row_fields["split"]
+    def log_dataset(
+        self, source: str, row_fields: dict[str, Any], profile: Mapping[str, object]
+    ) -> None:
+        """Log the dataset as an MLflow input, and set the fields that all rows have in common.
+
+        source: where the data is from. profile: counts and digests in addition to *row_fields*.
+        """
+        self.row_fields = row_fields
+        identity, split = row_fields["dataset"], row_fields["split"]
+        common = {"digest": identity.digest, "protocol": row_fields["protocol"], "split": split}
         dataset = Dataset(
             name=identity.name,
             digest=names.shorten_digest(identity.digest),
             source_type="local",
             source=json.dumps({"uri": source}),
-            profile=json.dumps(profile),
+            profile=json.dumps({**common, **profile}),
         )
         context = "training" if split == TEST else split
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
