@@ -250,40 +250,34 @@ def end_run(
     if result.has_lost_lease:
         _detach_run(run_id)
         return result
-    training_result = result
     if result.unsent is not None:
         _leave_for_sync(client, run_id, result, sets_status)
         return result.add_problem(result.unsent, keep_status=True)
+    training_result = result
     try:
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
         check_has_lease(run)
-        scores = score(client, run_id)
-        result = replace(result, scores=scores)
-        log_models(client, run, scores)
-        _check_stored_rows(run, scores, stored_rows)
-    except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
-    except ClearError as error:
-        result = result.add_problem(error)
-    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
-        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
-        with suppress(ClearError):
-            store_outcome(client, run_id, outcome, check=check_has_lease)
-        raise
-    outcome = result.build_outcome(sets_status=sets_status)
-    try:
+        result = _score_run(client, run, result, stored_rows)
+        outcome = result.build_outcome(sets_status=sets_status)
         run = store_outcome(client, run_id, outcome, check=check_has_lease)
         with mlflow_errors(f"look at run {run_id}"):
             return replace(result, links=tuple(format_run_links(client, run)))
     except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
+        _detach_run(run_id)
+        result = training_result.add_problem(error, keep_status=True)
+        return replace(result, problem=error)
     except ClearError as error:
         result = result.add_problem(error, keep_status=True)
         if is_permanent_error(error):
             return result
         hint = _leave_for_sync(client, run_id, training_result, sets_status)
         return replace(result, error="; ".join(filter(None, (result.error, hint))))
+    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
+        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
+        with suppress(ClearError):
+            store_outcome(client, run_id, outcome, check=check_has_lease)
+        raise
 
 
 def end_expired_run(client: MlflowClient, run: Run) -> None:
@@ -346,15 +340,29 @@ def log_member_summary(
         client.log_batch(run_id, metrics=metrics, tags=tags)
 
 
-def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:
-    """Raise RecordError if *scores*, as read back from the run, lack one of the expected rows."""
-    stored_rows = scores.record.rows if scores.record else ()
-    if missing_rows := sorted(set(expected_rows).difference(stored_rows)):
-        raise RecordError(
-            f"run {run.info.run_id} stored rows that are missing now in "
-            f"{safe_repr(str(run.info.artifact_uri), 200)}: {', '.join(map(str, missing_rows))}; "
-            f"put their files back, then run 'clear-mlflow evaluate {run.info.run_id}'"
-        )
+def _score_run(
+    client: MlflowClient, run: Run, result: RunResult, expected_rows: Collection[int]
+) -> RunResult:
+    """Score the stored rows of a run and log its models. Return the result with scores or errors.
+
+    expected_rows: numbers of rows that the run must have.
+    """
+    run_id = run.info.run_id
+    try:
+        scores = score(client, run_id)
+        result = replace(result, scores=scores)
+        log_models(client, run, scores)
+        stored_rows = scores.record.rows if scores.record else ()
+        if missing_rows := sorted(set(expected_rows).difference(stored_rows)):
+            raise RecordError(
+                f"run {run_id} stored rows that are missing now in "
+                f"{safe_repr(str(run.info.artifact_uri), 200)}: "
+                f"{', '.join(map(str, missing_rows))}; put their files back, then run "
+                f"'clear-mlflow evaluate {run_id}'"
+            )
+    except ClearError as error:
+        return result.add_problem(error)
+    return result
 
 
 def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_status: bool) -> str:
@@ -380,12 +388,6 @@ def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_s
         else:
             return f"the run is open there until 'clear-mlflow sync {shlex.quote(str(path))}'"
     return ""
-
-
-def _abandon_run(run_id: str, result: RunResult, error: LeaseLostError) -> RunResult:
-    """Stop using a run that another process took over, and return *result* with *error*."""
-    _detach_run(run_id)
-    return replace(result.add_problem(error, keep_status=True), problem=error)
 
 
 def _detach_run(run_id: str) -> None:

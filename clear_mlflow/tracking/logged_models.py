@@ -47,7 +47,7 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     run_id = run.info.run_id
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
     with mlflow_errors(f"list the models of run {run_id}"):
-        rows = {names.parse_model_file_name(name) for name in weights.list_sizes()} - {None}
+        rows = {names.parse_model_file_name(name) for name in weights.list_sizes()}
         models_by_row = {
             model.tags.get(names.MODEL_ROW_TAG): model for model in _search_models(client, run)
         }
