@@ -139,7 +139,10 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
         example = np.zeros((1, description.width), dtype=np.float32)
     else:
         input_schema = Schema([ColSpec(DataType.binary, "image")])
-        example = pd.DataFrame({"image": [_encode_grey_image(description.image_size)]})
+        png_file = io.BytesIO()
+        side = description.image_size
+        Image.new("RGB", (side, side), "grey").save(png_file, "PNG")
+        example = pd.DataFrame({"image": [png_file.getvalue()]})
     params: Any = None
     if description.classes_by_bucket:
         params = ParamSchema([ParamSpec("bucket", DataType.string, default="")])
@@ -153,13 +156,6 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
         input_example=example,
         pip_requirements=list(description.requirements),
     )
-
-
-def _encode_grey_image(side: int) -> bytes:
-    """Return a grey square as a PNG file. side: its width in pixels."""
-    content = io.BytesIO()
-    Image.new("RGB", (side, side), (128, 128, 128)).save(content, "PNG")
-    return content.getvalue()
 
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:

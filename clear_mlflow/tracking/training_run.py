@@ -272,7 +272,9 @@ class TrainingRun:
             content = config.to_json().encode()
             log_durably(self._client, self._run_id, content, names.CONFIG_JSON)
         else:
-            self.recorder.rows.update(point.earlier_rows)
+            first = 0 if point.state is None else point.state.manifest.row
+            earlier = {row: record.row for row, record in point.records.items() if row < first}
+            self.recorder.rows.update(earlier)
             # Read under the lease: no other process adds points any more.
             self.recorder.curve_steps = read_curve_steps(self._client, run)
 
