@@ -13,17 +13,8 @@ import click
 
 from clear_mlflow.api.evaluate import evaluate as evaluate_runs
 from clear_mlflow.api.evaluate import evaluate_each
+from clear_mlflow.cli import output
 from clear_mlflow.cli.command import METRICS, SELECTION, WORK, command
-from clear_mlflow.cli.output import (
-    JSON_OPTION,
-    build_text_table,
-    console,
-    print_error,
-    print_json,
-    print_run_links,
-    print_scores,
-    wants_json,
-)
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.progress import can_show_bars
 from clear_mlflow.process.signals import interrupt_on_signal
@@ -55,7 +46,7 @@ _MAX_NAME_LENGTH = 100
         "clear-mlflow evaluate --unscored-only",
         "clear-mlflow evaluate first --metrics lab:my_metric --dry-run",
     ),
-    options=[JSON_OPTION],
+    options=[output.JSON_OPTION],
     is_entry_point=True,
 )
 def evaluate(**options: Any) -> None:
@@ -70,7 +61,7 @@ def evaluate(**options: Any) -> None:
             with suppress(KeyboardInterrupt):  # its signal is in received
                 for result in _show_progress(evaluate_each(**options), summary):
                     summary.add(result)
-                    if wants_json():
+                    if output.wants_json():
                         outcomes.append(result.to_dict())
                     if received:
                         break
@@ -78,14 +69,14 @@ def evaluate(**options: Any) -> None:
                     is_done = True
         finally:  # if the search fails, earlier outcomes are printed
             if is_done or received or summary.results:
-                summary.print(is_stopped=not is_done, only_problems=wants_json())
-    if wants_json():
-        print_json({"runs": outcomes, "dry_run": options["dry_run"]})
+                summary.print(is_stopped=not is_done, only_problems=output.wants_json())
+    if output.wants_json():
+        output.print_json({"runs": outcomes, "dry_run": options["dry_run"]})
     elif not received:  # after a stop, the store may not answer
         from clear_mlflow.api.load import open_store
 
         scored = [run.run_id for run in summary.results if run.action in ("scored", "unchanged")]
-        print_run_links(open_store(), scored[-2:])
+        output.print_run_links(open_store(), scored[-2:])
     if received:
         sys.exit(128 + received[0])
     if any(run.is_problem for run in summary.results):
@@ -130,19 +121,19 @@ class Summary:
                 click.echo("; ".join(self._describe_totals(is_stopped)))
         for run in self.results:
             if run.is_problem:
-                print_error(f"run {run.run_id}: {run.detail}")
+                output.print_error(f"run {run.run_id}: {run.detail}")
 
     def _print_results(self) -> None:
         lists_all = len(self.results) <= _MAX_LISTED
         if self._last_scores is not None and len(self.results) == 1:
-            print_scores(self._last_scores, console())
+            output.print_scores(self._last_scores)
         rows = [
             (run.run_id, one_line(run.run_name, _MAX_NAME_LENGTH), run.action, run.detail)
             for run in self.results
             if lists_all or run.is_problem or run.is_partial
         ]
         if rows:
-            console().print(build_text_table(("run", "name", "outcome", "detail"), rows))
+            output.print_table(("run", "name", "outcome", "detail"), rows)
 
     def _describe_totals(self, is_stopped: bool) -> Iterator[str]:
         """Yield parts of the last line: numbers of runs by action, of metric values, and so on."""

@@ -41,43 +41,26 @@ _PRELOADED_MODULES = [
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class PreloadedProgram:
-    """Starts ``clear-mlflow`` processes faster than engines.local.start_program; only on Linux."""
+def start_preloaded_program(
+    arguments: Sequence[str], environment: Mapping[str, str], log: str
+) -> ForkedProcess:
+    """Start ``clear-mlflow ARGUMENTS`` like engines.local.start_program, but faster; only on Linux.
 
-    def __init__(self) -> None:
-        self._is_loading = False
-
-    def __call__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], log: str
-    ) -> ForkedProcess:
-        """Start ``clear-mlflow ARGUMENTS`` in a forked process, and return the process.
-
-        log: path of the file that its standard error is appended to.
-        """
-        context = multiprocessing.get_context("forkserver")
-        if not self._is_loading:
-            context.set_forkserver_preload(_PRELOADED_MODULES)
-            _start_server(environment)
-            self._is_loading = True
-        process = context.Process(
-            target=_run_command, args=(tuple(arguments), dict(environment), log)
-        )
-        return ForkedProcess(process)
-
-
-def _start_server(environment: Mapping[str, str]) -> None:
-    """Start the fork server with this environment and with stopping signals blocked.
-
-    The environment of this process is the same afterwards.
+    log: path of the file that the standard error of the process is appended to.
     """
-    before = dict(os.environ)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED_MODULES)
+    # The fork server starts with this environment, and with stopping signals blocked.
+    own_environment = dict(os.environ)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)
     try:
         _set_environment(build_child_environment(environment))
-        forkserver.ensure_running()
+        forkserver.ensure_running()  # does nothing if it runs already
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        _set_environment(before)
+        _set_environment(own_environment)
+    process = context.Process(target=_run_command, args=(tuple(arguments), dict(environment), log))
+    return ForkedProcess(process)
 
 
 def _set_environment(environment: Mapping[str, str]) -> None:

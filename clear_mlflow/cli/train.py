@@ -12,8 +12,8 @@ from typing import Literal
 import click
 from click.core import ParameterSource
 
+from clear_mlflow.cli import output
 from clear_mlflow.cli.command import build_option, command
-from clear_mlflow.cli.output import print_run_result
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
@@ -42,7 +42,7 @@ _HEADINGS["Run"] = [
 def _describe_parameter(name: str) -> str:
     """Return the help of a training parameter, with the values that ``auto`` stands for.
 
-    >>> _describe_parameter("epochs")[-88:]
+    >>> _describe_parameter("epochs")[-90:]
     'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
     """
     datasets: dict[str, list[str]] = {}  # by value
@@ -160,7 +160,7 @@ def train(
                 run_name=run_name,
                 can_wait=can_wait,
             )
-        print_run_result(outcome)
+        output.print_run_result(outcome)
     sys.exit(outcome.exit_code)
 
 
