@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     _Format = str
 else:
-    _Format = Literal[("auto", *FORMATS)]
+    _NAMES = ("auto", *FORMATS)
+    _Format = Literal[_NAMES]
 
 
 @command(
