@@ -59,7 +59,7 @@ def evaluate(**options: Any) -> None:
     with interrupt_on_signal() as received:
         try:
             with suppress(KeyboardInterrupt):  # its signal is in received
-                for result in _show_progress(evaluate_each(**options), summary):
+                for result in _show_progress(evaluate_each(**options)):
                     summary.add(result)
                     if output.wants_json():
                         outcomes.append(result.to_dict())
@@ -94,20 +94,14 @@ class Summary:
         self.results: list[ScoringResult] = []
         self._dry_run = dry_run
         self._last_scores: Scores | None = None
-        self._counts: Counter[str] = Counter()  # by action
         self._num_values = 0
 
     def add(self, result: ScoringResult) -> None:
         """Add the result of a run."""
-        self._counts[result.action] += 1
         self._last_scores = result.scores
         if result.scores is not None:
             self._num_values += len(result.scores.changes.metric_values)
         self.results.append(replace(result, scores=None))
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count} {action}" for action, count in sorted(self._counts.items()))
-        return counts or "no run to score"
 
     def print(self, *, is_stopped: bool, only_problems: bool) -> None:
         """Print a table of results and totals to standard output, and problems to standard error.
@@ -137,7 +131,9 @@ class Summary:
 
     def _describe_totals(self, is_stopped: bool) -> Iterator[str]:
         """Yield parts of the last line: numbers of runs by action, of metric values, and so on."""
-        yield f"\n{self}"
+        actions = sorted(Counter(run.action for run in self.results).items())
+        counts = ", ".join(f"{count} {action}" for action, count in actions)
+        yield f"\n{counts or 'no run to score'}"
         yield f"{self._num_values} metric values {'would be logged' if self._dry_run else 'logged'}"
         if num_partial := sum(run.is_partial for run in self.results):
             yield f"{num_partial} runs lack rows"
@@ -149,8 +145,8 @@ class Summary:
             yield "stopped: the same command does the rest"
 
 
-def _show_progress(results: Iterable[ScoringResult], summary: Summary) -> Iterator[ScoringResult]:
-    """Yield the results unchanged. On a terminal, show a progress bar with the counts so far."""
+def _show_progress(results: Iterable[ScoringResult]) -> Iterator[ScoringResult]:
+    """Yield the results unchanged. On a terminal, show the number of runs so far."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -160,7 +156,7 @@ def _show_progress(results: Iterable[ScoringResult], summary: Summary) -> Iterat
         redirect_stdout=False,
         disable=not can_show_bars(sys.stderr),
     ) as bars:
-        task = bars.add_task("none yet", total=None)
-        for result in results:
+        task = bars.add_task("0 runs", total=None)
+        for number, result in enumerate(results, start=1):
             yield result
-            bars.update(task, description=f"runs: {summary}", advance=1)
+            bars.update(task, description=f"{number} runs")

@@ -105,9 +105,9 @@ def _choose_program(num_runs: int) -> Any:
     """
     if sys.platform != "linux" or num_runs < _MIN_FORKED_RUNS:
         return start_program
-    from clear_mlflow.cli.preloaded import start_preloaded_program
+    from clear_mlflow.cli.preloaded import PreloadedProgram
 
-    return start_preloaded_program
+    return PreloadedProgram()
 
 
 def _print_result(result: SweepResult, *, is_stopped: bool) -> None:

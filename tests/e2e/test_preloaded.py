@@ -11,7 +11,7 @@ import pytest
 import yaml
 from forked import Forked
 
-from clear_mlflow.cli.preloaded import start_preloaded_program
+from clear_mlflow.cli.preloaded import PreloadedProgram
 from clear_mlflow.engines.local import start_program
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
@@ -32,6 +32,12 @@ def log(tmp_path):
     return path
 
 
+@pytest.fixture(scope="module")
+def preloaded():
+    """One for all tests here: loading takes seconds."""
+    return PreloadedProgram()
+
+
 def stored(store, experiment_id):
     """The newest run: its parameters, the correct answers of its rows, and its status."""
     run = store.search_runs([experiment_id], order_by=["start_time DESC"])[0]
@@ -39,11 +45,11 @@ def stored(store, experiment_id):
     return run.data.params, [(row.row, row.correct) for row in rows], run.info.status
 
 
-def test_it_stores_what_the_program_stores(store, experiment_id, log):
+def test_it_stores_what_the_program_stores(store, experiment_id, preloaded, log):
     """The same parameters and rows; and what it sets in its environment stays in it."""
     environment = {**os.environ, "ONLY_THERE": "1"}
     found = []
-    for start in (start_program, start_preloaded_program):
+    for start in (start_program, preloaded):
         process = start(options(**QUICK, strategy="naive"), environment, str(log))
         assert process.wait(LONG) == 0, log.read_text()
         found.append(stored(store, experiment_id))
@@ -52,9 +58,9 @@ def test_it_stores_what_the_program_stores(store, experiment_id, log):
     assert "ONLY_THERE" not in os.environ
 
 
-def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, log):
+def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, preloaded, log):
     """No training was asked for: the process that waits to train ends with it."""
-    process = start_preloaded_program(options(lr="fast"), dict(os.environ), str(log))
+    process = preloaded(options(lr="fast"), dict(os.environ), str(log))
     assert process.wait(LONG) == 2
     assert log.read_text().startswith("error: --lr is 'fast'")
 
@@ -81,9 +87,9 @@ def training(store, experiment_id, process):
     return trainer
 
 
-def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, log):
+def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, preloaded, log):
     """The rows so far are scored."""
-    process = start_preloaded_program(options(**SLOW), dict(os.environ), str(log))
+    process = preloaded(options(**SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)
     process.terminate()
     assert process.wait(LONG) == 128 + signal.SIGTERM
@@ -94,16 +100,16 @@ def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, log):
     trainer.wait(LONG)
 
 
-def test_a_signal_right_after_the_start_is_not_lost(store, log):
+def test_a_signal_right_after_the_start_is_not_lost(store, preloaded, log):
     """A sweep that is stopped while it starts a run would otherwise wait for its training."""
-    process = start_preloaded_program(options(**SLOW), dict(os.environ), str(log))
+    process = preloaded(options(**SLOW), dict(os.environ), str(log))
     process.terminate()
     assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def test_its_training_ends_with_it(store, experiment_id, log):
+def test_its_training_ends_with_it(store, experiment_id, preloaded, log):
     """Killed as by a machine that is short of memory."""
-    process = start_preloaded_program(options(**SLOW), dict(os.environ), str(log))
+    process = preloaded(options(**SLOW), dict(os.environ), str(log))
     trainer = training(store, experiment_id, process)
     process.kill()
     assert process.wait(LONG) == -signal.SIGKILL
