@@ -41,19 +41,20 @@ _OTHER = "Other options"
 class Command(click.Command):
     """A command whose help has options under headings, and examples.
 
-    headings: heading to names of parameters. examples: command lines that end the help.
+    headings: heading to names of parameters, with spaces between. examples: command lines that end
+    the help.
     """
 
     def __init__(
         self,
         *args: Any,
-        headings: Mapping[str, Collection[str]],
+        headings: Mapping[str, str],
         examples: tuple[str, ...],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
-        self._heading_by_name = {name: h for h, names in headings.items() for name in names}
+        self._heading_by_name = {name: h for h, names in headings.items() for name in names.split()}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, in order of declaration."""
@@ -78,7 +79,7 @@ def command(
     *,
     name: str | None = None,
     arguments: Mapping[str, str] | None = None,
-    headings: Mapping[str, Collection[str]] | None = None,
+    headings: Mapping[str, str] | None = None,
     options: Sequence[click.Option] = (),
     omit: Collection[str] = (),
     examples: tuple[str, ...] = (),
@@ -95,7 +96,8 @@ def command(
         name: name of the command. None: the name of the decorated function.
         arguments: parameters that are positional, with their placeholders in the help.
             ``[X]`` can be left out, and ``X...`` can be repeated.
-        headings: headings of the help, each with the parameters that are listed under it.
+        headings: headings of the help, each with the names of the parameters that are listed under
+            it, with spaces between.
         options: further options, which are listed first.
         omit: parameters of source that do not become options.
         examples: command lines that end the help.

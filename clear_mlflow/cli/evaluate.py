@@ -33,12 +33,10 @@ _MAX_NAME_LENGTH = 100
     evaluate_runs,
     arguments={"runs": "[RUN|EXPERIMENT]..."},
     headings={
-        SELECTION: ("runs", "filter", "unscored_only"),
-        METRICS: ("metrics",),
-        "Rows of another program": (
-            *("rows", "rows_scale", "rows_future", "rows_score", "rows_lower_is_better"),
-        ),
-        WORK: ("jobs", "dry_run"),
+        SELECTION: "runs filter unscored_only",
+        METRICS: "metrics",
+        "Rows of another program": "rows rows_scale rows_future rows_score rows_lower_is_better",
+        WORK: "jobs dry_run",
     },
     examples=(
         "clear-mlflow evaluate RUN_ID",

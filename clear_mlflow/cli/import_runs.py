@@ -31,20 +31,11 @@ else:
     name="import",
     arguments={"paths": "FILE|DIR..."},
     headings={
-        "Where the runs go": ("experiment", "name", "again"),
-        "How the files are read": (
-            *("format", "scale", "score", "lower_is_better", "initial", "future", "orientation"),
-            *("columns", "row_labels", "num_instances", "buckets"),
-        ),
-        "What the files may not contain": (
-            "dataset",
-            "same_data_as",
-            "strategy",
-            "seed",
-            "protocol",
-            "split",
-        ),
-        METRICS: ("metrics",),
+        "Where the runs go": "experiment name again",
+        "How the files are read": "format scale score lower_is_better initial future orientation "
+        "columns row_labels num_instances buckets",
+        "What the files may not contain": "dataset same_data_as strategy seed protocol split",
+        METRICS: "metrics",
     },
     options=[output.JSON_OPTION],
     examples=(

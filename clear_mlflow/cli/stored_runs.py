@@ -21,11 +21,9 @@ from clear_mlflow.process.signals import interrupt_on_signal
     compare_runs,
     arguments={"runs": "[RUN|EXPERIMENT|BUNDLE]..."},
     headings={
-        SELECTION: ("runs", "filter"),
-        COMPARISON: (
-            *("group_by", "rank_by", "lower_is_better", "baseline", "margin", "at_equal"),
-        ),
-        METRICS: ("metrics",),
+        SELECTION: "runs filter",
+        COMPARISON: "group_by rank_by lower_is_better baseline margin at_equal",
+        METRICS: "metrics",
     },
     options=[output.JSON_OPTION],
     omit=("log",),
@@ -76,7 +74,7 @@ def show(run: str) -> None:
 @command(
     export_runs,
     arguments={"runs": "[RUN|EXPERIMENT]...", "to": "DIR|FILE.tar.xz"},
-    headings={SELECTION: ("filter",)},
+    headings={SELECTION: "filter"},
     examples=(
         "clear-mlflow export RUN_ID bundles/replay-0",
         "clear-mlflow export paper supplement.tar.xz --licence CC-BY-4.0",

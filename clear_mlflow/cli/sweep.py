@@ -28,10 +28,10 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
     sweep_runs,
     arguments={"grid": "[GRID]"},
     headings={
-        "What to train": ("grid",),
-        "Run": ("experiment", "run_name", "tag"),
-        WORK: ("engine", "jobs", "address", "cpus", "gpus", "retries", "dry_run"),
-        COMPARISON: ("group_by", "rank_by"),
+        "What to train": "grid",
+        "Run": "experiment run_name tag",
+        WORK: "engine jobs address cpus gpus retries dry_run",
+        COMPARISON: "group_by rank_by",
     },
     examples=(
         "clear-mlflow sweep examples/sweep.yaml",

@@ -29,14 +29,9 @@ from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
 
-_HEADINGS = {
-    group: [name for name, parameter in PARAMETERS.items() if parameter["group"] == group]
-    for group in (parameter["group"] for parameter in PARAMETERS.values())
-}
-_HEADINGS["Run"] = [
-    *("config", "experiment", "run_name", "tag"),
-    *("resume", "assume_dead", "if_held", "processes"),
-]
+_HEADINGS = {"Run": "config experiment run_name tag resume assume_dead if_held processes"}
+for _name, _parameter in PARAMETERS.items():
+    _HEADINGS[_parameter["group"]] = f"{_HEADINGS.get(_parameter['group'], '')} {_name}"
 
 
 def _describe_parameter(name: str) -> str:
