@@ -139,21 +139,11 @@ def train(
         set_up_mlflow()
         if process is None:
             outcome = resume_supervised(
-                str(resume),
-                passed,
-                signals,
-                num_processes=dist_env.size,
-                assume_dead=assume_dead,
-                can_wait=can_wait,
+                str(resume), passed, signals, assume_dead=assume_dead, can_wait=can_wait
             )
         else:
             outcome = train_supervised(
-                process,
-                requested,
-                signals,
-                num_processes=dist_env.size,
-                run_name=run_name,
-                can_wait=can_wait,
+                process, requested, signals, run_name=run_name, can_wait=can_wait
             )
         output.print_run_result(outcome)
     sys.exit(outcome.exit_code)
