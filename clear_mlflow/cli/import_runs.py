@@ -12,53 +12,57 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.help import spell_options
-from clear_mlflow.cli.options import METRICS, json_option, option, wants_json
-from clear_mlflow.cli.output import build_text_table, console, print_json, print_run_links
-from clear_mlflow.core.text import one_line, safe_repr
+from clear_mlflow.cli.command import METRICS, command
+from clear_mlflow.cli.output import (
+    JSON_OPTION,
+    build_text_table,
+    console,
+    print_error,
+    print_json,
+    print_run_links,
+    wants_json,
+)
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.importers import FORMATS
-from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
     from clear_mlflow.api.import_ import ImportedFile
-
-_TARGET, _READING = "Where the runs go", "How the files are read"
-_METADATA = "What the files may not contain"
 
 
 @command(
     name="import",
     arguments={"paths": "FILE|DIR..."},
     headings={
-        _TARGET: ("experiment", "name", "again"),
-        _READING: (
-            *("scale", "score", "lower_is_better", "initial", "future", "orientation"),
+        "Where the runs go": ("experiment", "name", "again"),
+        "How the files are read": (
+            *("format", "scale", "score", "lower_is_better", "initial", "future", "orientation"),
             *("columns", "row_labels", "num_instances", "buckets"),
         ),
-        _METADATA: ("dataset", "same_data_as", "strategy", "seed", "protocol", "split"),
+        "What the files may not contain": (
+            "dataset",
+            "same_data_as",
+            "strategy",
+            "seed",
+            "protocol",
+            "split",
+        ),
         METRICS: ("metrics",),
     },
+    options=[JSON_OPTION],
+    types={"format": click.Choice(["auto", *FORMATS])},
     examples=(
         "clear-mlflow import results.csv --dataset clear10 --strategy replay --seed 0",
         "clear-mlflow import results/ --experiment published --future not-tested",
     ),
 )
-@option(
-    "--format",
-    [AUTO, *FORMATS],
-    "Format of the files. auto: detected from each file.",
-    heading=_READING,
-    parameter="format_name",
-)
-@json_option
 def import_runs(
     paths: Sequence[str],
     *,
     experiment: str | None = None,
     name: str | Literal["auto"] = "auto",
     again: bool = False,
+    format: str = "auto",  # noqa: A002
     scale: Literal["auto", "fraction", "percent"] = "auto",
     score: str = "accuracy",
     lower_is_better: bool = False,
@@ -76,7 +80,6 @@ def import_runs(
     protocol: Literal["iid", "streaming"] = "iid",
     split: Literal["test", "validation"] = "test",
     metrics: Sequence[str] | Literal["auto"] = "auto",
-    format_name: str = "auto",
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
@@ -90,6 +93,7 @@ def import_runs(
             experiment of MLFLOW_EXPERIMENT_NAME, else Default.
         name: name of the runs. auto: the file's name.
         again: import content once more that the experiment already contains.
+        format: format of the files. auto: detected from each file.
         scale: unit of the accuracies. auto: defined by the format, else fractions; a value above 1
             is an error.
         score: name of what the numbers are if they are not accuracies, for example rmse.
@@ -113,7 +117,6 @@ def import_runs(
         protocol: streaming if each bucket was tested on its own training data.
         split: images that were tested on. Runs on validation images are compared separately.
         metrics: families of metrics to log (docs/metrics.md). auto: the default families.
-        format_name: format of the files. auto: detected from each file.
     """
     options = {name: value for name, value in locals().items() if name != "paths"}
     from clear_mlflow.api import import_ as api
@@ -126,12 +129,12 @@ def import_runs(
     failed = [file for file in files if file.outcome == api.FAILED]
     _print_files(files, is_stopped=bool(received))
     for file in failed:
+        # Most details begin with the file's name, which its path contains.
         name = safe_repr(Path(file.file).name, 120)
-        detail = " ".join(file.detail.split())
-        detail = detail.removeprefix(name) if detail.startswith(name) else f": {detail}"
-        click.echo(f"error: {one_line(file.file + spell_options(detail))}", err=True)
+        is_named = file.detail.startswith(name)
+        print_error(file.file + (file.detail[len(name) :] if is_named else f": {file.detail}"))
     if not files and not received:
-        click.echo("error: no files; pass files, or a folder that contains files", err=True)
+        print_error("no files; pass files, or a folder that contains files")
     if not wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
         print_run_links(open_store(), run_ids)
     if received:

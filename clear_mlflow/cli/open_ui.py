@@ -15,7 +15,7 @@ from typing import Literal
 
 import click
 
-from clear_mlflow.cli.from_function import command
+from clear_mlflow.cli.command import command
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.process.signals import interrupt_on_signal
 
@@ -77,6 +77,8 @@ def _run_server(store: str, port: int) -> Iterator[str]:
 
     store: URI of the tracking store. Raises TrackingError if the server does not answer.
     """
+    import requests  # already loaded by MLflow
+
     base = f"http://{_HOST}:{port}"
     server_command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
     server_command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
@@ -86,28 +88,21 @@ def _run_server(store: str, port: int) -> Iterator[str]:
     )
     try:
         deadline = time.monotonic() + _START_SECONDS
-        while not _is_ready(base):
+        is_ready = False
+        while not is_ready:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise TrackingError(
                     f"the server at {base} does not answer; start it by hand to see why: "
                     f"mlflow server --backend-store-uri {store} --port {port}"
                 )
             time.sleep(_POLL_SECONDS)
+            with suppress(requests.RequestException):
+                is_ready = requests.get(f"{base}/health", timeout=2).ok
         yield base
     finally:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGTERM)
             server.wait()
-
-
-def _is_ready(server_url: str) -> bool:
-    """Return True if a server answers."""
-    import requests  # already loaded by MLflow
-
-    try:
-        return bool(requests.get(f"{server_url}/health", timeout=2).ok)
-    except requests.RequestException:
-        return False
 
 
 def _find_free_port(requested: int) -> int:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import statistics
+import math
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from typing import IO, TYPE_CHECKING
 
 import click
 
-from clear_mlflow.cli.help import spell_options
-from clear_mlflow.cli.options import JSON_OUT
+from clear_mlflow.cli.command import build_option, spell_options
 from clear_mlflow.core.text import one_line, printable
+from clear_mlflow.process.streams import open_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +29,54 @@ if TYPE_CHECKING:
 # Links and verdicts are read by programs, too: they are never wrapped when piped.
 _PIPED_WIDTH = 200
 _LONGEST_CELL = 2000  # characters; a file's path below a folder has 255 and more
+_JSON_FILE = "clear_mlflow.json_file"  # key of a context's meta: the file that --json prints to
+
+
+@contextmanager
+def _redirect_stdout() -> Iterator[IO[str]]:
+    """Yield a file that writes to standard output, and redirect all other output to stderr.
+
+    Output of C libraries and child processes is redirected, too. Restored at the end.
+    """
+    with ExitStack() as stack:
+        stdout: IO[str] = sys.stdout
+        with suppress(OSError, AttributeError):  # in tests it is not a file; if closed, None
+            descriptor = stdout.fileno()
+            stdout = stack.enter_context(open_output(os.dup(descriptor), "utf-8"))
+            stack.callback(os.dup2, stdout.fileno(), descriptor)
+            os.dup2(2, descriptor)
+        with redirect_stdout(sys.stderr):
+            yield stdout
+
+
+def _reserve_stdout_for_json(context: click.Context, _: click.Parameter, is_passed: bool) -> None:
+    """If --json was passed, reserve standard output for :func:`print_json` until the command ends.
+
+    Everything else that is printed goes to standard error.
+    """
+    if is_passed:
+        context.meta[_JSON_FILE] = context.with_resource(_redirect_stdout())
+
+
+# Not passed to the command, which calls wants_json().
+JSON_OPTION = build_option(
+    "json",
+    is_flag=True,
+    expose_value=False,
+    callback=_reserve_stdout_for_json,
+    help="Print JSON for programs, and nothing else; see docs/json.md.",
+)
+
+
+def wants_json() -> bool:
+    """Return True if the running command was called with --json."""
+    return _JSON_FILE in click.get_current_context().meta
+
+
+def print_json(content: object) -> None:
+    """Print an object as JSON to standard output. The command must have been called with --json."""
+    out = click.get_current_context().meta[_JSON_FILE]
+    click.echo(json.dumps(content, indent=2, allow_nan=False), file=out)
 
 
 def console() -> Console:
@@ -35,6 +84,12 @@ def console() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+
+
+def print_error(message: str) -> None:
+    """Print a message in one line to standard error. Options are spelled as they are typed."""
+    with suppress(OSError):
+        click.echo(f"error: {one_line(spell_options(message))}", err=True)
 
 
 def print_run_result(outcome: RunResult) -> None:
@@ -54,16 +109,8 @@ def print_run_result(outcome: RunResult) -> None:
         if outcome.note is not None:
             click.echo(outcome.note)
         print_links(outcome.links)
-    with suppress(OSError):
-        if outcome.error:
-            error = one_line(spell_options(outcome.error))
-            print(f"error: {error}", file=sys.stderr, flush=True)
-
-
-def print_json(content: object) -> None:
-    """Print an object as JSON to standard output. The command must have the option --json."""
-    out = click.get_current_context().meta[JSON_OUT]
-    click.echo(json.dumps(content, indent=2, allow_nan=False), file=out)
+    if outcome.error:
+        print_error(outcome.error)
 
 
 def print_comparison(comparison: Comparison, out: Console) -> None:
@@ -114,16 +161,16 @@ def _build_members_table(members: Mapping[int, Scores]) -> Table:
 
     members: results by seed. Metrics that not all members have are left out.
     """
-    summaries = [of_member.results.values_by_name for of_member in members.values()]
-    lines = []
-    for name in summaries[0]:
-        values = [summary[name] for summary in summaries if name in summary]
-        if len(values) == len(summaries):
-            spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
-            mean, *ends = (f"{v:.4f}" for v in (statistics.fmean(values), min(values), max(values)))
-            lines.append((name, mean, spread, *ends))
+    import pandas as pd
+
+    values = pd.DataFrame([scores.results.values_by_name for scores in members.values()])
+    summary = values.dropna(axis="columns").agg(["mean", "std", "min", "max"])
+    lines = [
+        (name, *("-" if math.isnan(number) else f"{number:.4f}" for number in numbers))
+        for name, numbers in summary.items()
+    ]
     table = build_text_table(("metric", "mean", "std", "least", "most"), lines, numbers_from=1)
-    table.title = f"{len(summaries)} members: seeds {', '.join(map(str, members))}"
+    table.title = f"{len(members)} members: seeds {', '.join(map(str, members))}"
     return table
 
 

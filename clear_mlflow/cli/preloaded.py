@@ -14,9 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 
-from clear_mlflow.process.forked import ForkedProcess, fork_training_process
-from clear_mlflow.process.parent import child_environment
 from clear_mlflow.process.streams import guard_streams
+from clear_mlflow.process.training_process import (
+    ForkedProcess,
+    build_child_environment,
+    fork_training_process,
+)
 
 # What a training loads: itself, models, and what a run takes to be opened, watched, sent and drawn.
 # Nothing here starts a thread, opens a store or asks for a GPU: none of them survives a fork.
@@ -70,7 +73,7 @@ def _start_server(environment: Mapping[str, str]) -> None:
     before = dict(os.environ)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)
     try:
-        _set_environment(child_environment(environment))
+        _set_environment(build_child_environment(environment))
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -11,25 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clear_mlflow.api.sweep import sweep as sweep_runs
-from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.options import (
-    COMPARISON,
-    WORK,
-    apply_run_options,
-    dry_run_option,
-    json_option,
-    run_options,
-    wants_json,
-)
+from clear_mlflow.cli.command import COMPARISON, WORK, command
 from clear_mlflow.cli.output import (
+    JSON_OPTION,
     build_text_table,
     console,
     print_comparison,
+    print_error,
     print_json,
     print_links,
+    wants_json,
 )
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import one_line
+from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.engines.local import start_program
 from clear_mlflow.grids.grid import read_grid
 
@@ -47,7 +40,8 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
     arguments={"grid": "[GRID]"},
     headings={
         "What to train": ("grid",),
-        WORK: ("engine", "jobs", "address", "cpus", "gpus", "retries"),
+        "Run": ("experiment", "run_name", "tag"),
+        WORK: ("engine", "jobs", "address", "cpus", "gpus", "retries", "dry_run"),
         COMPARISON: ("group_by", "rank_by"),
     },
     examples=(
@@ -55,42 +49,41 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
         "clear-mlflow sweep examples/sweep.yaml --jobs 2 --experiment replay-sizes",
         "clear-mlflow sweep examples/sweep.yaml --engine ray --gpus 0.5",
     ),
+    options=[JSON_OPTION],
     is_entry_point=True,
 )
-@run_options
-@dry_run_option
-@json_option
 def sweep(
     grid: Path | None,
+    *,
     experiment: str | None,
     run_name: str | None,
-    tag: tuple[str, ...],
-    dry_run: bool,
-    retries: int,
-    group_by: str | Sequence[str],
-    rank_by: str,
-    **engine_options: Any,
+    tag: tuple[str, ...] = (),
+    dry_run: bool = False,
+    **options: Any,
 ) -> None:
-    """Train and compare the runs of a grid, and print the result. With dry_run, only the plan."""
-    if grid is None:
-        raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
+    """Train and compare the runs of a grid, and print the result.
+
+    Args:
+        grid: YAML file.
+        experiment: experiment of the runs.
+        run_name: name of the parent run.
+        tag: tag of each run that is opened, KEY=TEXT; may be given several times.
+        dry_run: print what would be done, and write nothing.
+        **options: other options of :func:`clear_mlflow.sweep`.
+    """
     apply_run_options(experiment, run_name, tag)
-    # Imported later: an invalid file is reported before MLflow and torch are loaded.
-    read_grid(grid)
+    if grid:
+        read_grid(grid)  # an invalid file is reported before MLflow and torch are loaded
     from clear_mlflow.api.sweep_runs import FAILED, plan_sweep, run_sweep
 
     if dry_run:
-        _print_plan(*plan_sweep(grid, **engine_options))
+        for name in ("retries", "group_by", "rank_by"):
+            del options[name]
+        _print_plan(*plan_sweep(grid, **options))
         return
+    # The experiment is in the environment, as apply_run_options set it.
     result, signals = run_sweep(
-        grid,
-        experiment=None,  # of the environment, as apply_run_options set it
-        run_name=run_name,
-        retries=retries,
-        group_by=group_by,
-        rank_by=rank_by,
-        choose_program=_choose_program,
-        **engine_options,
+        grid, experiment=None, run_name=run_name, choose_program=_choose_program, **options
     )
     if wants_json():
         print_json(result.to_dict())
@@ -98,10 +91,9 @@ def sweep(
         _print_result(result, is_stopped=bool(signals.received))
     for run in result.runs:
         if run.state == FAILED:
-            line = one_line(f"{run.name}: {run.error} (run {run.run_id})")
-            click.echo(f"error: {line}", err=True)
+            print_error(f"{run.name}: {run.error} (run {run.run_id})")
     for problem in result.problems:
-        click.echo(f"error: {one_line(problem)}", err=True)
+        print_error(problem)
     if signals.received:
         sys.exit(128 + signals.received[0])
     if not result.is_complete:

@@ -136,7 +136,7 @@ class Format(ABC):
 
 
 def build_rows(cells: Mapping[tuple[int, int], float]) -> list[list[float]]:
-    """Build rows of equal length from cells by (row, column), both from 0; NaN in the gaps."""
+    """Build rows of equal length from cells by (row, column) from 0, with NaN in the gaps."""
     height = 1 + max(row for row, _ in cells)
     width = 1 + max(column for _, column in cells)
     return [[cells.get((i, j), NAN) for j in range(width)] for i in range(height)]

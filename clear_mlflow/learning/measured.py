@@ -91,7 +91,7 @@ class Training(Protocol):
         ...
 
     @property
-    def facts(self) -> StreamMetadata:
+    def metadata(self) -> StreamMetadata:
         """The dataset that is trained on."""
         ...
 

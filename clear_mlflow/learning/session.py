@@ -200,7 +200,7 @@ class StreamTraining:
             )
 
     @property
-    def facts(self) -> StreamMetadata:
+    def metadata(self) -> StreamMetadata:
         """The dataset that is trained on."""
         images = self._evaluation_set
         absent = self.stream.absent_classes

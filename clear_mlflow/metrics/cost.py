@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import ANY, COSTS, Metric, require_trained
+from clear_mlflow.metrics._metric import ANY, COSTS, declare, require_trained
 from clear_mlflow.metrics.clear import challenge_score
 
 
@@ -84,9 +84,8 @@ def _get_row_costs(matrix: AccuracyMatrix, field: str) -> list[float]:
 _UNITS = {training_flops: "FLOPs", seconds: "s", images: "images", stored_bytes: "bytes"}
 METRICS = (
     *(
-        Metric(
-            name=f"cost/{function.__name__}",
-            function=function,
+        declare(
+            function,
             needs=COSTS,
             higher_is_better=False,
             unit=unit,
@@ -95,11 +94,5 @@ METRICS = (
         )
         for function, unit in _UNITS.items()
     ),
-    Metric(
-        name="cost/challenge_score_per_pflop",
-        function=challenge_score_per_pflop,
-        needs=COSTS,
-        unit="1/PFLOP",
-        rank_priority=None,
-    ),
+    declare(challenge_score_per_pflop, needs=COSTS, unit="1/PFLOP", rank_priority=None),
 )

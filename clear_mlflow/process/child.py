@@ -1,11 +1,10 @@
-"""The training process, ``python -m clear_mlflow.process.child``: cues in, messages out."""
+"""The training process: commands in, messages out. See :mod:`.training_process`."""
 
 from __future__ import annotations
 
 import atexit
 import dataclasses
 import gc
-import json
 import os
 import queue
 import signal
@@ -14,61 +13,64 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from io import RawIOBase
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from clear_mlflow.core import errors
 from clear_mlflow.core.distributed import read_dist_env
-from clear_mlflow.core.errors import ClearError
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.process import messages
+from clear_mlflow.process.messages import MessageType, send
 from clear_mlflow.process.streams import guard_streams
 
 if TYPE_CHECKING:
     from clear_mlflow.learning.session import StreamTraining
 
-# How long after its supervisor this process may last.
+# How long this process may continue after its supervisor has ended.
 _GRACE_SECONDS = 10.0
 
+Send = Callable[..., None]  # (message type, content or nothing)
+Commands = queue.SimpleQueue[Any]
 
-def run(down_end: int, up_end: int) -> None:
-    """Train as the parameters in one descriptor say, one row a cue; messages go to the other."""
+
+def run(commands: Connection, messages: Connection) -> None:
+    """Train with the parameters that the supervisor sends, and exit. Each row waits for a command.
+
+    commands: connection to read from. messages: connection to write to.
+    """
     guard_streams(has_result=False)
-    signal.signal(signal.SIGTERM, _stop)
-    # A Ctrl-C is the supervisor's to hand on; the child has a session of its own, but a debugger
-    # or a shell may still send it.
+    signal.signal(signal.SIGTERM, _exit)
+    # Only the supervisor handles Ctrl-C. This process has its own session, but a debugger may still
+    # send the signal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Unbuffered: a thread that waits in a buffered read would hold its lock at the exit.
-    down = os.fdopen(down_end, "rb", buffering=0, closefd=False)
-    with os.fdopen(up_end, "wb", buffering=0) as up:
-        if not (parameters := down.readline()):
-            sys.exit(0)
-        config = TrainConfig(**json.loads(parameters))
-        cues = _cues(down)
-        saying = threading.Lock()
+    try:
+        config: TrainConfig = commands.recv()
+    except EOFError:  # the supervisor needs no training
+        sys.exit(0)
+    sending = threading.Lock()
 
-        def say(kind: str, content: Any = None) -> None:
-            parts = messages.encode(kind, content)
-            # Let go of behind a whole message alone: nothing may follow one that was cut off.
-            saying.acquire()
-            for part in parts:
-                view = memoryview(part)
-                while view:  # an unbuffered write may take less than all
-                    view = view[up.write(view) :]
-            saying.release()
+    def send_message(message_type: MessageType, content: Any = None) -> None:
+        # Not released if sending is interrupted: nothing may follow a part of a message.
+        sending.acquire()
+        send(messages, message_type, content)
+        sending.release()
 
-        try:
-            _train(config, cues, say)
-            refusal = None
-        except ClearError as error:
-            refusal = messages.Refusal.of(error)
-        # From here on the end of the supervisor's stream is what both sides expect.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("refused" if refusal else "done", refusal)
-        sys.exit(2 if refusal else 0)
+    error: errors.ClearError | None = None
+    try:
+        _train(config, _read_commands(commands), send_message)
+    except errors.ClearError as raised:
+        # The supervisor need not have the module of a user's own class.
+        is_ours = type(raised).__module__ == errors.__name__
+        error = raised if is_ours else errors.ClearError(str(raised))
+    # From here on, the supervisor closes its connection, which must not end this process early.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    send_message("error" if error else "done", error)
+    sys.exit(2 if error else 0)
 
 
-def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..., None]) -> None:
-    # Nothing of torch is garbage while it loads or later: a sixth of the README's first command.
+def _train(config: TrainConfig, commands: Commands, send_message: Send) -> None:
+    """Check the parameters, load the data, and train all seeds."""
+    # Importing torch makes no garbage; without collections the README's first command is a sixth
+    # faster.
     gc.disable()
     from clear_mlflow.learning.parallel.group import process_group
     from clear_mlflow.learning.prepare import fetch, load_data, prepare
@@ -77,62 +79,71 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
 
     gc.freeze()
     gc.enable()
-    atexit.register(gc.unfreeze)  # Triton's bindings complain of what is there at the very end
-    place = read_dist_env()
-    config = check(config, place)
-    progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
+    atexit.register(gc.unfreeze)  # Triton's bindings complain about frozen objects at the exit
+    dist_env = read_dist_env()
+    config = check(config, dist_env)
+    progress = progress_for(sys.stderr) if dist_env.keeps_record else TrainingProgress()
     with progress:
         fetch(config, progress)
-        # The supervisor opens a run when the parameters are known to fit the data.
+        # The supervisor opens a run only after the parameters are known to fit the data.
         stream = load_data(config)
-    say("checked", config.values())
-    with process_group(place, config.device, precision=config.precision) as group:
-        # Not when the supervisor asks for it: by then it has been to the store.
+    send_message("checked", config)
+    with process_group(dist_env, config.device, precision=config.precision) as group:
+        # While the supervisor opens the run.
         training = prepare(config, progress, group, stream)
-        cues.get()
-        say("facts", training.facts)
-        callbacks = [partial(say, kind) for kind in ("curve", "test", "state")]
+        commands.get()
+        send_message("metadata", training.metadata)
+        callbacks = [partial(send_message, name) for name in ("curve", "test", "state")]
         first, *others = config.split_seeds()
-        _train_member(training.for_member(first), callbacks, cues, say)
+        _train_member(training.for_member(first), callbacks, commands, send_message)
         for member in others:
-            say("done")
-            _train_member(training.for_member(member), callbacks, cues, say)
+            send_message("done")
+            _train_member(training.for_member(member), callbacks, commands, send_message)
 
 
 def _train_member(
     training: StreamTraining,
     callbacks: Sequence[Callable[[Any], None]],
-    cues: queue.SimpleQueue[bytes],
-    say: Callable[..., None],
+    commands: Commands,
+    send_message: Send,
 ) -> None:
-    """Train with one seed, and send each row when the supervisor asks for it."""
-    if (state := messages.state_of(cues.get())) is not None:
-        training = dataclasses.replace(training, saved=state)
+    """Train with one seed, and send the rows. The first command is the state file, or None."""
+    if (state_file := commands.get()) is not None:
+        training = dataclasses.replace(training, saved=state_file)
     for row in training.rows(*callbacks):
-        say("row", row)
-        cues.get()
+        send_message("row", row)
+        commands.get()
 
 
-def _cues(stream: RawIOBase) -> queue.SimpleQueue[bytes]:
-    """The supervisor's cues, read by a thread that ends this process when the stream ends."""
-    cues: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+def _read_commands(connection: Connection) -> Commands:
+    """Return a queue of the supervisor's commands, which a thread fills.
+
+    The thread ends this process when the supervisor has closed the connection or ended.
+    """
+    commands: Commands = queue.SimpleQueue()
 
     def read() -> None:
-        while (line := stream.readline()).endswith(b"\n"):
-            cues.put(line)
-        os.kill(os.getpid(), signal.SIGTERM)
-        # Of several processes, one may be waiting for another in a place that hears no signal.
+        try:
+            while True:
+                commands.put(connection.recv())
+        except (EOFError, OSError):
+            os.kill(os.getpid(), signal.SIGTERM)
+        # One of several processes may wait for another one in code that handles no signal.
         time.sleep(_GRACE_SECONDS)
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=read, daemon=True).start()
-    return cues
+    return commands
 
 
-def _stop(signum: int, frame: object) -> None:
-    signal.signal(signum, signal.SIG_IGN)  # a repeat would break into what runs at the exit
+def _exit(signum: int, frame: object) -> None:
+    """Exit, and ignore the signal from now on: a second one would interrupt exit handlers."""
+    signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)
 
 
 if __name__ == "__main__":
-    run(sys.stdin.fileno(), int(sys.argv[1]))
+    run(
+        Connection(sys.stdin.fileno(), writable=False),
+        Connection(int(sys.argv[1]), readable=False),
+    )

@@ -39,7 +39,7 @@ from clear_mlflow.journal.run_folder import (
     list_candidate_folders,
 )
 from clear_mlflow.journal.uploader import UnsentError, is_permanent_error, store_outcome
-from clear_mlflow.process.parent import TrainingDied
+from clear_mlflow.process.training_process import TrainingDied
 from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (

@@ -24,8 +24,8 @@ from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
 from clear_mlflow.scoring import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
@@ -228,7 +228,7 @@ def _resume(
         with TrainingProcess(config) as process:  # stops the child if an error is raised
             signals.hand_to(process.stop)
             check_parameters(resume_point, process.config)
-            check_data(resume_point, process.facts)
+            check_data(resume_point, process.metadata)
             take_over(client, resume_point, assume_dead=assume_dead)
             if resume_point.state is not None:
                 process.resume_from(resume_point.state.file)
@@ -300,7 +300,7 @@ def _train_and_end_run(
             if member is not None or training.config.seeds == NONE:
                 run.track(training)
             else:
-                run.log_dataset(replace(training.facts, evaluation_set=None))
+                run.log_dataset(replace(training.metadata, evaluation_set=None))
                 for seed, scores in _train_members(
                     client, training, run_id, requested, received_signals
                 ):

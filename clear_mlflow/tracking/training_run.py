@@ -100,7 +100,7 @@ class TrainingRun:
 
         Each row is stored before the next bucket starts, and its training state during that bucket.
         """
-        self.log_dataset(training.facts)
+        self.log_dataset(training.metadata)
         for measured in training.rows(self.recorder.write_curve, self._log_test, self._log_state):
             self.log_row(measured)
 

@@ -256,7 +256,7 @@ def test_other_parameters_and_other_data_are_refused(interrupted, tmp_path):
     check_parameters(point, TrainConfig.resolve({**asked, "device": "cuda"}))
     with pytest.raises(ConfigError, match="batch_size is 3 and the run has 512"):
         check_parameters(point, TrainConfig.resolve({**asked, "batch_size": "3"}))
-    facts = prepare(check(TrainConfig.resolve(asked)), TrainingProgress()).facts
+    facts = prepare(check(TrainConfig.resolve(asked)), TrainingProgress()).metadata
     check_data(point, dataclasses.replace(facts, source="elsewhere"))
     with pytest.raises(DataError, match="digest is sha256:0 and the run has sha256:"):
         check_data(point, dataclasses.replace(facts, digest="sha256:0"))

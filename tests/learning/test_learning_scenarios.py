@@ -179,7 +179,7 @@ def test_answers_of_a_task_are_its_classes(tmp_path, strategy):
         asked = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}
         asked |= {"strategy": strategy, "epochs": "3", "lr_step": "2", "lr": "0.1", "memory": "50"}
         made = prepare(check(TrainConfig.resolve({**asked, "device": "cpu"})), TrainingProgress())
-        assert made.facts.scenario == {
+        assert made.metadata.scenario == {
             "name": scenario,
             "classes_per_bucket": 2,
             "order": "labels",

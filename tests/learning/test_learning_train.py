@@ -266,7 +266,7 @@ def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
     progress = Recorded()
     training = StreamTraining(check(config(device="auto")), stream, "made up", progress)
-    facts = training.facts
+    facts = training.metadata
     assert (facts.name, facts.digest, facts.source) == ("noise", "sha256:0", "made up")
     assert (facts.buckets, facts.num_classes) == (("key0", "key1"), 3)
     assert (facts.num_train, facts.num_test) == ((6, 4), (2, 3))

@@ -9,7 +9,7 @@ import pytest
 
 from clear_mlflow.core.errors import PeerLostError
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.process.parent import TrainingDied, TrainingProcess
+from clear_mlflow.process.training_process import TrainingDied, TrainingProcess
 
 # What torchrun sets for the first of two.
 OF_TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
@@ -26,9 +26,10 @@ def child_that(tmp_path, monkeypatch):
         program.write_text(
             textwrap.dedent(f"""\
             import os, signal, sys
-            from clear_mlflow.process import messages
-            for part in messages.encode("checked", {config.values()!r}):
-                os.write(int(sys.argv[-1]), part)
+            from multiprocessing.connection import Connection
+            from clear_mlflow.learning.parameters.config import TrainConfig
+            from clear_mlflow.process.messages import send
+            send(Connection(int(sys.argv[-1])), "checked", TrainConfig(**{config.values()!r}))
             {ending}
             """)
         )
@@ -54,7 +55,7 @@ def heard(process):
             "cuda",
             True,
             PeerLostError,
-            "NCCL gave up .* look for that one's own error",
+            "NCCL gave up .* read the error of that process",
         ),
         ("os.abort()", "cuda", False, TrainingDied, "SIG"),
         ("os.abort()", "cpu", True, TrainingDied, "SIG"),

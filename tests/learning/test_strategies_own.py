@@ -13,7 +13,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import load_strategy
-from clear_mlflow.process.parent import TrainingProcess
+from clear_mlflow.process.training_process import TrainingProcess
 
 NAME = "examples.own_strategy:PullTowardsPast"
 

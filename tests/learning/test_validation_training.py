@@ -66,16 +66,16 @@ def test_rows_are_those_of_a_tree_that_was_divided_by_hand(trees, asked):
     found = training(whole, split="validation", **asked)
     expected = training(divided, **asked)
     assert [m.row for m in found.rows()] == [m.row for m in expected.rows()]
-    assert found.facts.num_train == expected.facts.num_train == (33, 33)
-    assert found.facts.num_test == expected.facts.num_test == (3, 3)
-    assert (found.facts.split, expected.facts.split) == ("validation", "released")
-    assert found.facts.digest != expected.facts.digest
+    assert found.metadata.num_train == expected.metadata.num_train == (33, 33)
+    assert found.metadata.num_test == expected.metadata.num_test == (3, 3)
+    assert (found.metadata.split, expected.metadata.split) == ("validation", "released")
+    assert found.metadata.digest != expected.metadata.digest
 
 
 def test_all_seeds_are_measured_on_the_same_images(trees):
     """What is held out is no draw of the run's."""
     kept = {
-        training(trees[0], split="validation", seed=seed).facts.evaluation_set
+        training(trees[0], split="validation", seed=seed).metadata.evaluation_set
         for seed in ("0", "7")
     }
     assert len(kept) == 1

@@ -241,7 +241,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     }
     Lease(store, run_id).acquire()
     with TrainingRun(store, run_id, training.config, {}, resume_point=point) as run:
-        run.log_dataset(training.facts)
+        run.log_dataset(training.metadata)
         for test in (*again[2], *again[3]):
             run._log_test(test)
     expected = [*TESTS[1], again[2][0], TESTS[2][1], *again[3], *TESTS[4]]

@@ -17,7 +17,7 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import FeatureStream
 from clear_mlflow.learning.samples.photos import SampleIndices
 from clear_mlflow.learning.session import StreamTraining
-from clear_mlflow.process.parent import TrainingProcess
+from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.tracking.tracked_training import train_in_process
 
 
@@ -95,7 +95,7 @@ def test_a_run_on_own_features_is_recorded_as_such(store, experiment_id, tmp_pat
     asked |= {"epochs": "3", "device": "cpu", "strategy": "replay", "memory": "4"}
     with TrainingProcess(TrainConfig.resolve(asked)) as process:
         assert process.config.model == "linear"
-        facts = process.facts
+        facts = process.metadata
         train_in_process(store, process, asked)
     (run,) = store.search_runs([experiment_id])
     assert run.info.status == "FINISHED"
@@ -109,10 +109,10 @@ def test_a_run_on_own_features_is_recorded_as_such(store, experiment_id, tmp_pat
 
 def test_a_run_on_images_says_nothing_of_features():
     """What was not used is not recorded."""
-    assert training(config()).facts.features == "made_up"
+    assert training(config()).metadata.features == "made_up"
     stream, _ = made_up()
     images = TrainConfig.resolve({"device": "cpu", "model": "small_cnn"})
     facts = StreamTraining(
         config=images, stream=stream, source="x", progress=TrainingProgress()
-    ).facts
+    ).metadata
     assert facts.features is facts.features_digest is None

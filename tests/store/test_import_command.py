@@ -126,7 +126,7 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
     ("options", "part"),
     [
         (["--seed", "x"], "seed is 'x'"),
-        (["--num-instances", "5,x"], "num_instances is '5,x'"),
+        (["--num-instances", "5,x"], "--num-instances is '5,x'"),
         (["--num-instances", "5,6"], "must be 3 integers"),
         (["--num-instances", "0"], "of at least 1"),
         (["--buckets", "a,a,b"], "is given twice"),
@@ -214,7 +214,7 @@ def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
 @pytest.mark.parametrize(
     ("options", "content", "part"),
     [
-        (("--dataset", "other"), "0.5,0.25\n0.5,0.75\n", "leave dataset out"),
+        (("--dataset", "other"), "0.5,0.25\n0.5,0.75\n", "leave --dataset out"),
         (("--buckets", "a,b"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
         (("--num-instances", "4"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
         ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "2 bucket keys arrived for 3 columns"),

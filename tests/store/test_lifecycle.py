@@ -13,7 +13,7 @@ from stored_runs import rows_folder, stored_run
 from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder, find_run_folders
 from clear_mlflow.journal.uploader import UnsentError, store_outcome
-from clear_mlflow.process.parent import TrainingDied
+from clear_mlflow.process.training_process import TrainingDied
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import (

@@ -101,7 +101,7 @@ def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experi
     Lease(store, run.info.run_id).acquire()
     training = KnownTraining(FOUR_BUCKETS)
     with TrainingRun(store, run.info.run_id, training.config, {}) as tracked:
-        tracked.log_dataset(training.facts)
+        tracked.log_dataset(training.metadata)
         tracked.log_row(next(iter(training.rows())))
     assert not histories(store, run.info.run_id)
     unmount()

@@ -32,7 +32,7 @@ class Counting:
 
     def __init__(self, inner, wait: Callable[[int], None]):
         self._inner, self._wait = inner, wait
-        self.config, self.facts = inner.config, inner.facts
+        self.config, self.metadata = inner.config, inner.metadata
         self.taken = 0
 
     def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):

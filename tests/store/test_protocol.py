@@ -21,8 +21,8 @@ class StreamingTraining(KnownTraining):
         return TrainConfig.resolve({"protocol": "streaming"})
 
     @property
-    def facts(self):
-        return dataclasses.replace(super().facts, protocol="streaming", split="none")
+    def metadata(self):
+        return dataclasses.replace(super().metadata, protocol="streaming", split="none")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_bucket_has_no_accuracy_after_it_was_trained_on(store, finished):
 
 
 def summarize_streaming():
-    facts = KnownTraining(FOUR_BUCKETS).facts
+    facts = KnownTraining(FOUR_BUCKETS).metadata
     matrix = AccuracyMatrix.from_rows(
         AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test)
         for i, correct in enumerate(FOUR_BUCKETS)

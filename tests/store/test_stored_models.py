@@ -13,7 +13,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import progress_for
 from clear_mlflow.learning.session import check
-from clear_mlflow.process.parent import TrainingProcess
+from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.store import names
 from clear_mlflow.tracking.tracked_training import train_in_process
 

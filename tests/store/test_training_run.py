@@ -14,8 +14,8 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import summarize
-from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.process.training_process import TrainingProcess
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
 from clear_mlflow.store.lease import build_lease_tags

@@ -91,7 +91,7 @@ class KnownTraining:
     """Gives rows that are known, from one of them on, and a state behind each."""
 
     config = TrainConfig.resolve({"seed": "7"})
-    facts = StreamMetadata(
+    metadata = StreamMetadata(
         name="digits",
         digest="sha256:" + "ab" * 32,
         source="somewhere",

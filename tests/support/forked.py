@@ -44,7 +44,7 @@ _LOADED = [
     "clear_mlflow.api.compared",
     "clear_mlflow.api.rescore",
     "clear_mlflow.learning.prepare",
-    "clear_mlflow.process.parent",
+    "clear_mlflow.process.training_process",
     "clear_mlflow.tracking.tracked_training",
     "clear_mlflow.api.sweep_runs",
 ]

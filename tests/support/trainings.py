@@ -31,7 +31,7 @@ class KnownTraining:
         return TrainConfig.resolve(asked)
 
     @property
-    def facts(self) -> StreamMetadata:
+    def metadata(self) -> StreamMetadata:
         buckets = tuple(str(j + 1) for j in range(len(self.correct[0])))
         return StreamMetadata(
             name="digits",
@@ -44,7 +44,7 @@ class KnownTraining:
         )
 
     def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
-        facts = self.facts
+        facts = self.metadata
         for i, correct in enumerate(self.correct):
             if i in self.live:
                 on_curve(self.live[i])

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from clear_mlflow.core.distributed import usable_cores
-from clear_mlflow.process.parent import child_environment
+from clear_mlflow.process.training_process import build_child_environment
 
 FAULTS = """
 import resource
@@ -29,13 +29,13 @@ def faults(environment):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the variables are glibc's")
 def test_memory_that_is_freed_is_reused():
     """Ten times 64 MiB, one after another, fault their pages in once and not ten times."""
-    assert faults(child_environment(os.environ)) < faults(dict(os.environ)) / 10
+    assert faults(build_child_environment(os.environ)) < faults(dict(os.environ)) / 10
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MALLOC_MMAP_MAX_"])
 def test_what_a_user_says_stays(name):
     """Of threads by either name."""
-    given = child_environment({name: "7"})
+    given = build_child_environment({name: "7"})
     assert given[name] == "7"
     if name.startswith("MALLOC"):
         assert given["GOMP_SPINCOUNT"] == "3000"

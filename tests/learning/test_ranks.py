@@ -10,10 +10,10 @@ import psutil
 
 from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.process import rank_worker
-from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.process.rank_worker import run_rank
+from clear_mlflow.process import ranks
+from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.process.training_process import TrainingProcess
 
 SECOND_HERE = DistributedEnv(rank=1, size=2, local_rank=1, local_size=2)
 ALONE_ON_ITS_MACHINE = DistributedEnv(rank=1, size=2, local_rank=0, local_size=1)
@@ -79,7 +79,7 @@ def test_what_rank_0_meets_too_is_told_by_rank_0_alone(capfd, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
 
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=end_like_torchrun)
-    monkeypatch.setattr(rank_worker, "time", clock)
+    monkeypatch.setattr(ranks, "time", clock)
     assert part(SECOND_HERE, WRONG) == 128 + signal.SIGTERM
     assert "error" not in capfd.readouterr().err
 
@@ -103,7 +103,7 @@ def test_an_order_to_stop_is_handed_on(capfd):
 
 def test_a_training_process_that_does_not_react_is_killed(monkeypatch):
     """One that is suspended does not even see that it is to end."""
-    monkeypatch.setattr("clear_mlflow.process.parent._GRACE_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr("clear_mlflow.process.training_process._GRACE_SECONDS", 0.1, raising=False)
     with TrainingProcess(TrainConfig.resolve(LONG)) as process:
         assert process.config.epochs == 100000  # it runs
         (child,) = trainings()

@@ -1,0 +1,264 @@
+"""The process that trains, as its supervisor sees it: start it, read its rows, stop it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from clear_mlflow.core.distributed import read_dist_env
+from clear_mlflow.core.errors import PeerLostError
+from clear_mlflow.learning.measured import (
+    MeasuredRow,
+    OnCurve,
+    OnState,
+    OnTest,
+    StreamMetadata,
+    ignore,
+)
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.process.messages import receive
+
+# How long a training process may take to end after SIGTERM.
+_GRACE_SECONDS = 10.0
+# The C library keeps the memory of large tensors that are freed, instead of mapping it anew for
+# each batch: a step on 224-pixel images took nearly twice as long. glibc's names end in "_".
+_MEMORY_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+# Waiting threads of OpenMP spin for microseconds instead of milliseconds, during which they would
+# keep a core from others, unless the user chose how threads wait.
+_SPIN_VARIABLES = {"GOMP_SPINCOUNT": "3000"}
+_WAIT_POLICY_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+class TrainingDied(Exception):  # noqa: N818  (the name states what happened)
+    """The training process ended before its last row.
+
+    Args:
+        returncode: its exit code, or minus the number of the signal that ended it.
+    """
+
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+        super().__init__(
+            f"the training process was ended by {signal.Signals(-returncode).name}"
+            if returncode < 0
+            else f"the training process ended with exit code {returncode}"
+        )
+
+
+class TrainingProcess:
+    """A :class:`Training` in a child process. Signals reach it only through :meth:`stop`.
+
+    A context manager: leaving it waits for the end of the process, and stops it after an error.
+
+    Args:
+        config: the parameters of the training.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        child = _waiting.pop() if _waiting else _start()
+        self._process = child.process
+        self._commands, self._messages = child.commands, child.messages
+        self._config: TrainConfig | None = None
+        self._metadata: StreamMetadata | None = None
+        self._state_file: Path | None = None
+        self._send(config)
+
+    def __enter__(self) -> TrainingProcess:
+        return self
+
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
+        if self._process.poll() is None and error is not None:
+            self.stop()
+        self._commands.close()
+        self._process.wait()
+        self._messages.close()
+
+    @property
+    def config(self) -> TrainConfig:
+        """The resolved parameters. Waits until the child has checked them."""
+        if self._config is None:
+            self._config = self._receive("checked")[1]
+        return self._config
+
+    @property
+    def metadata(self) -> StreamMetadata:
+        """The dataset. Waits until the child has read it."""
+        if self._metadata is None:
+            self._send("metadata")
+            self._metadata = self._receive("metadata")[1]
+        return self._metadata
+
+    def resume_from(self, state_file: Path) -> None:
+        """Let :meth:`rows` start with the row of a training state. The file must not be deleted."""
+        self._state_file = state_file
+
+    def for_member(self, config: TrainConfig) -> TrainingProcess:
+        """Return this process, which trains the next member of an ensemble at each call of rows."""
+        return self
+
+    def rows(
+        self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
+    ) -> Iterator[MeasuredRow]:
+        """Yield the rows. The child continues when the next row is requested.
+
+        Raises the ClearError that ended the training, PeerLostError, or TrainingDied.
+        """
+        callbacks: dict[str, Callable[[Any], None]]
+        callbacks = {"curve": on_curve, "test": on_test, "state": on_state}
+        self._send(self._state_file)
+        while True:
+            message_type, content = self._receive("row", "done", *callbacks)
+            if message_type == "done":
+                return
+            if message_type == "row":
+                yield content
+                self._send("continue")
+            else:
+                callbacks[message_type](content)
+
+    def stop(self) -> None:
+        """Send SIGTERM to the child, and SIGKILL if it has not ended after 10 seconds.
+
+        Returns at once.
+        """
+        self._process.terminate()
+        timer = threading.Timer(_GRACE_SECONDS, self._process.kill)
+        timer.daemon = True
+        timer.start()
+
+    def _send(self, command: object) -> None:
+        """Send a command. A child that has ended is noticed by the next :meth:`_receive`."""
+        with suppress(OSError):
+            self._commands.send(command)
+
+    def _receive(self, *expected: str) -> tuple[str, Any]:
+        """Return the type and content of the child's next message. Raise the error in it."""
+        try:
+            message_type, content = receive(self._messages)
+        except (EOFError, OSError):
+            raise self._build_death_error() from None
+        if message_type == "error":
+            raise content
+        if message_type not in expected:
+            raise RuntimeError(f"the training process sent {message_type}, expected {expected}")
+        return message_type, content
+
+    def _build_death_error(self) -> PeerLostError | TrainingDied:
+        """Wait for the end of the child, and return the error that describes it."""
+        code = self._process.wait()
+        on_gpus = self._config is not None and self._config.device == "cuda"
+        if code == -signal.SIGABRT and on_gpus and read_dist_env().size > 1:
+            # NCCL aborts the process from a thread of its own; the child cannot handle that.
+            return PeerLostError(
+                "another process of this training has ended or does not respond: NCCL gave up "
+                "waiting for it and aborted this one; read the error of that process"
+            )
+        return TrainingDied(code)
+
+
+def build_child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables for a process that trains: *environment* and our defaults."""
+    has_policy = any(name in environment for name in _WAIT_POLICY_VARIABLES)
+    return {**_MEMORY_VARIABLES, **({} if has_policy else _SPIN_VARIABLES), **environment}
+
+
+class ForkedProcess:
+    """A :mod:`multiprocessing` process with the methods of :class:`subprocess.Popen`.
+
+    Starts the process.
+    """
+
+    def __init__(self, process: BaseProcess) -> None:
+        process.start()
+        self._process = process
+        self.terminate, self.kill = process.terminate, process.kill
+
+    def poll(self) -> int | None:
+        """Return the exit code, or minus a signal's number, or None while the process runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
+        return code
+
+
+def fork_training_process() -> None:
+    """Fork a child that waits for the next TrainingProcess, which then starts at once.
+
+    Call it once, while this process has a single thread.
+    """
+    child_commands, commands = multiprocessing.Pipe(duplex=False)
+    messages, child_messages = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_run_forked, args=(child_commands, child_messages, (commands, messages))
+    )
+    _waiting.append(_Child(ForkedProcess(process), commands, messages))
+    child_commands.close()
+    child_messages.close()
+    # multiprocessing waits for its children when this process ends.
+    util.Finalize(None, _release_waiting, exitpriority=0)
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A training process with the supervisor's ends of its two pipes."""
+
+    process: subprocess.Popen[bytes] | ForkedProcess
+    commands: Connection  # write only
+    messages: Connection  # read only
+
+
+_waiting: list[_Child] = []  # at most one forked process
+
+
+def _start() -> _Child:
+    """Start a new Python interpreter that trains."""
+    child_commands, commands = multiprocessing.Pipe(duplex=False)
+    messages, child_messages = multiprocessing.Pipe(duplex=False)
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "clear_mlflow.process.child", str(child_messages.fileno())],
+        stdin=child_commands.fileno(),
+        env=build_child_environment(os.environ),
+        pass_fds=[child_messages.fileno()],
+        start_new_session=True,
+    )
+    child_commands.close()
+    child_messages.close()
+    return _Child(process, commands, messages)
+
+
+def _run_forked(
+    commands: Connection, messages: Connection, supervisor_ends: tuple[Connection, ...]
+) -> None:
+    """Train in a forked process."""
+    for connection in supervisor_ends:
+        connection.close()
+    os.setsid()
+    from clear_mlflow.process import child
+
+    child.run(commands, messages)
+
+
+def _release_waiting() -> None:
+    """End a forked process that was never needed."""
+    if _waiting:
+        child = _waiting.pop()
+        child.commands.close()
+        child.messages.close()
+        child.process.wait()

@@ -1,0 +1,89 @@
+"""Messages of a training process: complete, in order, and none after one that was cut off."""
+
+import fcntl
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections import Counter
+from multiprocessing import Pipe
+
+import pytest
+
+from clear_mlflow.core.errors import DataError, DivergedError
+from clear_mlflow.learning.measured import TrainingState
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.process.messages import receive, send
+
+STATE = TrainingState(1, bytes(range(256)) * (1 << 14))
+CHILD = """
+import sys, threading
+from multiprocessing.connection import Connection
+from clear_mlflow.learning.measured import TrainingState
+from clear_mlflow.process import child
+
+def train(config, commands, send_message):
+    state = TrainingState(1, bytes(range(256)) * (1 << 14))
+    thread = threading.Thread(target=send_message, args=("state", state), daemon=True)
+    thread.start()
+    for _ in range(5000):
+        send_message("curve", ())
+    thread.join()
+
+child._train = train
+child.run(Connection(0), Connection(int(sys.argv[1])))
+"""
+
+
+def start():
+    """A process that sends a state and 5,000 other messages at the same time."""
+    child_commands, commands = Pipe(duplex=False)
+    messages, child_messages = Pipe(duplex=False)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(child_messages.fileno())],
+        stdin=child_commands.fileno(),
+        pass_fds=[child_messages.fileno()],
+    )
+    child_commands.close()
+    child_messages.close()
+    commands.send(TrainConfig.resolve({}))
+    return process, commands, messages
+
+
+def receive_all(connection):
+    """All messages up to the end of the process, or up to one that is cut off."""
+    received = []
+    while True:
+        try:
+            received.append(receive(connection))
+        except (EOFError, OSError):
+            return received
+
+
+def test_a_state_and_other_messages_arrive_complete():
+    """A pipe takes 64 KiB at once: parts of a state could have other messages between them."""
+    process, _commands, messages = start()
+    received = receive_all(messages)
+    assert process.wait() == 0
+    assert Counter(name for name, _ in received) == {"curve": 5000, "state": 1, "done": 1}
+    assert dict(received)["state"] == STATE
+
+
+def test_a_process_that_is_stopped_does_not_wait_for_its_state():
+    """Nobody reads the pipe. What was sent in part is not a message."""
+    process, _commands, messages = start()
+    while struct.unpack("i", fcntl.ioctl(messages, termios.FIONREAD, bytes(4)))[0] < 60_000:
+        time.sleep(0.01)  # until the pipe is full
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert {name for name, _ in receive_all(messages)} <= {"curve"}
+
+
+@pytest.mark.parametrize("error", [DivergedError("the loss"), DataError("no file")])
+def test_errors_arrive_as_they_were_raised(error):
+    reader, writer = Pipe(duplex=False)
+    send(writer, "error", error)
+    message_type, received = receive(reader)
+    assert (message_type, type(received), str(received)) == ("error", type(error), str(error))
