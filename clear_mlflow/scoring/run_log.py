@@ -156,10 +156,7 @@ def log_results(client: MlflowClient, scores: Scores) -> None:
 
 
 def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
-    """Build the content of a run's HTML report.
-
-    Raises RecordError if the run contains no rows.
-    """
+    """Build the content of a run's HTML report. Raises RecordError if the run contains no rows."""
     record = stored.record
     if record is None:
         raise RecordError(f"run {stored.run_id} contains no rows of an accuracy matrix")
@@ -224,10 +221,7 @@ def evaluate_step(
 
 
 def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
-    """Return each metric, and the score on each bucket, at every step with the time of its row.
-
-    Empty without rows.
-    """
+    """Return each metric, and the score on each bucket, at every step with the time of its row."""
     if stored.record is None:
         return []
     metric_series = {name: r.series for name, r in results.items() if r.version is not None}

@@ -136,10 +136,7 @@ def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
 
 
 def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
-    """Tag the run that ``mlflow run -e ENTRY_POINT`` opened with the command that it runs.
-
-    Returns the run's id, or None if this process was not started by ``mlflow run``.
-    """
+    """Tag the run of :func:`get_project_run` with its command, and return its id, or None."""
     run = get_project_run(client, entry_point)
     if run is None:
         return None
@@ -149,10 +146,7 @@ def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
 
 
 def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> str:
-    """Return the id of an experiment, by default MLflow's from the environment.
-
-    Creates an experiment of that name if it does not exist.
-    """
+    """Return the id of an experiment, by default MLflow's, which is created if it is missing."""
     name = name or MLFLOW_EXPERIMENT_NAME.get()
     if not name:
         return str(MLFLOW_EXPERIMENT_ID.get() or DEFAULT_EXPERIMENT_ID)
@@ -171,10 +165,7 @@ def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> s
 
 
 def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
-    """Return a run, or a MissingRun if it does not exist or is deleted.
-
-    Raises TrackingError if the store cannot be read.
-    """
+    """Return a run, or a MissingRun if it does not exist or is deleted."""
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
