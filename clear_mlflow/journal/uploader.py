@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Set
 from contextlib import closing, suppress
 from functools import cache
-from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
@@ -53,10 +52,6 @@ _JOIN_SECONDS = 1.0
 
 class UnsentError(TrackingError):
     """Training is over, and some of what it measured is only on local disk."""
-
-    def __init__(self, message: str, folder: Path | None = None) -> None:
-        super().__init__(message)
-        self.folder = folder  # the run folder that was written to last
 
 
 class Uploader:
@@ -151,8 +146,7 @@ class Uploader:
         commands = " and ".join(f"'clear-mlflow sync {shlex.quote(str(path))}'" for path in folders)
         return UnsentError(
             f"the tracking store did not take {len(unsent)} files of rows and metrics{reason}; "
-            f"they are in {' and '.join(map(str, folders))}: send them with {commands}",
-            unsent[-1].file.parent,
+            f"they are in {' and '.join(map(str, folders))}: send them with {commands}"
         )
 
     def upload(self, entry: Entry) -> None:

@@ -158,9 +158,8 @@ def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folde
     client = Stutters(store.tracking_uri, a=[never()])
     uploader = started(client, run_id)
     put(uploader, folder, "a", "b")
-    assert wait(lambda: len(client.asked) == 2 and "b.txt" in files_of(store, run_id))
+    assert wait(lambda: [entry.name for entry in uploader.list_unsent()] == ["a.txt"])
     assert files_of(store, run_id) == ["b.txt"]
-    assert [entry.name for entry in uploader.list_unsent()][-1] == "a.txt"
     uploader.finish(LONG)
     assert client.asked == ["a", "b", "a"]
     assert files_of(store, run_id) == ["a.txt", "b.txt"]
@@ -179,7 +178,6 @@ def test_what_a_store_never_takes_stays_in_the_folder(store, run_id, folder):
     assert sorted(entry.name for entry in uploader.list_unsent()) == ["a.txt", "b.txt"]
     error = uploader.build_unsent_error()
     assert error is not None
-    assert error.folder == folder.folder
     assert f"clear-mlflow sync {folder.folder}" in str(error)
     assert contents(folder) == {"a.txt": b"a", "b.txt": b"b"}
 
