@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import cache
-from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
@@ -57,14 +56,7 @@ _RETRY_STATUSES = (408, 425, 429)
 
 
 class UnsentError(TrackingError):
-    """Training is over, and some of what it measured is only on local disk.
-
-    folder: the run folder that was written to last.
-    """
-
-    def __init__(self, message: str, folder: Path | None = None) -> None:
-        super().__init__(message)
-        self.folder = folder
+    """Training is over, and some of what it measured is only on local disk."""
 
 
 class Uploader:
@@ -166,8 +158,7 @@ class Uploader:
         commands = " and ".join(f"'clear-mlflow sync {shlex.quote(str(path))}'" for path in folders)
         return UnsentError(
             f"the tracking store did not take {len(unsent)} files of rows and metrics{reason}; "
-            f"they are in {' and '.join(map(str, folders))}: send them with {commands}",
-            unsent[-1].file.parent,
+            f"they are in {' and '.join(map(str, folders))}: send them with {commands}"
         )
 
     def upload(self, entry: Entry) -> None:

@@ -13,16 +13,13 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import mlflow
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
-from mlflow.environment_variables import (
-    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING,
-    MLFLOW_RUN_ID,
-)
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING as _SYSTEM_METRICS
+from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
@@ -159,8 +156,8 @@ def open_run(
         client: client of the run's store.
         name: name of a new run. A run that exists keeps its name unless MLflow generated it.
         check: called with a run that exists, before that is changed. It may raise.
-        rename: give a run that exists *name* in any case.
-        system_metrics: log them, unless MLflow's environment variable says otherwise.
+        rename: set the name of a run that exists in any case.
+        system_metrics: default of MLflow's environment variable for logging them.
     """
     run_id = MLFLOW_RUN_ID.get()
     new_name: str | None = name
@@ -175,7 +172,7 @@ def open_run(
             lambda: mlflow.start_run(
                 run_name=new_name,
                 tags=build_lease_tags(),
-                log_system_metrics=_read_system_metrics_setting(system_metrics),
+                log_system_metrics=None if _SYSTEM_METRICS.is_set() else system_metrics,
             )
         )
     return str(opened.info.run_id)
@@ -191,7 +188,7 @@ def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
             run_id=run_id,
             # Not the holder's tag: a process that lost the lease must not take it back here.
             tags={names.PROCESS_TAG: format_lease(), **(tags or {})},
-            log_system_metrics=_read_system_metrics_setting(True),
+            log_system_metrics=None if _SYSTEM_METRICS.is_set() else True,
         )
 
 
@@ -256,9 +253,9 @@ def end_run(
         _detach_run(run_id)
         return result
     training_result = result
-    if (unsent := result.unsent) is not None:
-        _leave_for_sync(client, run_id, result, sets_status, unsent.folder)
-        return result.add_problem(unsent, keep_status=True)
+    if result.unsent is not None:
+        _leave_for_sync(client, run_id, result, sets_status)
+        return result.add_problem(result.unsent, keep_status=True)
     try:
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
@@ -335,18 +332,18 @@ def log_member_summary(
 ) -> None:
     """Log mean and sample standard deviation of each metric over the members of an ensemble.
 
-    Skips metrics that are undefined for a member. Logs nothing if a member has no rows.
+    Skips metrics that are undefined for a member. Logs nothing if a member lacks rows.
     """
     if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
         return
-    now = get_current_time_millis()
+    time = get_current_time_millis()
     metrics = []
     rows = [scores.results.values_by_name for scores in scores_by_seed.values()]
     for name, column in pd.DataFrame(rows).dropna(axis="columns").items():
         values = column.tolist()
-        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
+        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), time, 0))
         if len(values) > 1:
-            metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
+            metrics.append(Metric(f"std/{name}", statistics.stdev(values), time, 0))
     tags = [RunTag(names.MEMBERS_TAG, str(len(scores_by_seed)))]
     with mlflow_errors(f"log the summary of run {run_id}"):
         client.log_batch(run_id, metrics=metrics, tags=tags)
@@ -363,21 +360,14 @@ def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int])
         )
 
 
-def _leave_for_sync(
-    client: MlflowClient,
-    run_id: str,
-    result: RunResult,
-    sets_status: bool,
-    folder: Path | None = None,
-) -> str:
+def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_status: bool) -> str:
     """Write the final status and error of a run to local disk, and return how to upload them.
 
-    folder: the run folder to try first. If no disk can be written, prints a warning and returns "".
+    If no disk can be written, prints a warning and returns "".
     """
     if sets_status:
         _detach_run(run_id)
-    existing = [folder] if folder else find_run_folders(run_id)
-    for path in (*existing, *list_candidate_folders(run_id)):
+    for path in (*find_run_folders(run_id), *list_candidate_folders(run_id)):
         try:
             if (path / HEADER_JSON).is_file():
                 run_folder = RunFolder.reopen(path)
@@ -407,9 +397,3 @@ def _detach_run(run_id: str) -> None:
     if monitor := forget_system_metrics(run_id):
         # In a thread: it may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
-
-
-def _read_system_metrics_setting(default: bool | None) -> bool | None:
-    """Return the setting of MLflow's environment variable, or *default* if it is not set."""
-    variable = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    return variable.get() if variable.is_set() else default

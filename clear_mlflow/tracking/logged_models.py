@@ -79,11 +79,9 @@ def _log_model(
     weights_folder: ArtifactFolder,
     unfinished_model: LoggedModel | None,
 ) -> bool:
-    """Log the weights after one bucket as an MLflow model, and return True if that was possible.
+    """Log the weights after *row* buckets as an MLflow model, and return True if it was possible.
 
-    Returns False if the file is too large or has no description of its predictions.
-
-    row: number of trained buckets. weights_folder: the folder of the run's weights.
+    Returns False if the file is too large or lacks a description of its predictions.
     unfinished_model: the model if an earlier call did not finish it, or None.
     """
     run_id, file = run.info.run_id, names.format_model_file_name(row)

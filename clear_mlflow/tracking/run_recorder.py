@@ -74,10 +74,7 @@ class RunRecorder:
         )
 
     def open(self, run: Run) -> None:
-        """Create the run's folder on local disk, and start the threads that upload and draw.
-
-        Raises TrackingError if no disk can be written.
-        """
+        """Create the run's folder on local disk, and start the threads that upload and draw."""
         self._exit_wait = read_exit_wait()
         self._run_name = run.info.run_name or self.run_id
         self._open_folder()
@@ -87,11 +84,9 @@ class RunRecorder:
     def close(self, error: BaseException | None) -> None:
         """Upload what is not stored yet, stop the threads, and delete empty local folders.
 
-        error: why training ended early, or None.
-
-        Raises:
-            UnsentError: the store did not take everything; the rest stays on local disk.
-            LeaseLostError: another process has taken over the run.
+        Raises UnsentError if the store did not take everything, which stays on local disk, and
+        LeaseLostError if another process has taken over the run. error: why training ended early,
+        or None.
         """
         uploader = self.uploader
         # A process that took over the run measures these steps again.
@@ -126,8 +121,8 @@ class RunRecorder:
     ) -> None:
         """Log parameters and tags, and delete the tags of an earlier error.
 
-        grouping: tags that runs are grouped by; those that the run has already are kept. tags:
-        tags that replace those of the run. libraries: packages whose versions are logged.
+        grouping: tags that do not replace tags of the run. libraries: packages whose versions are
+        logged.
         """
         all_tags = {k: v for k, v in grouping.items() if k not in run.data.tags} | {
             **tags,
@@ -144,10 +139,7 @@ class RunRecorder:
         )
 
     def log_dataset(self, source: str, profile: Mapping[str, object]) -> None:
-        """Log the dataset in *row_fields* as an MLflow input.
-
-        source: where the data is from. profile: counts and digests, as JSON.
-        """
+        """Log the dataset in *row_fields* as an MLflow input. profile: its counts and digests."""
         identity, split = self.row_fields["dataset"], self.row_fields["split"]
         dataset = Dataset(
             name=identity.name,
@@ -170,14 +162,9 @@ class RunRecorder:
     ) -> None:
         """Write a row of the accuracy matrix, its files and its metrics to disk, and upload them.
 
-        Waits up to 5 seconds per row until they are stored; later, they are uploaded in the
-        background.
-
-        record: the row with its metadata. files: artifact path to content. curve: values of loss,
-        learning rate and speed by step.
-
-        Raises LeaseLostError if another process has taken over the run, and TrackingError if no
-        disk can be written.
+        Waits up to 5 seconds until they are stored. Raises LeaseLostError if another process has
+        taken over the run, and TrackingError if no disk can be written. files: artifact path to
+        content.
         """
         row = record.row
         self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
@@ -260,10 +247,7 @@ class RunRecorder:
             self.uploader.enqueue(*metric_files)
 
     def _open_folder(self) -> None:
-        """Create a run folder in the next location that can be written.
-
-        Raises TrackingError if there is none, and prints a warning if it is not the first location.
-        """
+        """Create a run folder in the next location that can be written, or raise TrackingError."""
         problems = []
         for path in self._candidates:
             try:
@@ -282,10 +266,7 @@ class RunRecorder:
         )
 
     def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Keep points of the curve in memory until they are written to disk.
-
-        Skips values that are not finite, and steps that the store has.
-        """
+        """Keep points of the curve in memory. Skips infinite values, and steps that are stored."""
         metrics = [
             Metric(name, value, point.time, point.step)
             for point in points
@@ -301,8 +282,8 @@ class RunRecorder:
     def _write_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
         """Write metric values of a row and of the curve to disk, and return the files.
 
-        If the disk is full, returns []. Nothing is lost then: metrics of rows are computed again
-        when the run is scored, and the curve is written with the next points.
+        Returns [] if the disk is full: metrics of rows are computed again when the run is scored,
+        and the curve is written with the next points.
         """
         try:
             entries = self._folders[-1].append_metrics([*points, *self._curve])
@@ -312,10 +293,9 @@ class RunRecorder:
         return entries
 
     def _sort_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
-        """Return the metrics to upload after a row, in an order that suits MLflow's page.
+        """Return the metrics to upload after a row. At first, metrics of single buckets wait.
 
-        The page sorts metrics by first appearance. Metrics of single buckets are held back until
-        all others have appeared, after row 2.
+        MLflow's page sorts metrics by first appearance, and others first appear up to row 2.
         """
         sorted_points = [point for point in points if not names.is_bucket_series(point.key)]
         self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]

@@ -18,6 +18,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_RUN_NOTE,
 )
 
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.uploader import UnsentError
@@ -79,8 +80,7 @@ def train_ensemble_in_process(
 ) -> dict[int, Scores]:
     """Train an ensemble like :func:`train_in_process`, and return its members' scores by seed.
 
-    Each member has a child run. Raises what training raises, and TrackingError if anything is not
-    stored.
+    Raises what training raises, and TrackingError if anything is not stored.
     """
     result = _train_in_active_run(client, training, requested)
     if result.error is not None:
@@ -93,7 +93,6 @@ def train_supervised(
     requested: Mapping[str, str],
     signals: StoppingSignals,
     *,
-    num_processes: int = 1,
     run_name: str | None = None,
     can_wait: bool = True,
 ) -> RunResult:
@@ -102,14 +101,10 @@ def train_supervised(
     Resumes the run that MLFLOW_RUN_ID names if it has rows of an earlier training. Errors are in
     the result.
 
-    Args:
-        process: the child process, with the parameters of the training.
-        requested: the parameters that the user passed, as text.
-        signals: signals that stop the training.
-        num_processes: number of processes that train together, including this one.
-        run_name: name of a new run; None for a generated name.
-        can_wait: wait up to three minutes if a process on another machine may be training into the
-            run. If False, the result has exit code 75 in this case.
+    process: the child process, with the parameters of the training. requested: the parameters that
+    the user passed, as text. signals: they stop the training. run_name: name of a new run; None for
+    a generated name. can_wait: wait up to three minutes if a process on another machine may be
+    training into the run; if False, the result has exit code 75 in this case.
     """
     try:
         with process:  # stops the child if an error is raised
@@ -118,12 +113,11 @@ def train_supervised(
             interrupted_id = _find_interrupted_run(client, signals, can_wait)
             if interrupted_id is None:
                 run_id = open_training_run(client, process.config, run_name)
-                return _train_supervised(client, process, run_id, requested, signals, num_processes)
-            # The child was started with the user's parameters; those of the run count.
-            process.stop()
+                return _train_supervised(client, process, run_id, requested, signals)
+            process.stop()  # a resumed run has its own parameters
     except (ClearError, TrainingDied) as error:
         return end_project_run(build_result(error, None, signals.received))
-    return resume_supervised(interrupted_id, requested, signals, num_processes=num_processes)
+    return resume_supervised(interrupted_id, requested, signals)
 
 
 def resume_supervised(
@@ -131,13 +125,12 @@ def resume_supervised(
     requested: Mapping[str, str],
     signals: StoppingSignals,
     *,
-    num_processes: int = 1,
     assume_dead: bool = False,
     can_wait: bool = True,
 ) -> RunResult:
     """Resume an interrupted run in a child process and end the run, even if the child is killed.
 
-    Errors are in the result. Other arguments are those of :func:`train_supervised`.
+    Errors are in the result. See :func:`train_supervised` for the other arguments.
 
     run_id: id of the run, or its beginning. requested: parameters that the user passed, as text;
     they may not differ from the run's. assume_dead: do not check whether a process on another
@@ -150,7 +143,7 @@ def resume_supervised(
     except ClearError as error:
         return end_project_run(build_result(error, None, signals.received))
     try:
-        result = _resume(client, run_id, requested, signals, num_processes, assume_dead, can_wait)
+        result = _resume(client, run_id, requested, signals, assume_dead, can_wait)
     except (ClearError, TrainingDied) as error:
         result = build_result(error, None, signals.received)
     return result if project_run_id is None else end_project_run(result, project_run_id)
@@ -162,7 +155,6 @@ def train_sweep_run(
     """Train into an existing run of a sweep, in a worker of a cluster.
 
     Returns the exit code, the error in one line or None, and True if the child process was killed.
-    Changes MLflow's environment variables of this process.
     """
     use_store(tracking_uri)
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
@@ -177,7 +169,7 @@ def train_sweep_run(
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
     """Score a run that needs no more training, and end it unless it is FINISHED.
 
-    The result's note says that there is nothing to resume.
+    The result has a note that there is nothing to resume.
     """
     run_id = resume_point.run.info.run_id
     note = f"run {run_id} holds all of its rows; there is nothing to resume"
@@ -211,7 +203,6 @@ def _resume(
     run_id: str,
     requested: Mapping[str, str],
     signals: StoppingSignals,
-    num_processes: int,
     assume_dead: bool,
     can_wait: bool,
 ) -> RunResult:
@@ -232,9 +223,7 @@ def _resume(
             take_over(client, resume_point, assume_dead=assume_dead)
             if resume_point.state is not None:
                 process.resume_from(resume_point.state.file)
-            return _train_supervised(
-                client, process, run_id, parameters, signals, num_processes, resume_point
-            )
+            return _train_supervised(client, process, run_id, parameters, signals, resume_point)
 
 
 def _train_supervised(
@@ -243,16 +232,12 @@ def _train_supervised(
     run_id: str,
     requested: Mapping[str, str],
     signals: StoppingSignals,
-    num_processes: int,
     resume_point: ResumePoint | None = None,
 ) -> RunResult:
     """Train in a child process into a RUNNING run, and end the run.
 
     If the training was stopped, the result's links include the command that resumes it.
     """
-    if num_processes > 1:
-        with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
-            client.set_tag(run_id, names.PROCESSES_TAG, str(num_processes))
     result, error = _train_and_end_run(
         client, process, run_id, requested, resume_point, signals.received
     )
@@ -263,7 +248,7 @@ def _train_supervised(
         return result
     command = (
         f"clear-mlflow train --resume {run_id}"
-        if num_processes == 1
+        if read_dist_env().size == 1
         else f"the same command with MLFLOW_RUN_ID={run_id} in its environment"
     )
     return replace(result, links=(f"resume   {command}", *result.links))
@@ -376,10 +361,7 @@ def _find_interrupted_run(
 
 
 def _tag_project_run(client: MlflowClient, run_id: str) -> str | None:
-    """Tag the run that ``mlflow run -P resume=RUN`` opened with the id of the resumed run.
-
-    Returns its id, or None if this process was not started like that.
-    """
+    """Tag the run that ``mlflow run -P resume=RUN`` opened, and return its id, or None."""
     project_run_id = MLFLOW_RUN_ID.get()
     if not project_run_id or project_run_id == run_id:
         return None
