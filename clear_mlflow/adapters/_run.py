@@ -70,7 +70,7 @@ class Adapter:
         self._end_run()
 
     def _log_pending_row(self) -> None:
-        """Log a row whose buckets were not all tested; for adapters that test them one by one."""
+        """Log a row whose buckets were not all tested, if the adapter tests them one by one."""
 
     def _build_loop_run(self, **stream: Any) -> LoopRun:
         """Create the LoopRun, without starting it, from ``buckets`` and ``num_instances``."""
