@@ -75,12 +75,6 @@ class ResumePoint:
         """The number of this resume: 1 when the run is resumed for the first time."""
         return _read_num_resumes(self.run) + 1
 
-    @property
-    def earlier_rows(self) -> dict[int, AccuracyRow]:
-        """The stored rows before the row of the training state, by row number."""
-        first = 0 if self.state is None else self.state.manifest.row
-        return {row: record.row for row, record in self.records.items() if row < first}
-
     def find_stored_row(self, measured: AccuracyRow) -> AccuracyRow | None:
         """Return the stored row with the number of *measured*, or None if there is none.
 
@@ -159,11 +153,11 @@ def read_resume_point(
             f"it holds {rows} and {reason}; start a new run (config.json of this one repeats it: "
             "clear-mlflow train --config FILE)",
         )
-    state_version, torch_version = state.manifest.torch_version if state else None, version("torch")
-    if state_version not in (None, torch_version):
+    if state is not None and state.manifest.torch_version != version("torch"):
         warn(
-            f"the run was trained with torch {state_version} and this is {torch_version}: rows to "
-            "come may differ in their last digits from what they would have been"
+            f"the run was trained with torch {state.manifest.torch_version} and this is "
+            f"{version('torch')}: rows to come may differ in their last digits from what they "
+            "would have been"
         )
     return point
 

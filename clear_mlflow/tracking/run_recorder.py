@@ -33,8 +33,6 @@ from clear_mlflow.store.lease import RENEW_SECONDS, LeaseLostError
 
 _MAX_STOPPED_WAIT_SECONDS = 10.0  # at the end of a training that failed or was stopped
 _JOIN_SECONDS = 1.0
-_FIRST_ROW_WITH_ALL_METRICS = 2  # the first row after which each summary metric has a value
-_LOADING_SECONDS = 10.0  # on a busy machine; usually one or two
 
 
 class RunRecorder:
@@ -138,15 +136,22 @@ class RunRecorder:
             tags=[RunTag(name, value) for name, value in all_tags.items()],
         )
 
-    def log_dataset(self, source: str, profile: Mapping[str, object]) -> None:
-        """Log the dataset in *row_fields* as an MLflow input. profile: its counts and digests."""
-        identity, split = self.row_fields["dataset"], self.row_fields["split"]
+    def log_dataset(
+        self, source: str, row_fields: dict[str, Any], profile: Mapping[str, object]
+    ) -> None:
+        """Log the dataset as an MLflow input, and set the fields that all rows have in common.
+
+        source: where the data is from. profile: counts and digests in addition to *row_fields*.
+        """
+        self.row_fields = row_fields
+        identity, split = row_fields["dataset"], row_fields["split"]
+        common = {"digest": identity.digest, "protocol": row_fields["protocol"], "split": split}
         dataset = Dataset(
             name=identity.name,
             digest=names.shorten_digest(identity.digest),
             source_type="local",
             source=json.dumps({"uri": source}),
-            profile=json.dumps(profile),
+            profile=json.dumps({**common, **profile}),
         )
         context = "training" if split == TEST else split
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
@@ -186,7 +191,7 @@ class RunRecorder:
             self._wait_and_enqueue(points)
         self._unplotted = matrix
         if row.row > 0:  # there is time during the first bucket
-            self._is_loaded.wait(_LOADING_SECONDS)
+            self._is_loaded.wait(10.0)  # on a busy machine; usually it takes one or two seconds
 
     def write_missing_files(
         self, stored: AccuracyRow, *, files: Mapping[str, bytes], curve: Iterable[CurvePoint]
@@ -299,7 +304,7 @@ class RunRecorder:
         """
         sorted_points = [point for point in points if not names.is_bucket_series(point.key)]
         self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]
-        if row >= _FIRST_ROW_WITH_ALL_METRICS:
+        if row >= 2:
             sorted_points += self._bucket_points
             self._bucket_points = []
         return sorted_points
