@@ -251,7 +251,7 @@ def end_run(
         check_has_lease(run)
         result = _score_run(client, run, result, stored_rows)
         outcome = result.build_outcome(sets_status=sets_status)
-        run = store_outcome(client, run_id, outcome, check=check_has_lease)
+        run = store_outcome(client, run_id, outcome, needs_lease=True)
         with mlflow_errors(f"look at run {run_id}"):
             return replace(result, links=tuple(format_run_links(client, run)))
     except LeaseLostError as error:
@@ -267,7 +267,7 @@ def end_run(
     except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
         outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
         with suppress(ClearError):
-            store_outcome(client, run_id, outcome, check=check_has_lease)
+            store_outcome(client, run_id, outcome, needs_lease=True)
         raise
 
 

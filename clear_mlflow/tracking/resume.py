@@ -23,7 +23,7 @@ from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
-from clear_mlflow.journal.uploader import list_artifacts, upload_left_folders
+from clear_mlflow.journal.uploader import upload_left_folders
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
@@ -133,7 +133,11 @@ def read_resume_point(
     records_by_file, damaged_rows = _read_rows(client, run, state)
     records = {record.row.row: record for record in records_by_file.values()}
     folders = (PREDICTIONS_FOLDER, names.MODELS_FOLDER, ANYTIME_FOLDER)
-    artifacts = frozenset().union(*(list_artifacts(client, run_id, name) for name in folders))
+    artifacts = frozenset(
+        f"{folder}/{name}"
+        for folder in folders
+        for name in ArtifactFolder(client, run, folder).list_sizes()
+    )
     point = ResumePoint(run, config, records, damaged_rows, state_rows, state, artifacts)
     if point.is_complete:
         return point

@@ -20,7 +20,7 @@ from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
-from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
+from clear_mlflow.journal.uploader import Uploader, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
@@ -46,7 +46,7 @@ class RunRecorder:
         self.run_id = run_id
         self.families = tuple(families)
         self.row_fields: dict[str, Any] = {}  # fields of RowRecord that all rows have in common
-        self.curve_steps: CurveSteps = {}  # steps of the stored curve, if a run is resumed
+        self.curve_steps: set[tuple[str, int]] = set()  # of a resumed run: metric name and step
         self.uploader = Uploader(client, run_id)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
         self._run_name = run_id
@@ -279,7 +279,7 @@ class RunRecorder:
             )
             if math.isfinite(value)  # charts cannot show other values
         ]
-        self._curve += drop_stored_points(metrics, self.curve_steps)
+        self._curve += [m for m in metrics if (m.key, m.step) not in self.curve_steps]
 
     def _write_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
         """Write metric values of a row and of the curve to disk, and return the files.
