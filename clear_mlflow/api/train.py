@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from clear_mlflow.store.client import MlflowClient
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
-# Each update is a message of some kilobytes to the browser.
-_UPDATE_SECONDS = 0.5
 
 
 def _declare_options(function: _Function) -> _Function:
@@ -236,7 +234,7 @@ class NotebookProgress(TrainingProgress):
     def _update(self, *, at_once: bool = False) -> None:
         """Replace the output, unless it was replaced within 0.5 s and *at_once* is False."""
         clock = time.monotonic()
-        if self._display is not None and (at_once or clock - self._updated_at > _UPDATE_SECONDS):
+        if self._display is not None and (at_once or clock - self._updated_at > 0.5):
             from IPython.display import HTML
 
             self._updated_at = clock

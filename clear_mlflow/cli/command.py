@@ -21,8 +21,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -42,37 +41,20 @@ _OTHER = "Other options"
 class Command(click.Command):
     """A command whose help has options under headings, and examples.
 
-    headings: heading to names of parameters. examples: command lines that end the help.
+    headings: heading to names of parameters, with spaces between. examples: command lines that end
+    the help.
     """
 
     def __init__(
         self,
         *args: Any,
-        headings: Mapping[str, Collection[str]],
+        headings: Mapping[str, str],
         examples: tuple[str, ...],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
-        self._heading_by_name = {name: h for h, names in headings.items() for name in names}
-
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Parse the arguments. Error messages spell options as they are typed."""
-        with self._spelling_options():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Error messages spell options as they are typed."""
-        with self._spelling_options():
-            return super().invoke(ctx)
-
-    @contextmanager
-    def _spelling_options(self) -> Iterator[None]:
-        try:
-            yield
-        except ClearError as error:
-            error.args = (_spell_options(str(error), self.params),)
-            raise
+        self._heading_by_name = {name: h for h, names in headings.items() for name in names.split()}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, in order of declaration."""
@@ -97,16 +79,16 @@ def command(
     *,
     name: str | None = None,
     arguments: Mapping[str, str] | None = None,
-    headings: Mapping[str, Collection[str]] | None = None,
+    headings: Mapping[str, str] | None = None,
     options: Sequence[click.Option] = (),
-    types: Mapping[str, click.ParamType[Any]] | None = None,
     omit: Collection[str] = (),
     examples: tuple[str, ...] = (),
     is_entry_point: bool = False,
 ) -> Callable[[Callable[..., None]], Command]:
     """Return a decorator that makes a command of a function.
 
-    The options are the parameters of *source*, and the function's own that have a default.
+    The options are the parameters of *source*, and the function's own that have a default. Error
+    messages name options as they are typed.
 
     Args:
         source: function whose signature and docstring declare options and help. None: the
@@ -114,15 +96,15 @@ def command(
         name: name of the command. None: the name of the decorated function.
         arguments: parameters that are positional, with their placeholders in the help.
             ``[X]`` can be left out, and ``X...`` can be repeated.
-        headings: headings of the help, each with the parameters that are listed under it.
+        headings: headings of the help, each with the names of the parameters that are listed under
+            it, with spaces between.
         options: further options, which are listed first.
-        types: types of parameters that the annotation does not state.
         omit: parameters of source that do not become options.
         examples: command lines that end the help.
         is_entry_point: True if MLproject has the command. ``mlflow run`` passes only options, so
             each argument that can be left out is an option as well.
     """
-    placeholders, types = arguments or {}, types or {}
+    placeholders = arguments or {}
 
     def decorate(function: Callable[..., None]) -> Command:
         declared = source or function
@@ -131,15 +113,19 @@ def command(
         params: list[click.Parameter] = [
             _build_argument(declared, parameters[key], text) for key, text in placeholders.items()
         ]
-        params += [*options, *_build_options(declared, skipped, types)]
+        params += [*options, *_build_options(declared, skipped)]
         if source:
             own = inspect.signature(function).parameters.values()
-            params += _build_options(function, [p.name for p in own if p.default is p.empty], types)
+            params += _build_options(function, [p.name for p in own if p.default is p.empty])
 
         def run(**values: Any) -> None:
-            for key in placeholders:
-                _merge_argument(values, parameters[key])
-            function(**values)
+            try:
+                for key in placeholders:
+                    _merge_argument(values, parameters[key])
+                function(**values)
+            except ClearError as error:
+                error.args = (spell_options(str(error), params),)
+                raise
 
         return Command(
             name or function.__name__.replace("_", "-"),
@@ -153,28 +139,17 @@ def command(
     return decorate
 
 
-def _build_options(
-    function: Callable[..., Any],
-    omit: Collection[str],
-    types: Mapping[str, click.ParamType[Any]],
-) -> list[click.Option]:
+def _build_options(function: Callable[..., Any], omit: Collection[str]) -> list[click.Option]:
     """Build an option for each parameter of a function, except ``**options``.
 
-    Raises TypeError if a parameter has no entry in the docstring, or an annotation that cannot be
-    an option. types: types of parameters that the annotation does not state.
+    Raises KeyError if the docstring or the table of annotations lacks a parameter.
     """
     _, entries = _parse_docstring(function)
-    options = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in omit or parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        if name not in entries:
-            raise TypeError(f"{function.__name__} does not document its parameter {name}")
-        keywords = _declare_option(function, parameter)
-        if name in types:
-            keywords |= {"type": types[name], "metavar": None}
-        options.append(build_option(name, help=entries[name], **keywords))
-    return options
+    return [
+        build_option(name, help=entries[name], **_declare_option(function, parameter))
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in omit and parameter.kind is not parameter.VAR_KEYWORD
+    ]
 
 
 def build_option(name: str, **keywords: Any) -> click.Option:
@@ -243,9 +218,7 @@ def _declare_option(function: Callable[..., Any], parameter: inspect.Parameter) 
     values: dict[str, Any] = {NONE: None} if NoneType in members else {}
     values |= {v: v for t in members if get_origin(t) is Literal for v in get_args(t)}
     if bool in members:
-        values |= (
-            {"yes": True, "no": False} if parameter.default is True else {"no": False, "yes": True}
-        )
+        values |= {"no": False, "yes": True}
     keywords: dict[str, Any] = {"required": True}
     if parameter.default is not parameter.empty:
         keywords = {"default": _describe_default(parameter.default)}
@@ -291,7 +264,7 @@ class _Value(click.ParamType[Any]):
         try:
             return self._parse(value)
         except ValueError:
-            name = str(param and param.name).removesuffix("_argument")
+            name = param.opts[0] if param else self.name
             raise ConfigError(f"{name} is {safe_repr(value)}; expected {self._expected}") from None
 
 
@@ -317,15 +290,6 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 }
 
 
-def spell_options(text: str) -> str:
-    """Replace parameters in a message by options of the running command, as they are typed.
-
-    ``scale="percent"`` becomes ``--scale percent``, and ``lr_step is 'x'`` ``--lr-step is 'x'``.
-    """
-    context = click.get_current_context(silent=True)  # None in threads
-    return _spell_options(text, context.command.params if context else ())
-
-
 # name=value, and a name alone: if it contains an underscore, or is what the message is about.
 _ASSIGNMENT = re.compile(r"""(?<![\w./'"-])([a-z_]+)=(?:"([^"]*)"|([^\s;,)"]*[^\s;,.)":]))""")
 _NAME = re.compile(
@@ -334,8 +298,13 @@ _NAME = re.compile(
 )
 
 
-def _spell_options(text: str, params: Sequence[click.Parameter]) -> str:
-    """Replace parameters in a message by the options among *params*."""
+def spell_options(text: str, params: Sequence[click.Parameter]) -> str:
+    """Replace parameters in a message by the options among *params*, as they are typed.
+
+    >>> params = [build_option("scale"), build_option("lr_step")]
+    >>> spell_options('lr_step is 7; pass scale="percent"', params)
+    '--lr-step is 7; pass --scale percent'
+    """
     options = {param.name: param.opts[0] for param in params if isinstance(param, click.Option)}
 
     def spell(match: re.Match[str]) -> str:

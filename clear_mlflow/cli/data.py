@@ -7,21 +7,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from clear_mlflow.cli import output
 from clear_mlflow.cli.command import command
-from clear_mlflow.cli.output import (
-    JSON_OPTION,
-    build_text_table,
-    console,
-    print_json,
-    wants_json,
-)
 from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import printable, safe_repr
@@ -32,7 +24,6 @@ from clear_mlflow.learning.progress import can_show_bars
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-    from rich.table import Table
 
     from clear_mlflow.data.checking.findings import Findings
 
@@ -70,7 +61,7 @@ def download(
 
 @command(
     arguments={"folder": "[DIR]"},
-    options=[JSON_OPTION],
+    options=[output.JSON_OPTION],
     examples=("clear-mlflow data check clear10", "clear-mlflow data check ~/data/clear10"),
 )
 def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: str = "none") -> None:
@@ -106,8 +97,8 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
             findings = checking.check_own(
                 name, root, arguments, cache_dir=default_cache_dir(), on_progress=report
             )
-    if wants_json():
-        print_json(findings.as_json())
+    if output.wants_json():
+        output.print_json(findings.as_json())
     else:
         _print_findings(findings)
     sys.exit(1 if findings.problems else 0)
@@ -120,43 +111,28 @@ def _print_findings(findings: Findings) -> None:
     def format_path(path: Path) -> str:
         return path_text(Path(os.path.relpath(path, findings.root)))
 
-    out = console()
-    # Lines are not wrapped, so that paths can be copied.
-    print_line = partial(out.print, soft_wrap=True, markup=False, highlight=False)
-    print_line(f"folder   {path_text(findings.root)}")
-    print_line(f"layout   {findings.layout}")
-    print_line(f"digest   {findings.digest or 'none: the dataset cannot be trained on as it is'}")
+    click.echo(f"folder   {path_text(findings.root)}")
+    click.echo(f"layout   {findings.layout}")
+    click.echo(f"digest   {findings.digest or 'none: the dataset cannot be trained on as it is'}")
+    click.echo(f"images   {sum(count.images for count in findings.counts)}")
     for label, names in ("buckets", findings.buckets), ("classes", findings.class_names):
-        print_line(f"{label}  {len(names)}: {printable(', '.join(names))}")
-    out.print()
-    out.print(_build_bucket_table(findings))
-    print_line("" if findings.problems else "\nnothing is wrong")
+        click.echo(f"{label}  {len(names)}: {printable(', '.join(names))}")
+    click.echo()
+    images: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # a number for each class
+    for count in findings.counts:
+        images[count.bucket, count.split].append(count.images)
+    rows = [(*key, f"{sum(n)}", f"{min(n)} to {max(n)}") for key, n in images.items()]
+    output.print_table(("bucket", "split", "images", "per class"), rows, numbers_from=2)
+    click.echo("" if findings.problems else "\nnothing is wrong")
     for kind in dict.fromkeys(problem.kind for problem in findings.problems):
         problems = [problem for problem in findings.problems if problem.kind == kind]
-        print_line(f"{kind}: {KINDS[kind]} ({len(problems)})", style="bold")
+        click.secho(f"{kind}: {KINDS[kind]} ({len(problems)})", bold=True)
         for problem in problems:
             others = ", ".join(map(format_path, problem.others))
             line = f"  {format_path(problem.path)}: {printable(problem.detail)}"
-            print_line(f"{line}; also {others}" if others else line)
+            click.echo(f"{line}; also {others}" if others else line)
     if number := len(findings.problems):
-        print_line(f"\n{number} {'problem' if number == 1 else 'problems'}")
-
-
-def _build_bucket_table(findings: Findings) -> Table:
-    """Return a table of the number of images per bucket and split, and their range by class."""
-    images: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # a number for each class
-    for count in findings.counts:
-        images[count.split, count.bucket].append(count.images)
-    splits = list(dict.fromkeys(split for split, _ in images))
-    rows = []
-    for bucket in findings.buckets:
-        counts = [images[split, bucket] for split in splits]
-        cells = [(f"{sum(n)}", f"{min(n)} to {max(n)}") if n else ("-", "-") for n in counts]
-        rows.append((bucket, *chain(*cells)))
-    totals = [sum(sum(n) for (name, _), n in images.items() if name == split) for split in splits]
-    rows.append(("all", *chain(*((str(total), "") for total in totals))))
-    heads = ("bucket", *chain(*((f"{split} images", "per class") for split in splits)))
-    return build_text_table(heads, rows, numbers_from=1)
+        click.echo(f"\n{number} {'problem' if number == 1 else 'problems'}")
 
 
 @command(
@@ -281,10 +257,9 @@ def _show_steps(*, of_bytes: bool = False) -> Iterator[Callable[[str, int, int |
 
         def report(step: str, done: int, total: int | None) -> None:
             if step not in tasks:
-                has_bar = shows_bars and total != 0
-                tasks[step] = bars.add_task(step, total=total, visible=has_bar)
-                if not has_bar:
+                tasks[step] = bars.add_task(step, total=total)
+                if not shows_bars or total == 0:
                     bars.console.print(step, markup=False, highlight=False, soft_wrap=True)
-            bars.update(tasks[step], completed=done, total=total)
+            bars.update(tasks[step], completed=done, total=total, visible=total != 0)
 
         yield report

@@ -13,17 +13,8 @@ import click
 
 from clear_mlflow.api.evaluate import evaluate as evaluate_runs
 from clear_mlflow.api.evaluate import evaluate_each
+from clear_mlflow.cli import output
 from clear_mlflow.cli.command import METRICS, SELECTION, WORK, command
-from clear_mlflow.cli.output import (
-    JSON_OPTION,
-    build_text_table,
-    console,
-    print_error,
-    print_json,
-    print_run_links,
-    print_scores,
-    wants_json,
-)
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.progress import can_show_bars
 from clear_mlflow.process.signals import interrupt_on_signal
@@ -42,12 +33,10 @@ _MAX_NAME_LENGTH = 100
     evaluate_runs,
     arguments={"runs": "[RUN|EXPERIMENT]..."},
     headings={
-        SELECTION: ("runs", "filter", "unscored_only"),
-        METRICS: ("metrics",),
-        "Rows of another program": (
-            *("rows", "rows_scale", "rows_future", "rows_score", "rows_lower_is_better"),
-        ),
-        WORK: ("jobs", "dry_run"),
+        SELECTION: "runs filter unscored_only",
+        METRICS: "metrics",
+        "Rows of another program": "rows rows_scale rows_future rows_score rows_lower_is_better",
+        WORK: "jobs dry_run",
     },
     examples=(
         "clear-mlflow evaluate RUN_ID",
@@ -55,7 +44,7 @@ _MAX_NAME_LENGTH = 100
         "clear-mlflow evaluate --unscored-only",
         "clear-mlflow evaluate first --metrics lab:my_metric --dry-run",
     ),
-    options=[JSON_OPTION],
+    options=[output.JSON_OPTION],
     is_entry_point=True,
 )
 def evaluate(**options: Any) -> None:
@@ -68,9 +57,9 @@ def evaluate(**options: Any) -> None:
     with interrupt_on_signal() as received:
         try:
             with suppress(KeyboardInterrupt):  # its signal is in received
-                for result in _show_progress(evaluate_each(**options), summary):
+                for result in _show_progress(evaluate_each(**options)):
                     summary.add(result)
-                    if wants_json():
+                    if output.wants_json():
                         outcomes.append(result.to_dict())
                     if received:
                         break
@@ -78,14 +67,14 @@ def evaluate(**options: Any) -> None:
                     is_done = True
         finally:  # if the search fails, earlier outcomes are printed
             if is_done or received or summary.results:
-                summary.print(is_stopped=not is_done, only_problems=wants_json())
-    if wants_json():
-        print_json({"runs": outcomes, "dry_run": options["dry_run"]})
+                summary.print(is_stopped=not is_done, only_problems=output.wants_json())
+    if output.wants_json():
+        output.print_json({"runs": outcomes, "dry_run": options["dry_run"]})
     elif not received:  # after a stop, the store may not answer
         from clear_mlflow.api.load import open_store
 
         scored = [run.run_id for run in summary.results if run.action in ("scored", "unchanged")]
-        print_run_links(open_store(), scored[-2:])
+        output.print_run_links(open_store(), scored[-2:])
     if received:
         sys.exit(128 + received[0])
     if any(run.is_problem for run in summary.results):
@@ -103,20 +92,14 @@ class Summary:
         self.results: list[ScoringResult] = []
         self._dry_run = dry_run
         self._last_scores: Scores | None = None
-        self._counts: Counter[str] = Counter()  # by action
         self._num_values = 0
 
     def add(self, result: ScoringResult) -> None:
         """Add the result of a run."""
-        self._counts[result.action] += 1
         self._last_scores = result.scores
         if result.scores is not None:
             self._num_values += len(result.scores.changes.metric_values)
         self.results.append(replace(result, scores=None))
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count} {action}" for action, count in sorted(self._counts.items()))
-        return counts or "no run to score"
 
     def print(self, *, is_stopped: bool, only_problems: bool) -> None:
         """Print a table of results and totals to standard output, and problems to standard error.
@@ -130,23 +113,25 @@ class Summary:
                 click.echo("; ".join(self._describe_totals(is_stopped)))
         for run in self.results:
             if run.is_problem:
-                print_error(f"run {run.run_id}: {run.detail}")
+                output.print_error(f"run {run.run_id}: {run.detail}")
 
     def _print_results(self) -> None:
         lists_all = len(self.results) <= _MAX_LISTED
         if self._last_scores is not None and len(self.results) == 1:
-            print_scores(self._last_scores, console())
+            output.print_scores(self._last_scores)
         rows = [
             (run.run_id, one_line(run.run_name, _MAX_NAME_LENGTH), run.action, run.detail)
             for run in self.results
             if lists_all or run.is_problem or run.is_partial
         ]
         if rows:
-            console().print(build_text_table(("run", "name", "outcome", "detail"), rows))
+            output.print_table(("run", "name", "outcome", "detail"), rows)
 
     def _describe_totals(self, is_stopped: bool) -> Iterator[str]:
         """Yield parts of the last line: numbers of runs by action, of metric values, and so on."""
-        yield f"\n{self}"
+        actions = sorted(Counter(run.action for run in self.results).items())
+        counts = ", ".join(f"{count} {action}" for action, count in actions)
+        yield f"\n{counts or 'no run to score'}"
         yield f"{self._num_values} metric values {'would be logged' if self._dry_run else 'logged'}"
         if num_partial := sum(run.is_partial for run in self.results):
             yield f"{num_partial} runs lack rows"
@@ -158,8 +143,8 @@ class Summary:
             yield "stopped: the same command does the rest"
 
 
-def _show_progress(results: Iterable[ScoringResult], summary: Summary) -> Iterator[ScoringResult]:
-    """Yield the results unchanged. On a terminal, show a progress bar with the counts so far."""
+def _show_progress(results: Iterable[ScoringResult]) -> Iterator[ScoringResult]:
+    """Yield the results unchanged. On a terminal, show the number of runs so far."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -169,7 +154,7 @@ def _show_progress(results: Iterable[ScoringResult], summary: Summary) -> Iterat
         redirect_stdout=False,
         disable=not can_show_bars(sys.stderr),
     ) as bars:
-        task = bars.add_task("none yet", total=None)
-        for result in results:
+        task = bars.add_task("0 runs", total=None)
+        for number, result in enumerate(results, start=1):
             yield result
-            bars.update(task, description=f"runs: {summary}", advance=1)
+            bars.update(task, description=f"{number} runs")

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from clear_mlflow.api.identify import identify as identify_values
+from clear_mlflow.cli import output
 from clear_mlflow.cli.command import command
-from clear_mlflow.cli.output import JSON_OPTION, build_text_table, console, print_json, wants_json
-from clear_mlflow.importers import FORMATS
 
 _MAX_LINES = 8  # of the table of one number
 
@@ -17,9 +16,8 @@ _MAX_LINES = 8  # of the table of one number
 @command(
     identify_values,
     arguments={"matrix": "FILE|RUN|BUNDLE", "values": "VALUE..."},
-    headings={"How a file is read": ("format", "scale", "future", "orientation", "num_instances")},
-    options=[JSON_OPTION],
-    types={"format": click.Choice(["auto", *FORMATS])},
+    headings={"How a file is read": "format scale future orientation num_instances"},
+    options=[output.JSON_OPTION],
     examples=(
         "clear-mlflow identify RUN_ID 91.04 0.0312",
         "clear-mlflow identify matrix.csv 6.145 --scale percent --future not-tested",
@@ -28,8 +26,8 @@ _MAX_LINES = 8  # of the table of one number
 def identify(**options: Any) -> None:
     """Print a table for each number, and the formulas in it."""
     results = identify_values(**options)
-    if wants_json():
-        print_json({"numbers": [result.to_dict() for result in results]})
+    if output.wants_json():
+        output.print_json({"numbers": [result.to_dict() for result in results]})
         return
     formulas: dict[str, str] = {}
     for result in results:
@@ -40,15 +38,15 @@ def identify(**options: Any) -> None:
             formulas[names] = match.formula
             lines.append((names, str(match.step), match.reading, f"{match.value:.6g}"))
         if lines:
-            console().print(build_text_table(("definition", "step", "read as", "value"), lines))
+            output.print_table(("definition", "step", "read as", "value"), lines)
         if result.matches[_MAX_LINES:]:
             click.echo(f"and {len(result.matches) - _MAX_LINES} more; --json lists all")
         click.echo()
     for names, formula in formulas.items():
-        console().print(f"{names}: {formula}", markup=False, highlight=False)
+        output.console().print(f"{names}: {formula}", markup=False, highlight=False)
     click.echo(
-        "\nMatches by chance: of a number that has nothing to do with the matrix, if it is equally"
-        "\nlikely anywhere within 5 % of the range of all values that were tried."
+        "\nBy chance: matches to expect of a number that has nothing to do with the matrix,"
+        "\nif it is equally likely anywhere within 5 % of the range of all values tried."
     )
 
 

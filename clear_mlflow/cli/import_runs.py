@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from clear_mlflow.cli import output
 from clear_mlflow.cli.command import METRICS, command
-from clear_mlflow.cli.output import (
-    JSON_OPTION,
-    build_text_table,
-    console,
-    print_error,
-    print_json,
-    print_run_links,
-    wants_json,
-)
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.importers import FORMATS
 from clear_mlflow.process.signals import interrupt_on_signal
@@ -29,28 +21,23 @@ from clear_mlflow.process.signals import interrupt_on_signal
 if TYPE_CHECKING:
     from clear_mlflow.api.import_ import ImportedFile
 
+    _Format = str
+else:
+    _NAMES = ("auto", *FORMATS)
+    _Format = Literal[_NAMES]
+
 
 @command(
     name="import",
     arguments={"paths": "FILE|DIR..."},
     headings={
-        "Where the runs go": ("experiment", "name", "again"),
-        "How the files are read": (
-            *("format", "scale", "score", "lower_is_better", "initial", "future", "orientation"),
-            *("columns", "row_labels", "num_instances", "buckets"),
-        ),
-        "What the files may not contain": (
-            "dataset",
-            "same_data_as",
-            "strategy",
-            "seed",
-            "protocol",
-            "split",
-        ),
-        METRICS: ("metrics",),
+        "Where the runs go": "experiment name again",
+        "How the files are read": "format scale score lower_is_better initial future orientation "
+        "columns row_labels num_instances buckets",
+        "What the files may not contain": "dataset same_data_as strategy seed protocol split",
+        METRICS: "metrics",
     },
-    options=[JSON_OPTION],
-    types={"format": click.Choice(["auto", *FORMATS])},
+    options=[output.JSON_OPTION],
     examples=(
         "clear-mlflow import results.csv --dataset clear10 --strategy replay --seed 0",
         "clear-mlflow import results/ --experiment published --future not-tested",
@@ -62,7 +49,7 @@ def import_runs(
     experiment: str | None = None,
     name: str | Literal["auto"] = "auto",
     again: bool = False,
-    format: str = "auto",  # noqa: A002
+    format: _Format = "auto",  # noqa: A002
     scale: Literal["auto", "fraction", "percent"] = "auto",
     score: str = "accuracy",
     lower_is_better: bool = False,
@@ -132,11 +119,13 @@ def import_runs(
         # Most details begin with the file's name, which its path contains.
         name = safe_repr(Path(file.file).name, 120)
         is_named = file.detail.startswith(name)
-        print_error(file.file + (file.detail[len(name) :] if is_named else f": {file.detail}"))
+        output.print_error(
+            file.file + (file.detail[len(name) :] if is_named else f": {file.detail}")
+        )
     if not files and not received:
-        print_error("no files; pass files, or a folder that contains files")
-    if not wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
-        print_run_links(open_store(), run_ids)
+        output.print_error("no files; pass files, or a folder that contains files")
+    if not output.wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
+        output.print_run_links(open_store(), run_ids)
     if received:
         sys.exit(128 + received[0])
     if failed or not files:
@@ -148,11 +137,11 @@ def _print_files(files: Sequence[ImportedFile], *, is_stopped: bool) -> None:
     counts = Counter(file.outcome for file in files)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     with suppress(OSError):  # the reader may be gone
-        if wants_json():
-            print_json({"files": [asdict(file) for file in files]})
+        if output.wants_json():
+            output.print_json({"files": [asdict(file) for file in files]})
             return
         if files:
             rows = ([cell or "" for cell in astuple(file)] for file in files)
-            console().print(build_text_table(("file", "run", "name", "outcome", "detail"), rows))
+            output.print_table(("file", "run", "name", "outcome", "detail"), rows)
         hint = "; stopped: the same command does the rest" if is_stopped else ""
         click.echo(f"\n{summary or 'no files'}{hint}")

@@ -11,17 +11,8 @@ import click
 
 from clear_mlflow.api.compare import compare as compare_runs
 from clear_mlflow.api.export import export as export_runs
+from clear_mlflow.cli import output
 from clear_mlflow.cli.command import COMPARISON, METRICS, SELECTION, command
-from clear_mlflow.cli.output import (
-    JSON_OPTION,
-    console,
-    print_comparison,
-    print_error,
-    print_json,
-    print_links,
-    print_scores,
-    wants_json,
-)
 from clear_mlflow.core.text import one_line
 from clear_mlflow.process.signals import interrupt_on_signal
 
@@ -30,13 +21,11 @@ from clear_mlflow.process.signals import interrupt_on_signal
     compare_runs,
     arguments={"runs": "[RUN|EXPERIMENT|BUNDLE]..."},
     headings={
-        SELECTION: ("runs", "filter"),
-        COMPARISON: (
-            *("group_by", "rank_by", "lower_is_better", "baseline", "margin", "at_equal"),
-        ),
-        METRICS: ("metrics",),
+        SELECTION: "runs filter",
+        COMPARISON: "group_by rank_by lower_is_better baseline margin at_equal",
+        METRICS: "metrics",
     },
-    options=[JSON_OPTION],
+    options=[output.JSON_OPTION],
     omit=("log",),
     examples=(
         "clear-mlflow compare first",
@@ -49,17 +38,17 @@ from clear_mlflow.process.signals import interrupt_on_signal
 def compare(**options: Any) -> None:
     """Compare runs, store the comparison, and print it."""
     compared = compare_runs(**options)
-    if wants_json():
-        print_json(compared.to_dict())
+    if output.wants_json():
+        output.print_json(compared.to_dict())
         return
-    print_comparison(compared.comparison, console())
+    output.print_comparison(compared.comparison)
     click.echo()
-    print_links(compared.links)
+    output.print_links(compared.links)
 
 
 @command(
     arguments={"run": "RUN|BUNDLE"},
-    options=[JSON_OPTION],
+    options=[output.JSON_OPTION],
     examples=("clear-mlflow show RUN_ID", "clear-mlflow show RUN_ID --json"),
 )
 def show(run: str) -> None:
@@ -73,19 +62,19 @@ def show(run: str) -> None:
     from clear_mlflow.api.load import load
 
     stored_run = load(run)
-    if wants_json():
-        print_json(stored_run.to_dict())
+    if output.wants_json():
+        output.print_json(stored_run.to_dict())
         return
     stored_run.record  # noqa: B018  (raises if there are no rows, as --json does)
     click.echo(f"{stored_run.name} {stored_run.status}\n")
-    print_scores(stored_run.scores, console())
-    print_links(stored_run.links)
+    output.print_scores(stored_run.scores)
+    output.print_links(stored_run.links)
 
 
 @command(
     export_runs,
     arguments={"runs": "[RUN|EXPERIMENT]...", "to": "DIR|FILE.tar.xz"},
-    headings={SELECTION: ("filter",)},
+    headings={SELECTION: "filter"},
     examples=(
         "clear-mlflow export RUN_ID bundles/replay-0",
         "clear-mlflow export paper supplement.tar.xz --licence CC-BY-4.0",
@@ -127,8 +116,8 @@ def sync(folder: Path | None = None) -> None:
             with suppress(OSError):
                 click.echo(line, err=not synced.is_stored)
     if received:
-        print_error("stopped; what is left waits for the next sync")
+        output.print_error("stopped; what is left waits for the next sync")
         sys.exit(128 + received[0])
     with suppress(OSError):
-        print_links(links)  # of the last one
+        output.print_links(links)  # of the last one
     sys.exit(2 if has_failed else 0)

@@ -12,8 +12,8 @@ from typing import Literal
 import click
 from click.core import ParameterSource
 
+from clear_mlflow.cli import output
 from clear_mlflow.cli.command import build_option, command
-from clear_mlflow.cli.output import print_run_result
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
@@ -29,20 +29,15 @@ from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
 
-_HEADINGS = {
-    group: [name for name, parameter in PARAMETERS.items() if parameter["group"] == group]
-    for group in (parameter["group"] for parameter in PARAMETERS.values())
-}
-_HEADINGS["Run"] = [
-    *("config", "experiment", "run_name", "tag"),
-    *("resume", "assume_dead", "if_held", "processes"),
-]
+_HEADINGS = {"Run": "config experiment run_name tag resume assume_dead if_held processes"}
+for _name, _parameter in PARAMETERS.items():
+    _HEADINGS[_parameter["group"]] = f"{_HEADINGS.get(_parameter['group'], '')} {_name}"
 
 
 def _describe_parameter(name: str) -> str:
     """Return the help of a training parameter, with the values that ``auto`` stands for.
 
-    >>> _describe_parameter("epochs")[-88:]
+    >>> _describe_parameter("epochs")[-90:]
     'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
     """
     datasets: dict[str, list[str]] = {}  # by value
@@ -150,7 +145,7 @@ def train(
             outcome = train_supervised(
                 process, requested, signals, run_name=run_name, can_wait=can_wait
             )
-        print_run_result(outcome)
+        output.print_run_result(outcome)
     sys.exit(outcome.exit_code)
 
 

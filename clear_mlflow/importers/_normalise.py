@@ -153,8 +153,10 @@ def _order_rows(
 ) -> list[Sequence[float]]:
     """Return the rows in the order of the buckets that their labels name, NaN for missing rows.
 
-    Raises RecordError if a label names no bucket.
+    Raises RecordError if a label names no bucket, or if the numbers of rows and labels differ.
     """
+    if len(labels) != len(rows):
+        raise RecordError(f"contains {len(rows)} rows of numbers, but names {len(labels)}")
     width = max(map(len, rows), default=0)
     try:
         positions = row_positions(labels, buckets or [str(j + 1) for j in range(width)])

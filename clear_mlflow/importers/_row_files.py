@@ -91,8 +91,7 @@ class RowPattern:
 def read_row(file: ResultFile) -> list[float]:
     """Return the numbers of a file that contains a single row of a matrix.
 
-    The file is a JSON list, a line or column of text, or a .npy array. Raises RecordError if it
-    contains anything else.
+    The file is a JSON list, a line or column of text, or a .npy array. Raises RecordError if not.
     """
     bounded(file.content, MAX_RESULTS_BYTES)
     if file.looks_like_json:

@@ -11,14 +11,11 @@ a value that it needs was not measured.
 """
 
 from clear_mlflow.metrics._metric import (
-    ACCURACY_ONLY,
     ANY,
     CHANGE,
-    COSTS,
     LEVEL,
     MATRIX,
     PREDICTIONS,
-    WITHIN_BUCKET,
     Metric,
 )
 from clear_mlflow.metrics._predictions import (
@@ -60,12 +57,10 @@ from clear_mlflow.metrics._results import (
 from clear_mlflow.metrics._user import load_custom_metrics, load_metrics
 
 __all__ = [
-    "ACCURACY_ONLY",
     "ALL_METRICS",
     "ANY",
     "BUILT_IN_FAMILIES",
     "CHANGE",
-    "COSTS",
     "COST_METRICS",
     "DEFAULT_FAMILIES",
     "DEFAULT_TITLES",
@@ -75,7 +70,6 @@ __all__ = [
     "METRICS",
     "PREDICTIONS",
     "PREDICTION_METRICS",
-    "WITHIN_BUCKET",
     "WITHIN_BUCKET_METRICS",
     "Metric",
     "MetricResult",

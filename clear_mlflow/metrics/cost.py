@@ -1,8 +1,7 @@
 """Costs of a run, as far as its rows contain them; lower is better, except for the last metric.
 
-Each function takes a (k, T) matrix with the costs of its k rows, and raises UndefinedMetricError if
-a row lacks the cost, as rows of other programs and of older versions do. These metrics are computed
-if the rows have costs, whatever families are chosen.
+Undefined if a row lacks the cost, as rows of other programs and of older versions do. Computed if
+the rows have costs, whatever families are chosen.
 
 Source: docs/cost.md defines what is counted; Prabhu et al., arXiv:2303.11165, and arXiv:2410.15143
 compare continual learners by cost.
@@ -41,7 +40,7 @@ def images(matrix: AccuracyMatrix) -> float:
     """Images trained on so far, new and replayed, in every epoch.
 
     Formula: sum of images[i] + replayed_images[i] over i < k. Defined when k >= 1 and each row has
-    both. An image counts once per epoch.
+    both.
     """
     return sum(_get_row_costs(matrix, "images") + _get_row_costs(matrix, "replayed_images"))
 

@@ -54,7 +54,6 @@ from clear_mlflow.store.lease import (
     check_has_lease,
     check_not_being_trained,
     format_lease,
-    is_being_trained,
     wait_for_expiry,
 )
 from clear_mlflow.store.ui_urls import format_run_links
@@ -73,7 +72,7 @@ class RunResult:
     run_id: str | None  # None if training ended before a run was opened
     error: str | None = None  # one line
     problem: ClearError | None = None  # why the record is incomplete or not stored, if it is
-    diverged: DivergedError | None = None
+    diverged: bool = False  # the loss or the output was not a finite number
     scores: Scores | None = None  # of the stored rows
     members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
     links: tuple[str, ...] = ()  # lines with addresses of the run
@@ -92,7 +91,7 @@ class RunResult:
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
         """Return what is stored. sets_status: False to leave the status of the run unchanged."""
         status = self.status if sets_status else None
-        return Outcome(status, self.error, self.diverged is not None)
+        return Outcome(status, self.error, self.diverged)
 
     def add_problem(self, problem: ClearError, *, keep_status: bool = False) -> RunResult:
         """Return a copy with one more error, and an exit code other than 0.
@@ -129,7 +128,7 @@ def build_result(
         return RunResult(128 + received_signals[0], "KILLED", run_id, message)
     if isinstance(error, ClearError):
         exit_code = os.EX_TEMPFAIL if isinstance(error, LeaseHeldError) else 2
-        diverged = error if isinstance(error, DivergedError) else None
+        diverged = isinstance(error, DivergedError)
         return RunResult(exit_code, "FAILED", run_id, str(error), diverged=diverged)
     if isinstance(error, TrainingDied):
         if -error.returncode in _STOP_SIGNALS:
@@ -208,8 +207,7 @@ def join_run(client: MlflowClient, run_id: str) -> None:
     """
     with mlflow_errors(f"join run {run_id}"):
         wait_for_expiry(client, run_id)
-        if is_being_trained(client, client.get_run(run_id)):
-            raise TrackingError(f"run {run_id} is being trained into already; end that first")
+        check_not_being_trained(client, client.get_run(run_id), "end that first")
     lease = Lease(client, run_id)
     lease.acquire()
     lease.renew()
@@ -252,40 +250,34 @@ def end_run(
     if result.has_lost_lease:
         _detach_run(run_id)
         return result
-    training_result = result
     if result.unsent is not None:
         _leave_for_sync(client, run_id, result, sets_status)
         return result.add_problem(result.unsent, keep_status=True)
+    training_result = result
     try:
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
         check_has_lease(run)
-        scores = score(client, run_id)
-        result = replace(result, scores=scores)
-        log_models(client, run, scores)
-        _check_stored_rows(run, scores, stored_rows)
-    except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
-    except ClearError as error:
-        result = result.add_problem(error)
-    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
-        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
-        with suppress(ClearError):
-            store_outcome(client, run_id, outcome, check=check_has_lease)
-        raise
-    outcome = result.build_outcome(sets_status=sets_status)
-    try:
-        run = store_outcome(client, run_id, outcome, check=check_has_lease)
+        result = _score_run(client, run, result, stored_rows)
+        outcome = result.build_outcome(sets_status=sets_status)
+        run = store_outcome(client, run_id, outcome, needs_lease=True)
         with mlflow_errors(f"look at run {run_id}"):
             return replace(result, links=tuple(format_run_links(client, run)))
     except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
+        _detach_run(run_id)
+        result = training_result.add_problem(error, keep_status=True)
+        return replace(result, problem=error)
     except ClearError as error:
         result = result.add_problem(error, keep_status=True)
         if is_permanent_error(error):
             return result
         hint = _leave_for_sync(client, run_id, training_result, sets_status)
         return replace(result, error="; ".join(filter(None, (result.error, hint))))
+    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
+        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
+        with suppress(ClearError):
+            store_outcome(client, run_id, outcome, needs_lease=True)
+        raise
 
 
 def end_expired_run(client: MlflowClient, run: Run) -> None:
@@ -310,20 +302,19 @@ def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
     store_outcome(MlflowClient(), run_id, build_result(error, run_id).build_outcome())
 
 
-def end_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
-    """End the run that ``mlflow run`` opened in addition to the training's run. Return *result*.
+def end_project_run(result: RunResult) -> RunResult:
+    """End the run that ``mlflow run`` opened, unless a process trained into it. Return *result*.
 
-    run_id: id of that run. None: the run of MLFLOW_RUN_ID, if it is open and *result* is KILLED;
-    in other cases MLflow ends it by the exit code. Failures are ignored.
+    Ignores failures: ``mlflow run`` sets the status of the run, too.
     """
-    opened_id = run_id or (MLFLOW_RUN_ID.get() if result.status == "KILLED" else None)
-    if opened_id:
-        with suppress(ClearError), mlflow_errors(f"close run {opened_id}"):
+    run_id = MLFLOW_RUN_ID.get()
+    if run_id and run_id != result.run_id:
+        with suppress(ClearError), mlflow_errors(f"close run {run_id}"):
             client = MlflowClient()
-            run = client.get_run(opened_id)
-            is_open = MLFLOW_PROJECT_ENTRY_POINT in run.data.tags and run.info.status == "RUNNING"
-            if run_id is not None or is_open:
-                store_outcome(client, opened_id, Outcome(result.status, result.error))
+            run = client.get_run(run_id)
+            is_untouched = run.info.status == "RUNNING" and names.PROCESS_TAG not in run.data.tags
+            if is_untouched and MLFLOW_PROJECT_ENTRY_POINT in run.data.tags:
+                store_outcome(client, run_id, Outcome(result.status, result.error))
     return result
 
 
@@ -349,15 +340,29 @@ def log_member_summary(
         client.log_batch(run_id, metrics=metrics, tags=tags)
 
 
-def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:
-    """Raise RecordError if *scores*, as read back from the run, lack one of the expected rows."""
-    stored_rows = scores.record.rows if scores.record else ()
-    if missing_rows := sorted(set(expected_rows).difference(stored_rows)):
-        raise RecordError(
-            f"run {run.info.run_id} stored rows that are missing now in "
-            f"{safe_repr(str(run.info.artifact_uri), 200)}: {', '.join(map(str, missing_rows))}; "
-            f"put their files back, then run 'clear-mlflow evaluate {run.info.run_id}'"
-        )
+def _score_run(
+    client: MlflowClient, run: Run, result: RunResult, expected_rows: Collection[int]
+) -> RunResult:
+    """Score the stored rows of a run and log its models. Return the result with scores or errors.
+
+    expected_rows: numbers of rows that the run must have.
+    """
+    run_id = run.info.run_id
+    try:
+        scores = score(client, run_id)
+        result = replace(result, scores=scores)
+        log_models(client, run, scores)
+        stored_rows = scores.record.rows if scores.record else ()
+        if missing_rows := sorted(set(expected_rows).difference(stored_rows)):
+            raise RecordError(
+                f"run {run_id} stored rows that are missing now in "
+                f"{safe_repr(str(run.info.artifact_uri), 200)}: "
+                f"{', '.join(map(str, missing_rows))}; put their files back, then run "
+                f"'clear-mlflow evaluate {run_id}'"
+            )
+    except ClearError as error:
+        return result.add_problem(error)
+    return result
 
 
 def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_status: bool) -> str:
@@ -383,12 +388,6 @@ def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_s
         else:
             return f"the run is open there until 'clear-mlflow sync {shlex.quote(str(path))}'"
     return ""
-
-
-def _abandon_run(run_id: str, result: RunResult, error: LeaseLostError) -> RunResult:
-    """Stop using a run that another process took over, and return *result* with *error*."""
-    _detach_run(run_id)
-    return replace(result.add_problem(error, keep_status=True), problem=error)
 
 
 def _detach_run(run_id: str) -> None:

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOOP_JSON = "own_loop.json"
-_MAX_NAME_CHARACTERS = 150
+_ROW_FIELDS = ("dataset", "protocol", "split", "seed")  # of LoopMetadata and RowRecord
 Cost: TypeAlias = RowCost | Mapping[str, object] | None
 
 
@@ -463,7 +463,7 @@ class LoopRun:
         parts = [metadata.grouping.get("strategy", "own loop"), metadata.dataset.name]
         if metadata.seed is not None:
             parts.append(f"seed {metadata.seed}")
-        return self._run_name or truncate(printable(" ".join(parts)), _MAX_NAME_CHARACTERS)
+        return self._run_name or truncate(printable(" ".join(parts)), 150)
 
     @contextmanager
     def _lock_recorder(self, arrival: str, measured: str) -> Iterator[RunRecorder]:
@@ -516,22 +516,13 @@ class LoopRun:
             )
             # The first artifact: a store that takes no artifacts is found before any training.
             client.log_text(run_id, _format_loop_json(metadata), LOOP_JSON)
-        recorder.row_fields = {
-            "dataset": metadata.dataset,
-            "protocol": metadata.protocol,
-            "split": metadata.split,
-            "seed": metadata.seed,
-        }
-        profile: dict[str, Any] = {
-            "digest": metadata.dataset.digest,
-            "protocol": metadata.protocol,
-            "split": metadata.split,
-        }
+        profile: dict[str, Any] = {}
         if metadata.num_instances is not None:
             profile["num_test"] = dict(zip(metadata.buckets, metadata.num_instances, strict=True))
         if metadata.class_names:
             profile["num_classes"] = len(metadata.class_names)
-        recorder.log_dataset("own loop", profile)
+        row_fields = {name: getattr(metadata, name) for name in _ROW_FIELDS}
+        recorder.log_dataset("own loop", row_fields, profile)
         recorder.open(run)
         self._recorder, self._run_name = recorder, run.info.run_name
 
@@ -577,7 +568,7 @@ def _check_same_loop(record: RowRecord, loop: LoopMetadata, location: str) -> No
     location: where the row is stored, for the message.
     """
     row, dataset = record.row, record.dataset
-    pairs: Mapping[str, tuple[object, object]] = {
+    pairs: dict[str, tuple[object, object]] = {
         "buckets": (row.buckets, loop.buckets),
         "num_instances": (row.num_instances, loop.num_instances),
         "score": (row.score, loop.score),

@@ -23,7 +23,7 @@ from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
-from clear_mlflow.journal.uploader import list_artifacts, upload_left_folders
+from clear_mlflow.journal.uploader import upload_left_folders
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
@@ -74,12 +74,6 @@ class ResumePoint:
     def resume_number(self) -> int:
         """The number of this resume: 1 when the run is resumed for the first time."""
         return _read_num_resumes(self.run) + 1
-
-    @property
-    def earlier_rows(self) -> dict[int, AccuracyRow]:
-        """The stored rows before the row of the training state, by row number."""
-        first = 0 if self.state is None else self.state.manifest.row
-        return {row: record.row for row, record in self.records.items() if row < first}
 
     def find_stored_row(self, measured: AccuracyRow) -> AccuracyRow | None:
         """Return the stored row with the number of *measured*, or None if there is none.
@@ -139,7 +133,11 @@ def read_resume_point(
     records_by_file, damaged_rows = _read_rows(client, run, state)
     records = {record.row.row: record for record in records_by_file.values()}
     folders = (PREDICTIONS_FOLDER, names.MODELS_FOLDER, ANYTIME_FOLDER)
-    artifacts = frozenset().union(*(list_artifacts(client, run_id, name) for name in folders))
+    artifacts = frozenset(
+        f"{folder}/{name}"
+        for folder in folders
+        for name in ArtifactFolder(client, run, folder).list_sizes()
+    )
     point = ResumePoint(run, config, records, damaged_rows, state_rows, state, artifacts)
     if point.is_complete:
         return point
@@ -159,11 +157,11 @@ def read_resume_point(
             f"it holds {rows} and {reason}; start a new run (config.json of this one repeats it: "
             "clear-mlflow train --config FILE)",
         )
-    state_version, torch_version = state.manifest.torch_version if state else None, version("torch")
-    if state_version not in (None, torch_version):
+    if state is not None and state.manifest.torch_version != version("torch"):
         warn(
-            f"the run was trained with torch {state_version} and this is {torch_version}: rows to "
-            "come may differ in their last digits from what they would have been"
+            f"the run was trained with torch {state.manifest.torch_version} and this is "
+            f"{version('torch')}: rows to come may differ in their last digits from what they "
+            "would have been"
         )
     return point
 

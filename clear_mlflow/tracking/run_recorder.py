@@ -20,7 +20,7 @@ from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
-from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
+from clear_mlflow.journal.uploader import Uploader, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
@@ -33,8 +33,6 @@ from clear_mlflow.store.lease import RENEW_SECONDS, LeaseLostError
 
 _MAX_STOPPED_WAIT_SECONDS = 10.0  # at the end of a training that failed or was stopped
 _JOIN_SECONDS = 1.0
-_FIRST_ROW_WITH_ALL_METRICS = 2  # the first row after which each summary metric has a value
-_LOADING_SECONDS = 10.0  # on a busy machine; usually one or two
 
 
 class RunRecorder:
@@ -51,7 +49,7 @@ class RunRecorder:
         self.run_id = run_id
         self.families = tuple(families)
         self.row_fields: dict[str, Any] = {}  # fields of RowRecord that all rows have in common
-        self.curve_steps: CurveSteps = {}  # steps of the stored curve, if a run is resumed
+        self.curve_steps: set[tuple[str, int]] = set()  # of a resumed run: metric name and step
         self.uploader = Uploader(client, run_id)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
         self._run_name = run_id
@@ -138,15 +136,22 @@ class RunRecorder:
             tags=[RunTag(name, value) for name, value in all_tags.items()],
         )
 
-    def log_dataset(self, source: str, profile: Mapping[str, object]) -> None:
-        """Log the dataset in *row_fields* as an MLflow input. profile: its counts and digests."""
-        identity, split = self.row_fields["dataset"], self.row_fields["split"]
+    def log_dataset(
+        self, source: str, row_fields: dict[str, Any], profile: Mapping[str, object]
+    ) -> None:
+        """Log the dataset as an MLflow input, and set the fields that all rows have in common.
+
+        source: where the data is from. profile: counts and digests in addition to *row_fields*.
+        """
+        self.row_fields = row_fields
+        identity, split = row_fields["dataset"], row_fields["split"]
+        common = {"digest": identity.digest, "protocol": row_fields["protocol"], "split": split}
         dataset = Dataset(
             name=identity.name,
             digest=names.shorten_digest(identity.digest),
             source_type="local",
             source=json.dumps({"uri": source}),
-            profile=json.dumps(profile),
+            profile=json.dumps({**common, **profile}),
         )
         context = "training" if split == TEST else split
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
@@ -186,7 +191,7 @@ class RunRecorder:
             self._wait_and_enqueue(points)
         self._unplotted = matrix
         if row.row > 0:  # there is time during the first bucket
-            self._is_loaded.wait(_LOADING_SECONDS)
+            self._is_loaded.wait(10.0)  # on a busy machine; usually it takes one or two seconds
 
     def write_missing_files(
         self, stored: AccuracyRow, *, files: Mapping[str, bytes], curve: Iterable[CurvePoint]
@@ -277,7 +282,7 @@ class RunRecorder:
             )
             if math.isfinite(value)  # charts cannot show other values
         ]
-        self._curve += drop_stored_points(metrics, self.curve_steps)
+        self._curve += [m for m in metrics if (m.key, m.step) not in self.curve_steps]
 
     def _write_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
         """Write metric values of a row and of the curve to disk, and return the files.
@@ -299,7 +304,7 @@ class RunRecorder:
         """
         sorted_points = [point for point in points if not names.is_bucket_series(point.key)]
         self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]
-        if row >= _FIRST_ROW_WITH_ALL_METRICS:
+        if row >= 2:
             sorted_points += self._bucket_points
             self._bucket_points = []
         return sorted_points

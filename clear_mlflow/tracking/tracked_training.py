@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
@@ -19,7 +20,7 @@ from mlflow.utils.mlflow_tags import (
 )
 
 from clear_mlflow.core.distributed import read_dist_env
-from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
+from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import Training
@@ -60,32 +61,18 @@ def train_in_process(
     """Train in this process and return the scores of the stored rows.
 
     Trains into MLflow's active run, which is left open, or into a new one, which is ended. Raises
-    what training raises, and TrackingError or RecordError if the rows are not stored and scored.
+    what training raises, and TrackingError or RecordError if the run is not stored and scored.
 
     requested: the parameters that the caller passed, as text.
     """
-    result = _train_in_active_run(client, training, requested)
-    if result.scores is None or isinstance(result.problem, RecordError):  # rows are missing
-        problem = result.problem or TrackingError(str(result.error))
-        if result.error != str(problem):  # it names the folder in which the outcome is kept, too
-            warn(str(result.error))
-        raise problem
-    if result.problem is not None:
-        warn(str(result.error))
-    return result.scores
+    return cast("Scores", _train_in_active_run(client, training, requested).scores)
 
 
 def train_ensemble_in_process(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> dict[int, Scores]:
-    """Train an ensemble like :func:`train_in_process`, and return its members' scores by seed.
-
-    Raises what training raises, and TrackingError if anything is not stored.
-    """
-    result = _train_in_active_run(client, training, requested)
-    if result.error is not None:
-        raise TrackingError(result.error)
-    return dict(result.members)
+    """Train an ensemble like :func:`train_in_process`, and return its members' scores by seed."""
+    return dict(_train_in_active_run(client, training, requested).members)
 
 
 def train_supervised(
@@ -139,14 +126,27 @@ def resume_supervised(
     try:
         client = preflight(opens_run=False)
         run_id = expand_run_id(client, run_id)
-        project_run_id = _tag_project_run(client, run_id)
-    except ClearError as error:
-        return end_project_run(build_result(error, None, signals.received))
-    try:
-        result = _resume(client, run_id, requested, signals, assume_dead, can_wait)
+        _tag_project_run(client, run_id)
+        if not assume_dead:
+            wait_for_expiry(
+                client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
+            )
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+            point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
+            parameters, config = resolve_resume_parameters(point, requested)
+            if point.is_complete:
+                return end_project_run(end_complete_run(client, point))
+            with TrainingProcess(config) as process:  # stops the child if an error is raised
+                signals.hand_to(process.stop)
+                check_parameters(point, process.config)
+                check_data(point, process.metadata)
+                take_over(client, point, assume_dead=assume_dead)
+                if point.state is not None:
+                    process.resume_from(point.state.file)
+                result = _train_supervised(client, process, run_id, parameters, signals, point)
     except (ClearError, TrainingDied) as error:
         result = build_result(error, None, signals.received)
-    return result if project_run_id is None else end_project_run(result, project_run_id)
+    return end_project_run(result)
 
 
 def train_sweep_run(
@@ -183,7 +183,10 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
 def _train_in_active_run(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> RunResult:
-    """Train in this process into the active run or a new one, which is ended. Raise its errors."""
+    """Train in this process into the active run or a new one, which is ended.
+
+    Raises what training raises, or why the run's record is incomplete or not stored.
+    """
     active_id = get_active_run_id()
     if active_id is not None:
         join_run(client, active_id)
@@ -191,39 +194,13 @@ def _train_in_active_run(
     result, error = _train_and_end_run(
         client, training, run_id, requested, sets_status=active_id is None
     )
-    if error is None:
+    failure = error or result.problem
+    if failure is None:
         return result
-    if result.problem is not None and result.problem is not error:
+    # The result has more to tell than the error, such as the folder that keeps the outcome.
+    if result.problem not in (None, error) and result.error != str(failure):
         warn(str(result.error))
-    raise error
-
-
-def _resume(
-    client: MlflowClient,
-    run_id: str,
-    requested: Mapping[str, str],
-    signals: StoppingSignals,
-    assume_dead: bool,
-    can_wait: bool,
-) -> RunResult:
-    """Resume a run in a child process and end it. Raises if the run cannot be resumed."""
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-        if not assume_dead:
-            wait_for_expiry(
-                client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
-            )
-        resume_point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
-        parameters, config = resolve_resume_parameters(resume_point, requested)
-        if resume_point.is_complete:
-            return end_complete_run(client, resume_point)
-        with TrainingProcess(config) as process:  # stops the child if an error is raised
-            signals.hand_to(process.stop)
-            check_parameters(resume_point, process.config)
-            check_data(resume_point, process.metadata)
-            take_over(client, resume_point, assume_dead=assume_dead)
-            if resume_point.state is not None:
-                process.resume_from(resume_point.state.file)
-            return _train_supervised(client, process, run_id, parameters, signals, resume_point)
+    raise failure
 
 
 def _train_supervised(
@@ -360,15 +337,13 @@ def _find_interrupted_run(
         return run_id if has_rows(client, run_id) else None
 
 
-def _tag_project_run(client: MlflowClient, run_id: str) -> str | None:
-    """Tag the run that ``mlflow run -P resume=RUN`` opened, and return its id, or None."""
+def _tag_project_run(client: MlflowClient, run_id: str) -> None:
+    """Tag the run that ``mlflow run -P resume=RUN`` opened, if any, with the id of that run."""
     project_run_id = MLFLOW_RUN_ID.get()
     if not project_run_id or project_run_id == run_id:
-        return None
+        return
     with mlflow_errors(f"read run {project_run_id}"):
-        if MLFLOW_PROJECT_ENTRY_POINT not in client.get_run(project_run_id).data.tags:
-            return None
-        note = f"Resumes run {run_id}, which holds all that was measured."
-        tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
-        log_tags(client, project_run_id, {**tags, MLFLOW_RUN_NOTE: note})
-    return str(project_run_id)
+        if MLFLOW_PROJECT_ENTRY_POINT in client.get_run(project_run_id).data.tags:
+            note = f"Resumes run {run_id}, which holds all that was measured."
+            tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
+            log_tags(client, project_run_id, {**tags, MLFLOW_RUN_NOTE: note})

@@ -112,7 +112,7 @@ class TrainingRun:
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
-        self.recorder.row_fields = {
+        row_fields = {
             "dataset": DatasetIdentity(metadata.name, metadata.digest),
             "protocol": metadata.protocol,
             "split": measured_split(metadata.split),
@@ -125,15 +125,13 @@ class TrainingRun:
             "num_classes": metadata.num_classes,
             "num_train": dict(zip(metadata.buckets, metadata.num_train, strict=True)),
             "num_test": dict(zip(metadata.buckets, metadata.num_test, strict=True)),
-            "digest": metadata.digest,
-            "protocol": metadata.protocol,
             "split": metadata.split,
             "warnings": metadata.warnings,
             **({"licence": metadata.licence} if metadata.licence else {}),
             **({"absent_classes": metadata.absent} if metadata.absent else {}),
             **extra,
         }
-        self.recorder.log_dataset(metadata.source, profile)
+        self.recorder.log_dataset(metadata.source, row_fields, profile)
         tags = {"dataset_digest": metadata.digest}
         if metadata.features is not None and metadata.features_digest is not None:
             tags |= {"features": metadata.features, "features_digest": metadata.features_digest}
@@ -274,7 +272,9 @@ class TrainingRun:
             content = config.to_json().encode()
             log_durably(self._client, self._run_id, content, names.CONFIG_JSON)
         else:
-            self.recorder.rows.update(point.earlier_rows)
+            first = 0 if point.state is None else point.state.manifest.row
+            earlier = {row: record.row for row, record in point.records.items() if row < first}
+            self.recorder.rows.update(earlier)
             # Read under the lease: no other process adds points any more.
             self.recorder.curve_steps = read_curve_steps(self._client, run)
 
