@@ -151,12 +151,9 @@ def open_run(
     Makes it MLflow's active run and acquires its lease, the right of this process to write to it.
     Raises TrackingError if another process is training into it.
 
-    Args:
-        client: client of the run's store.
-        name: name of a new run. A run that exists keeps its name unless MLflow generated it.
-        check: called with a run that exists, before that is changed. It may raise.
-        rename: set the name of a run that exists in any case.
-        system_metrics: default of MLflow's environment variable for logging them.
+    name: name of a new run, or of one whose name MLflow generated. check: called with a run that
+    exists, before that is changed. It may raise. rename: set the name of a run that exists in any
+    case. system_metrics: default of MLflow's environment variable for logging them.
     """
     run_id = MLFLOW_RUN_ID.get()
     new_name: str | None = name
@@ -234,18 +231,12 @@ def end_run(
 ) -> RunResult:
     """Score the stored rows of a run, log its models and set its final status and error.
 
+    Returns the result with scores and links, and with an error if the run's record is incomplete.
     If the store cannot be reached, status and error are written to local disk for ``clear-mlflow
     sync``. A run that another process took over is left as it is.
 
-    Returns the result with scores and links, and with an error if the run's record is incomplete.
-
-    Args:
-        client: client of the run's store.
-        run_id: id of the run.
-        result: how the training ended.
-        sets_status: False for a run that the user opened: its status stays as it is.
-        stored_rows: numbers of the rows that this process stored. If the store lacks one of them,
-            the result has an error.
+    result: how the training ended. sets_status: False for a run that the user opened. stored_rows:
+    numbers of the rows that this process stored; it is an error if the store lacks one of them.
     """
     if result.has_lost_lease:
         _detach_run(run_id)

@@ -38,10 +38,7 @@ _JOIN_SECONDS = 1.0
 class RunRecorder:
     """Writes what a run measures to local disk at once, and uploads it to MLflow in a thread.
 
-    Args:
-        client: client of the tracking store.
-        run_id: id of a RUNNING run.
-        families: names of the groups of metrics to log after each row.
+    run_id: id of a RUNNING run. families: names of the groups of metrics to log after each row.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, families: Sequence[str]) -> None:

@@ -280,7 +280,7 @@ def test_a_run_that_gives_a_sign_of_life_is_not_closed(store, experiment_id):
 
 
 def test_a_project_run_without_a_training_is_ended(store, experiment_id, monkeypatch):
-    """A run that the user opened, or that a process trained into, is left as it is."""
+    """Check that a run of the user, or one that a process trained into, is left as it is."""
     project = {"mlflow.project.entryPoint": "main"}
     for tags, status in (
         (project, "KILLED"),
