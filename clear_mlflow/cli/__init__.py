@@ -11,6 +11,7 @@ import click
 
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
+from clear_mlflow.cli.identify import identify
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.open_ui import open_ui
 from clear_mlflow.cli.output import print_error
@@ -22,7 +23,7 @@ from clear_mlflow.core.version import __version__
 
 _COMMANDS: Mapping[str, tuple[click.Command, ...]] = {  # by heading
     "Train": (train, train_distributed, sweep),
-    "Look at what is stored": (open_ui, show, evaluate, compare, export),
+    "Look at what is stored": (open_ui, show, evaluate, compare, identify, export),
     "Bring runs into MLflow": (import_runs, sync),
     "Datasets": (data,),
 }
