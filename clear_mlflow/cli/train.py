@@ -35,7 +35,7 @@ for _name, _parameter in PARAMETERS.items():
 
 
 def _describe_parameter(name: str) -> str:
-    """Return the help of a training parameter, with the values that ``auto`` stands for.
+    """Return the help of a training parameter, with the values that ``auto`` selects.
 
     >>> _describe_parameter("epochs")[-90:]
     'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
