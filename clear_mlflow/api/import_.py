@@ -148,7 +148,7 @@ def import_runs(
                 if not again:
                     imported[run.digest] = run_id, run_name
                 rows = f"{run.matrix.num_rows} of {run.matrix.num_buckets} rows"
-                detail = f"{rows}, {num_metrics} metrics"
+                detail = f"{rows}, {num_metrics} metrics" + (f"; {run.proof}" if run.proof else "")
                 yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
         except (ClearError, OSError) as error:
             yield ImportedFile(label, detail=str(error))

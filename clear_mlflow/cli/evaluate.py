@@ -35,7 +35,9 @@ _MAX_NAME_LENGTH = 100
     headings={
         SELECTION: "runs filter unscored_only",
         METRICS: "metrics",
-        "Rows of another program": "rows rows_scale rows_future rows_score rows_lower_is_better",
+        "Rows of another program": (
+            "rows rows_scale rows_future rows_orientation rows_score rows_lower_is_better"
+        ),
         WORK: "jobs dry_run",
     },
     examples=(

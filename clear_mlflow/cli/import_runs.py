@@ -70,9 +70,10 @@ def import_runs(
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
-    Reads plain matrices (CSV, TSV, NumPy, JSON) and the files of Avalanche, Renate and mammoth, as
-    docs/import.md describes. Nothing in a file is executed. All files of a folder are read. A file
-    that cannot be read is reported, the others are imported, and the exit code is 2.
+    Reads plain matrices (CSV, TSV, NumPy, JSON) and the files of Avalanche, Renate, mammoth, PyCIL,
+    PILOT, C3Box, LibContinual, CLArena, ZSCL and MoE-Adapters4CL, as docs/import.md describes.
+    Nothing in a file is executed. All files of a folder are read. A file that cannot be read is
+    reported, the others are imported, and the exit code is 2.
 
     Args:
         paths: files and folders.
@@ -81,15 +82,16 @@ def import_runs(
         name: name of the runs. auto: the file's name.
         again: import content once more that the experiment already contains.
         format: format of the files. auto: detected from each file.
-        scale: unit of the accuracies. auto: defined by the format, else fractions; a value above 1
-            is an error.
+        scale: unit of the accuracies. auto: defined by the format or proven by averages in the
+            file, else fractions; a value above 1 is an error.
         score: name of what the numbers are if they are not accuracies, for example rmse.
         lower_is_better: state that smaller values of the score are better.
         initial: row of the untrained model, the first row. auto: the row that the format marks.
         future: meaning of zeros above the diagonal: tested with accuracy 0, or not tested. auto:
             defined by the format; otherwise they are an error.
-        orientation: whether a row or a column is one test after training. auto: as names, zeros or
-            empty cells prove, else a row.
+        orientation: whether a row or a column is one test after training. auto: as names, zeros,
+            empty cells or printed averages prove; otherwise it is an error. rows also states that
+            a log without its end is a run that stopped early.
         columns: columns that are buckets, in the order of the stream, by name or, in a table
             without names, by number from 1. auto: all except epoch, avg, mean, std and the like.
         row_labels: what to do with the first column. use: it labels and orders the rows. ignore:

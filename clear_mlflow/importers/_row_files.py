@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
@@ -123,6 +124,7 @@ def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> A
         initial=rows.get(0),
         orientation="rows",
     )
+    options = replace(options, orientation="auto")  # the pattern names the rows
     return normalise(ResultFile("rows", b"", options), plain_text.PlainText(), parsed).matrix
 
 

@@ -207,6 +207,10 @@ def test_counts_make_weighted_averages_known(tmp_path):
     np.savetxt(file, np.nan_to_num(GFR.values), delimiter=",", fmt="%.3f")
     counts = identify(file, ["0.651"], future="not-tested", num_instances="5000, 500, 500, 500")
     assert counts == identify(GFR, ["0.651"])
+    classes = identify(AccuracyMatrix(GFR.values), ["0.651"], num_instances="50,5,5,5")
+    assert classes == counts
+    equal = identify(GFR, ["0.602"], num_instances="1")
+    assert "renate/micro_average_accuracy" in list_names(equal[0])
     assert identify(file, ["0.651"], future="not-tested")[0].matches == ()
 
 
@@ -221,8 +225,8 @@ def test_files_are_read_as_import_reads_them(tmp_path):
         identify(file, ["6.145"])
     with pytest.raises(DataError, match=r"'missing\.csv' is not a file"):
         identify(tmp_path / "missing.csv", ["6.145"])
-    with pytest.raises(ConfigError, match="num_instances is 'x'; expected numbers"):
-        identify(file, ["6.145"], num_instances="x", **options)
+    with pytest.raises(ConfigError, match="num_instances is '5,x'; expected numbers"):
+        identify(file, ["6.145"], num_instances="5,x", **options)
 
 
 @pytest.mark.parametrize("number", ["x", "", "nan", "inf", "1e999", None, "6,145"])

@@ -377,7 +377,7 @@ def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
         return read_runs(ResultFile(name, content, ReadOptions(**options)))[0].matrix
 
     errors = b"2,4,6\n3,2.5,5\n3.5,3,1.5\n"
-    matrix = read("errors.csv", errors, score=RMSE)
+    matrix = read("errors.csv", errors, score=RMSE, orientation="rows")
     np.testing.assert_array_equal(matrix.values, ERRORS)
     assert matrix.score == RMSE
     # Our own file contains its score, and no option may contradict it.
@@ -387,4 +387,4 @@ def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
     with pytest.raises(ConfigError, match=r"score is 'macro_f1', but .* contains rmse, lower"):
         read("matrix.json", own, score=MACRO_F1)
     with pytest.raises(ConfigError, match="scale is 'percent', which applies only to accuracies"):
-        read("errors.csv", errors, score=RMSE, scale="percent")
+        read("errors.csv", errors, score=RMSE, scale="percent", orientation="rows")
