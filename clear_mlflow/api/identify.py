@@ -39,8 +39,8 @@ def identify(
             tested. auto: as the file defines it.
         orientation: whether a row or a column of a file is one test after training. auto: as the
             file shows it.
-        num_instances: numbers of test images of a file's buckets, separated by commas, or one for
-            all; averages that are weighted with images or classes need them.
+        num_instances: numbers of test images of the buckets, separated by commas, or one for all.
+            Weighted averages need them; numbers of classes weight by class.
 
     Returns:
         The matches of each number, the likeliest first.
@@ -51,21 +51,26 @@ def identify(
         TrackingError: the run does not exist, or the store cannot be reached.
     """
     check_arguments(identify, dict(locals()))
+    path = Path("" if isinstance(matrix, AccuracyMatrix) else matrix)
     if isinstance(matrix, AccuracyMatrix):
-        return identify_numbers({"": matrix}, values)
-    path = Path(matrix)
-    if path.is_dir() or ".tar.xz" in str(path) or not (path.suffix or path.exists()):
+        matrices = {"": matrix}
+    elif path.is_dir() or ".tar.xz" in str(path) or not (path.suffix or path.exists()):
         from clear_mlflow.api.load import load
 
-        return identify_numbers({"": load(matrix).record.masked_matrix}, values)
-    counts = [] if num_instances is None else num_instances.split(",")
+        matrices = {"": load(matrix).record.masked_matrix}
+    else:
+        options = ReadOptions(scale=scale, future=future, orientation=orientation)
+        runs = read_runs(load_file(path, options), format)
+        matrices = {run.label: run.matrix for run in runs}
+    if num_instances is not None:
+        matrices = {name: _set_counts(m, num_instances) for name, m in matrices.items()}
+    return identify_numbers(matrices, values)
+
+
+def _set_counts(matrix: AccuracyMatrix, num_instances: str) -> AccuracyMatrix:
+    """Return the matrix with other numbers of test images, or raise ConfigError."""
+    counts = num_instances.split(",")
     if not all(count.strip().isdecimal() for count in counts):
         raise ConfigError(f"num_instances is {num_instances!r}; expected numbers such as 550,545")
-    options = ReadOptions(
-        scale=scale,
-        future=future,
-        orientation=orientation,
-        num_instances=tuple(map(int, counts)) or None,
-    )
-    runs = read_runs(load_file(path, options), format)
-    return identify_numbers({run.label: run.matrix for run in runs}, values)
+    weights = [int(count) for count in counts] * (matrix.num_buckets if len(counts) == 1 else 1)
+    return AccuracyMatrix(matrix.values, matrix.initial, weights, matrix.buckets, matrix.score)

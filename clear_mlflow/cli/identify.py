@@ -16,7 +16,7 @@ _MAX_LINES = 8  # of the table of one number
 @command(
     identify_values,
     arguments={"matrix": "FILE|RUN|BUNDLE", "values": "VALUE..."},
-    headings={"How a file is read": "format scale future orientation num_instances"},
+    headings={"How a file is read": "format scale future orientation"},
     options=[output.JSON_OPTION],
     examples=(
         "clear-mlflow identify RUN_ID 91.04 0.0312",

@@ -42,7 +42,8 @@ def forgetting_of_all_buckets(matrix: AccuracyMatrix) -> float:
     Formula: mean over j <= last of (max over j <= i <= last of R[i, j]) - R[last, j]. Defined when
     k >= 2. Lower is better. The last bucket's drop is 0.
 
-    Source: RaptorMai/online-continual-learning before the correction of its pull request 23.
+    Source: ``experiment/metrics.py`` of RaptorMai/online-continual-learning, 6175ca0, which its
+    pull request 23 corrects.
     """
     require_trained(matrix, 2, "a past bucket")
     return float(_compute_drops(matrix).mean())
@@ -156,6 +157,19 @@ def continuum_forgetting(matrix: AccuracyMatrix) -> float:
     return float(drops.sum() / (matrix.num_rows - 1))
 
 
+def continuum_backward_transfer(matrix: AccuracyMatrix) -> float:
+    """Sum the changes since trained, except in the row after it, over all pairs.
+
+    Formula: (sum over j < i - 1 and i < k of R[i, j] - R[j, j]) / (k (k - 1) / 2). Defined when
+    k >= 2. It is 0 after two buckets.
+
+    Source: the same releases. Their forward transfer is `clear/backward_transfer`.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    values, k = _select_triangle(matrix), matrix.num_rows
+    return float(np.tril(values - np.diagonal(values), -2).sum() / (k * (k - 1) / 2))
+
+
 def gem_backward_transfer(matrix: AccuracyMatrix) -> float:
     """Sum the changes of the earlier buckets since trained, over k instead of k - 1.
 
@@ -230,6 +244,7 @@ METRICS = (
     declare(podnet_forgetting, higher_is_better=False),
     declare(evoprompt_forgetting, higher_is_better=False),
     declare(lander_forgetting, higher_is_better=False),
+    change(continuum_backward_transfer),
     change(gem_backward_transfer),
     level(incremental_accuracy_after_first, "incremental_{score}_after_first"),
     declare(weighted_incremental_accuracy),

@@ -43,6 +43,27 @@ GFR = build_lower(
     unit=1,
     num_instances=[5000, 500, 500, 500],
 )
+# The same repository, logs/ at ecfb579: DomainNet, 2026-01-16.
+DOMAINNET = build_lower(
+    "73.95",
+    "78.94 44.13",
+    "79.18 44.89 76.63",
+    "79.05 42.54 75.67 61.23",
+    "77.62 41.25 72.14 57.65 87.04",
+    "75.29 40.3 70.76 55.84 86.19 69.84",
+)
+# The log that the author of arthurdouillard/dytox issue 12 posted in its issue 2; continuum 1.2.4.
+DYTOX = build_lower("92.5", "87.7 83.4", "80.0 74.0 82.0")
+# ours/nohup_ours.log of weiguoPian/AV-CIL_ICCV2023, 15098a8, for issue 8. It prints the accuracy on
+# all videos of 4 tasks (104, 106, 105 and 79) and the forgetting at each step. Rows 1 to 3 are the
+# only numbers of correct videos that fit both, and row 4 is the first of two solutions.
+AV_CIL = build_lower(
+    f"{83 / 104}",
+    f"{75 / 104} {87 / 106}",
+    f"{66 / 104} {85 / 106} {74 / 105}",
+    f"{61 / 104} {83 / 106} {81 / 105} {42 / 79}",
+    unit=1,
+)
 # Continvvm/continuum, tests/test_metrics.py, 43ba009.
 CONTINUUM = AccuracyMatrix([[1, 0.25], [0.25, 0.25]])
 
@@ -53,6 +74,13 @@ CONTINUUM = AccuracyMatrix([[1, 0.25], [0.25, 0.25]])
         # DUCT issue 7 asks how 6.145 was computed; VIL issue 1 asks whether the same line takes
         # the maximum of the row, or the bucket's own accuracy.
         (CDDB, "6.145", "6.146", {"published/forgetting_with_last"}, 5),
+        (DOMAINNET, "4.118", "4.119", {"published/forgetting_with_last"}, 6),
+        # dytox issue 12 and continuum issue 281: forgetting, bwt and fwt of the same line.
+        (DYTOX, "6.25", "6.26", {"published/continuum_forgetting"}, 3),
+        (DYTOX, "-4.17", "-4.15", {"published/continuum_backward_transfer"}, 3),
+        (DYTOX, "80.57", "80.58", {"clear/backward_transfer"}, 3),
+        # AV-CIL issue 8: "Average Forgetting", which was not used to find the matrix.
+        (AV_CIL, "0.076319", "0.076317", {"published/forgetting_over_steps"}, 4),
         # GFR-IL issues 1 and 7: "Average" and the class-weighted "Weighted Average".
         (GFR, "0.651", "0.652", {"renate/micro_average_accuracy"}, 4),
         (GFR, "0.662", "0.663", {"renate/average_accuracy"}, 3),
@@ -179,6 +207,10 @@ def test_counts_make_weighted_averages_known(tmp_path):
     np.savetxt(file, np.nan_to_num(GFR.values), delimiter=",", fmt="%.3f")
     counts = identify(file, ["0.651"], future="not-tested", num_instances="5000, 500, 500, 500")
     assert counts == identify(GFR, ["0.651"])
+    classes = identify(AccuracyMatrix(GFR.values), ["0.651"], num_instances="50,5,5,5")
+    assert classes == counts
+    equal = identify(GFR, ["0.602"], num_instances="1")
+    assert "renate/micro_average_accuracy" in list_names(equal[0])
     assert identify(file, ["0.651"], future="not-tested")[0].matches == ()
 
 
@@ -193,8 +225,8 @@ def test_files_are_read_as_import_reads_them(tmp_path):
         identify(file, ["6.145"])
     with pytest.raises(DataError, match=r"'missing\.csv' is not a file"):
         identify(tmp_path / "missing.csv", ["6.145"])
-    with pytest.raises(ConfigError, match="num_instances is 'x'; expected numbers"):
-        identify(file, ["6.145"], num_instances="x", **options)
+    with pytest.raises(ConfigError, match="num_instances is '5,x'; expected numbers"):
+        identify(file, ["6.145"], num_instances="5,x", **options)
 
 
 @pytest.mark.parametrize("number", ["x", "", "nan", "inf", "1e999", None, "6,145"])

@@ -93,6 +93,8 @@ def iter_published(values, counts):
     drops = [best(j, last) - end[j] for j in range(last)] + [0 - end[last]]
     yield "podnet_forgetting", sum(drops) / len(["total", *rows])
     yield "evoprompt_forgetting", sum(drops) / len(["total", *rows, "average_accuracy"])
+    apart = sum(values[i][j] - values[j][j] for i in range(k) for j in range(i - 1))
+    yield "continuum_backward_transfer", apart / (k * (k - 1) / 2)
     yield "continuum_forgetting", sum(best(j, k - 2) - end[j] for j in range(k - 2)) / (k - 1)
     yield "gem_backward_transfer", sum(end[j] - values[j][j] for j in range(last)) / k
     yield "incremental_accuracy_after_first", mean(mean(values[i][: i + 1]) for i in rows[1:])

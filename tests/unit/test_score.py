@@ -161,6 +161,11 @@ def test_what_needs_an_accuracy_is_left_out_with_its_reason():
         "clear/challenge_score",
         "cost/challenge_score_per_pflop",
         "diaz_rodriguez/remembering",
+        "published/evoprompt_forgetting",
+        "published/lander_forgetting",
+        "published/podnet_forgetting",
+        "published/weighted_forgetting",
+        "published/weighted_incremental_accuracy",
         "renate/micro_average_accuracy",
         "wild_time/fix_id_accuracy",
     }
