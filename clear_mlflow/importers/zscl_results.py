@@ -77,7 +77,7 @@ class ClassIncremental(Format):
             if line.task != step - 1 or len(line.acc_per_task) != step:
                 raise RecordError(
                     f"has {len(line.acc_per_task)} accuracies in the line of task {line.task}; "
-                    f"expected {step} in that of task {step - 1}"
+                    f"expected {step} in the line of task {step - 1}"
                 )
             rows.append(line.acc_per_task)
             printed.append(PrintedNumber(WEIGHTED, line.acc, step))

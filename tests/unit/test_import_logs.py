@@ -107,7 +107,7 @@ def test_both_classifiers_of_pycil_are_runs():
             "model": "vit_base",
             "seed": "1993",
         }
-        # The end of the output alone, whose columns are the tests.
+        # Only the end of the output, whose columns are the tests.
         end = f"{classifier}:\n{printed}]]\nForgetting ({classifier}): {run.proof.split()[-1]}\n"
         (pasted,) = read("end.txt", end, future="not-tested")
         np.testing.assert_array_equal(pasted.matrix.values, run.matrix.values)
