@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from clear_mlflow.api.compared import ComparedRuns
     from clear_mlflow.api.evaluate import evaluate
     from clear_mlflow.api.export import export
+    from clear_mlflow.api.identify import identify
     from clear_mlflow.api.load import Run, load, runs
     from clear_mlflow.api.sweep import sweep
     from clear_mlflow.api.train import train, train_ensemble
@@ -38,6 +39,7 @@ _LAZY_MODULES = {
     "compare": "api.compare",
     "evaluate": "api.evaluate",
     "export": "api.export",
+    "identify": "api.identify",
     "load": "api.load",
     "runs": "api.load",
     "sweep": "api.sweep",
@@ -59,6 +61,7 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "identify",
     "load",
     "metrics",
     "renate",

@@ -10,7 +10,7 @@ from clear_mlflow.cli import main
 # import opens a run for each file, so that the one of mlflow run would be empty; sync sends what
 # lies on this machine into runs that are there; data works on local folders; show and export store
 # nothing.
-NO_ENTRY_POINTS = {"data", "export", "import", "open", "show", "sync"}
+NO_ENTRY_POINTS = {"data", "export", "identify", "import", "open", "show", "sync"}
 # What mlflow run starts when no entry point is named.
 _MAIN = "train"
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from clear_mlflow.cli import main
-from clear_mlflow.cli.help import EXIT_CODES
+from clear_mlflow.cli import EXIT_CODES, main
 from clear_mlflow.learning.parameters.config import parameter_defaults
 
 _HEAD = """# Commands

@@ -41,7 +41,7 @@ class Adapter:
         self._loop_run: LoopRun | None = None
         self._rows: dict[int, tuple[float, ...]] = {}
         self._is_open = False
-        self._has_counts = False
+        self._has_counts = False  # the rows are stored as numbers of correct images
         self._clock_start: float | None = None  # while the model is training
         self._cost: RowCost | None = None  # of the training since the last row
 
@@ -70,17 +70,10 @@ class Adapter:
         self._end_run()
 
     def _log_pending_row(self) -> None:
-        """Log the row whose buckets were not all tested, if any.
-
-        Does nothing here; adapters that test one bucket at a time override it.
-        """
+        """Log a row whose buckets were not all tested, if the adapter tests them one by one."""
 
     def _build_loop_run(self, **stream: Any) -> LoopRun:
-        """Create the LoopRun for a stream without starting it.
-
-        Args:
-            **stream: ``buckets`` and ``num_instances`` as for :func:`clear_mlflow.track`.
-        """
+        """Create the LoopRun, without starting it, from ``buckets`` and ``num_instances``."""
         loop_run = track(**stream, **self._options)
         loop_run.shared_run_id = self._shared_run_id
         return loop_run
@@ -100,17 +93,22 @@ class Adapter:
         self._clock_start = time.perf_counter()
 
     def _stop_clock(self, model: Any) -> None:
-        """Add the training time since ``_start_clock`` to the cost of the next row.
+        """Add the training time since ``_start_clock``, if it runs, to the cost of the next row.
 
-        Waits until the device of *model*, a torch module, is idle. Does nothing if the clock is not
-        running.
+        Waits until the device of *model*, a torch module, is idle.
         """
         if self._clock_start is None:
             return
         weights = list(model.parameters())
-        device = _synchronize_device(weights)
-        earlier_seconds = (self._cost and self._cost.seconds) or 0.0
-        seconds = time.perf_counter() - self._clock_start + earlier_seconds
+        device = processor_name()
+        if weights and weights[0].is_cuda:
+            import torch
+
+            torch.cuda.synchronize(weights[0].device)
+            device = torch.cuda.get_device_name(weights[0].device)
+        seconds = time.perf_counter() - self._clock_start
+        if self._cost is not None:
+            seconds += self._cost.seconds or 0.0
         self._clock_start = None
         self._cost = RowCost(
             trainable_parameters=sum(w.numel() for w in weights if w.requires_grad),
@@ -127,15 +125,11 @@ class Adapter:
     ) -> None:
         """Log a row of the accuracy matrix. The first row starts the run, the last ends it.
 
-        Args:
-            row: number of buckets trained so far, 0 for the untrained model.
-            buckets: names of all buckets, in stream order.
-            accuracy: accuracy on each bucket. NaN keeps the value of an earlier call for this row.
-            num_instances: number of test images in each bucket, or None if unknown.
+        Stores numbers of correct images if the first row has all *num_instances*, else accuracies.
+        A NaN keeps the value of an earlier call for this row. After the end of the run, an equal
+        row is ignored, and another one raises RecordError.
 
-        Numbers of correct images are stored if the first row has all of *num_instances*, else
-        accuracies. After the end of the run, an equal row is ignored; another one raises
-        RecordError.
+        row: number of buckets trained so far, 0 for the untrained model.
         """
         stored_row = self._rows.get(row, (math.nan,) * len(accuracy))
         cells = tuple(
@@ -210,14 +204,10 @@ class Adapter:
 def recover_counts(
     accuracy: Sequence[float], num_instances: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the number of correct images per bucket, computed from accuracies.
+    """Compute the number of correct images per bucket from accuracies.
 
-    None if an accuracy is NaN or is not a fraction of the bucket's images, or if a bucket has too
-    many images for the precision of an accuracy.
-
-    Args:
-        accuracy: accuracy on each bucket.
-        num_instances: number of test images in each bucket.
+    Returns None if an accuracy is NaN or is not a fraction of the bucket's images, or if a bucket
+    has too many images for the precision of an accuracy.
 
     >>> recover_counts([0.3333333], [3]), recover_counts([0.35], [3])
     ((1,), None)
@@ -230,16 +220,6 @@ def recover_counts(
             return None
         counts.append(round(correct))
     return tuple(counts)
-
-
-def _synchronize_device(weights: Sequence[Any]) -> str:
-    """Wait until the device of a model's weights is idle, and return the device's name."""
-    if not (weights and weights[0].is_cuda):
-        return processor_name()
-    import torch
-
-    torch.cuda.synchronize(weights[0].device)
-    return torch.cuda.get_device_name(weights[0].device)
 
 
 def convert_metric(name: str, value: Any) -> float:

@@ -147,15 +147,11 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         Does nothing without accuracies, or while an experience is being trained.
         """
         if self._pending_row and not self._is_training:
-            width = len(self._num_images)
-            cells, self._pending_row = self._pending_row, {}
-            self._log_row(
-                self._num_trained or 0,
-                # The same names as for imported results of Avalanche.
-                tuple(str(j + 1) for j in range(width)),
-                [cells.get(j, math.nan) for j in range(width)],
-                self._num_images,
-            )
+            experiences = range(len(self._num_images))
+            cells = [self._pending_row.get(j, math.nan) for j in experiences]
+            self._pending_row = {}
+            buckets = [str(j + 1) for j in experiences]  # as in imported results of Avalanche
+            self._log_row(self._num_trained or 0, buckets, cells, self._num_images)
 
 
 def _count_test_images(stream: Any) -> tuple[int, ...]:

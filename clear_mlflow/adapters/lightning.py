@@ -94,22 +94,16 @@ class MLflowAccuracyMatrix(Adapter, Callback):
             )
         if not trainer.is_global_zero:
             return
-        # Lightning's names for the values that test_step logs.
-        metric_names = (
-            [self._metric]
-            if len(loaders) == 1
-            else [f"{self._metric}/dataloader_idx_{j}" for j in range(len(loaders))]
-        )
+        metric_names = [self._metric]
+        if len(loaders) > 1:  # Lightning's names for the values that test_step logs
+            metric_names = [f"{self._metric}/dataloader_idx_{j}" for j in range(len(loaders))]
         values = trainer.callback_metrics
         if not any(name in values for name in metric_names):
             raise ConfigError(
                 f"test_step logged no {self._metric!r} (there is {', '.join(sorted(values))}); "
                 "name the metric that it logs: MLflowAccuracyMatrix(metric=...)"
             )
-        accuracies = [
-            convert_metric(name, values[name]) if name in values else math.nan
-            for name in metric_names
-        ]
+        accuracies = [convert_metric(name, values.get(name, math.nan)) for name in metric_names]
         self._log_row(self.trained, keys, accuracies, [count_images(loader) for loader in loaders])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

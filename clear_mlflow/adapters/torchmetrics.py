@@ -54,7 +54,7 @@ class MatrixMetrics(TorchMetric):
     def update(self, preds: Tensor, target: Tensor, *, row: int, bucket: int | Tensor) -> None:
         """Add the images of a test batch to the counts of correct and tested images.
 
-        Pass each image once per row: ``reset`` deletes all rows, not only the last test.
+        Pass each image once per row. ``reset`` deletes all rows.
 
         Args:
             preds: (N,) classes, or (N, C) logits or probabilities.

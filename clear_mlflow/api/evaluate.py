@@ -22,6 +22,7 @@ def evaluate(
     rows: str | None = None,
     rows_scale: Literal["auto", "fraction", "percent"] = "auto",
     rows_future: Literal["auto", "tested", "not-tested"] = "auto",
+    rows_orientation: Literal["auto", "rows", "columns"] = "auto",
     rows_score: str = "accuracy",
     rows_lower_is_better: bool = False,
     jobs: int | Literal["auto"] = "auto",
@@ -45,6 +46,8 @@ def evaluate(
         rows_scale: unit of those rows. auto: fractions; a value above 1 is an error.
         rows_future: meaning of zeros above the diagonal of those rows: tested with accuracy 0, or
             not tested. auto: zeros everywhere above the diagonal are an error.
+        rows_orientation: whether a row or a column of a complete matrix is one test after
+            training. auto: proven by the file; otherwise it is an error.
         rows_score: name of what those rows contain if it is not accuracy, for example rmse.
         rows_lower_is_better: state that smaller values of rows_score are better.
         jobs: number of runs scored at a time. auto: depends on the store.

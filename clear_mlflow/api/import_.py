@@ -68,7 +68,7 @@ def import_runs(
     experiment: str | None = None,
     name: str = AUTO,
     again: bool = False,
-    format_name: str = AUTO,
+    format: str = AUTO,  # noqa: A002
     scale: str = AUTO,
     score: str = ACCURACY.name,
     lower_is_better: bool = False,
@@ -127,7 +127,7 @@ def import_runs(
             yield ImportedFile(label, outcome=SKIPPED, detail=reason)
             continue
         try:
-            for run in read_runs(load_file(path, options), format_name):
+            for run in read_runs(load_file(path, options), format):
                 if copy := _find_file_with_same_matrix(
                     path, run.matrix, matrices.setdefault(path.parent, {})
                 ):
@@ -148,7 +148,7 @@ def import_runs(
                 if not again:
                     imported[run.digest] = run_id, run_name
                 rows = f"{run.matrix.num_rows} of {run.matrix.num_buckets} rows"
-                detail = f"{rows}, {num_metrics} metrics"
+                detail = f"{rows}, {num_metrics} metrics" + (f"; {run.proof}" if run.proof else "")
                 yield ImportedFile(label, run_id, run_name, IMPORTED, detail)
         except (ClearError, OSError) as error:
             yield ImportedFile(label, detail=str(error))

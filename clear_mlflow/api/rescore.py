@@ -97,6 +97,7 @@ def rescore_chosen_runs(
     rows: str | None,
     rows_scale: str,
     rows_future: str,
+    rows_orientation: str,
     rows_score: str,
     rows_lower_is_better: bool,
     jobs: int | None,
@@ -111,7 +112,9 @@ def rescore_chosen_runs(
     prepare = None
     if rows:
         score = Score(rows_score, higher_is_better=not rows_lower_is_better)
-        options = ReadOptions(scale=rows_scale, future=rows_future, score=score)
+        options = ReadOptions(
+            scale=rows_scale, future=rows_future, orientation=rows_orientation, score=score
+        )
         prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
     client = open_store()
     selected_runs, are_named = choose_runs(client, runs, filter=filter, unscored_only=unscored_only)

@@ -1,14 +1,17 @@
-"""Train from Python: what ``clear-mlflow train`` does, in the caller's own process."""
+"""Train from Python: what ``clear-mlflow train`` does, in the caller's own process or notebook."""
 
 from __future__ import annotations
 
 import inspect
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.learning.parameters.config import (
     TrainConfig,
     check_memory,
@@ -18,6 +21,8 @@ from clear_mlflow.learning.parameters.config import (
 )
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import argument_text
+from clear_mlflow.learning.progress import TrainingProgress, accuracies, progress_for
+from clear_mlflow.report.page.fragment import progress_html
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,11 +38,11 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 def _declare_options(function: _Function) -> _Function:
     """Set a function's signature to all training options, for help() and completion."""
-    shown = [
+    parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=text)
         for name, text in parameter_defaults().items()
     ]
-    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return function
 
 
@@ -84,7 +89,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
     which is left open, or a new run, which is closed.
 
     Args:
-        **options: those of :func:`train`, and ``seeds=[0, 1, 2]``.
+        **options: see :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Returns:
         A dictionary from seed to run, as :func:`train` returns it.
@@ -106,7 +111,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
 
 
 def _load_run(client: MlflowClient, scores: Scores) -> Run:
-    """Return the run that the scores were computed for, as an object."""
+    """Return the run with these scores."""
     from clear_mlflow.api.load import Run
     from clear_mlflow.store.client import mlflow_errors
 
@@ -119,8 +124,8 @@ def _resolve_options(
 ) -> tuple[dict[str, str], TrainConfig]:
     """Return the options that differ from their defaults, as text, and the resolved configuration.
 
-    Raises TypeError if an option does not exist, and ConfigError if a value is invalid. function:
-    called by the user, for the message.
+    function: called by the user. Raises TypeError for an unknown option, and ConfigError if a value
+    is invalid.
     """
     for name in options.keys() - parameter_defaults().keys():  # as Python itself does
         raise TypeError(f"{function.__name__}() has no option {name!r}; {known_parameters(name)}")
@@ -153,16 +158,12 @@ def _format_option(name: str, value: object) -> str:
 
 
 def _prepare_training(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
-    """Connect to the store, load the data, and return a client and a training ready to start.
-
-    Raises ConfigError in a process of a distributed training, and errors of the store and data.
-    """
+    """Connect to the store, load the data, and return a client and a training ready to start."""
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
             f"this is one of {size} processes, each of which would train alone and open a run; "
             "start 'torchrun ... -m clear_mlflow train', or call this in one process"
         )
-    from clear_mlflow.api.live import build_progress
     from clear_mlflow.learning.prepare import fetch, prepare
     from clear_mlflow.learning.session import check
     from clear_mlflow.store.client import limit_retries, preflight
@@ -170,7 +171,84 @@ def _prepare_training(config: TrainConfig) -> tuple[MlflowClient, StreamTraining
     config = check(config)
     limit_retries()
     client = preflight()  # before the data, which may take minutes to read
-    progress = build_progress(config.protocol)
+    progress = NotebookProgress(config.protocol) if is_notebook() else progress_for(sys.stderr)
     with progress:
         fetch(config, progress)
     return client, prepare(config, progress)
+
+
+class NotebookProgress(TrainingProgress):
+    """Progress bar and accuracy matrix in a notebook cell, updated during training."""
+
+    def __init__(self, protocol: str) -> None:
+        self._protocol = protocol
+        self._rows: list[AccuracyRow] = []
+        self._display: Any = None
+        self._updated_at = 0.0
+        self._text = "starting"
+        self._bucket_index, self._num_buckets = 0, 1
+        self._num_done = self._num_steps = 0
+
+    def __enter__(self) -> NotebookProgress:
+        if self._display is None:  # it is entered to decode, and again to train
+            from IPython.display import HTML, display
+
+            self._display = display(HTML(self._build_html()), display_id=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._update(at_once=True)
+
+    def images_decoded(self, done: int, total: int) -> None:
+        """Show how many of *total* images are decoded."""
+        self._text = f"decoding images, {done:,} of {total:,}"
+        self._num_done, self._num_steps = done, total
+        self._update(at_once=done == total)
+
+    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
+        """Show that training on bucket *key* begins. position: its index, from 0."""
+        text = f"bucket {key}: {position + 1} of {num_buckets}"
+        self._start_bar_segment(position, num_buckets, text)
+
+    def steps_planned(self, num_steps: int) -> None:
+        """Set the number of training steps of the current bucket."""
+        self._num_steps = num_steps
+
+    def step_done(self) -> None:
+        """Count a training step. The output is updated at most twice a second."""
+        self._num_done += 1
+        self._update()
+
+    def row_measured(self, row: AccuracyRow) -> None:
+        """Add a measured row to the displayed accuracy matrix."""
+        self._rows.append(row)
+        text = ", ".join([f"{row.row} of {len(row.buckets)} buckets", *accuracies(row)])
+        self._start_bar_segment(row.row, len(row.buckets), text)
+
+    def _start_bar_segment(self, bucket_index: int, num_buckets: int, text: str) -> None:
+        """Set the bar to *bucket_index* buckets done, with a text, and update the output."""
+        self._bucket_index, self._num_buckets, self._text = bucket_index, num_buckets, text
+        self._num_done = self._num_steps = 0
+        self._update(at_once=True)
+
+    def _update(self, *, at_once: bool = False) -> None:
+        """Replace the output, unless it was replaced within 0.5 s and *at_once* is False."""
+        clock = time.monotonic()
+        if self._display is not None and (at_once or clock - self._updated_at > 0.5):
+            from IPython.display import HTML
+
+            self._updated_at = clock
+            self._display.update(HTML(self._build_html()))
+
+    def _build_html(self) -> str:
+        """Return text, bar and the matrix of the rows so far as HTML."""
+        done = self._bucket_index + min(self._num_done / max(self._num_steps, 1), 1.0)
+        matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
+        masked_matrix = None if matrix is None else matrix.masked(self._protocol)
+        return progress_html(self._text, done, self._num_buckets, masked_matrix)
+
+
+def is_notebook() -> bool:
+    """Return True if this process is a notebook's kernel, and False in IPython on a terminal."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

@@ -1,29 +1,45 @@
-"""The command line: one module per sub-command; those that track are MLproject entry points."""
+"""The command line. Commands that track a run are MLproject entry points as well."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from clear_mlflow.cli.compare import compare, show
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
-from clear_mlflow.cli.export import export
-from clear_mlflow.cli.help import HeadedGroup
+from clear_mlflow.cli.identify import identify
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.open_ui import open_ui
+from clear_mlflow.cli.output import print_error
+from clear_mlflow.cli.stored_runs import compare, export, show, sync
 from clear_mlflow.cli.sweep import sweep
-from clear_mlflow.cli.sync import sync
 from clear_mlflow.cli.train import train, train_distributed
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import __version__
 
+_COMMANDS: Mapping[str, tuple[click.Command, ...]] = {  # by heading
+    "Train": (train, train_distributed, sweep),
+    "Look at what is stored": (open_ui, show, evaluate, compare, identify, export),
+    "Bring runs into MLflow": (import_runs, sync),
+    "Datasets": (data,),
+}
 
-class _Group(HeadedGroup):
+EXIT_CODES: Mapping[str, str] = {
+    "0": "The work is done.",
+    "1": "A bug, of this program or of a library, with a traceback. Of data check: problems found.",
+    "2": "Something that you can mend, in one line on standard error; of several runs or files, "
+    "some failed, and all others are done.",
+    "75": "Of `train --if-held leave`: another machine may train into the run; start again later.",
+    "128 + signal": "Stopped by a signal: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 137 by "
+    "SIGKILL (for lack of memory, for example). What was done is stored.",
+}
+
+
+class _MainGroup(click.Group):
     """The top command: prints user errors in one line, and lets other errors raise.
 
     Exit code 2 after a ClearError, 130 after Ctrl-C.
@@ -33,47 +49,37 @@ class _Group(HeadedGroup):
         try:
             return super().invoke(ctx)
         except ClearError as error:
-            click.echo(f"error: {one_line(str(error))}", err=True)
+            print_error(str(error))
             sys.exit(2)
         except KeyboardInterrupt:
-            click.echo("error: stopped", err=True)
+            print_error("stopped")
             sys.exit(128 + signal.SIGINT)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings, each with the first line of its help."""
+        width = max(map(len, self.commands))
+        for heading, commands in _COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(f"{c.name:{width}}", c.get_short_help_str(200)) for c in commands]
+                )
 
-# MLflow hands an undeclared parameter on as --some_name; options are written --some-name.
-_CONTEXT = {
-    "token_normalize_func": lambda name: name.replace("_", "-"),
-    "help_option_names": ["-h", "--help"],
-    "show_default": True,
-}
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the exit codes."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(EXIT_CODES.items()))
 
 
+# MLflow passes an undeclared parameter as --some_name; options are written --some-name.
 @click.group(
-    cls=_Group,
-    context_settings=_CONTEXT,
-    headings={
-        "Train": ("train", "train-distributed", "sweep"),
-        "Look at what is stored": ("open", "show", "evaluate", "compare", "export"),
-        "Bring runs into MLflow": ("import", "sync"),
-        "Datasets": ("data",),
+    cls=_MainGroup,
+    commands=[command for commands in _COMMANDS.values() for command in commands],
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
     },
 )
 @click.version_option(__version__, prog_name="clear-mlflow")
 def main() -> None:
     """Train on CLEAR's stream of buckets, keep every row in MLflow, and re-score from the rows."""
-
-
-for _command in (
-    train,
-    train_distributed,
-    evaluate,
-    compare,
-    export,
-    open_ui,
-    show,
-    sweep,
-    import_runs,
-    sync,
-    data,
-):
-    main.add_command(_command)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from functools import partial
-from itertools import chain
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.options import json_option, wants_json
-from clear_mlflow.cli.output import build_text_table, console, print_json
+from clear_mlflow.cli import output
+from clear_mlflow.cli.command import command
 from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import printable, safe_repr
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import feature_name
@@ -25,14 +24,8 @@ from clear_mlflow.learning.progress import can_show_bars
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-    from rich.table import Table
 
     from clear_mlflow.data.checking.findings import Findings
-
-
-@click.group()
-def data() -> None:
-    """Download a dataset, check one, or compute features of one."""
 
 
 @command(
@@ -60,17 +53,17 @@ def download(
     from clear_mlflow.data.fetching.download import download as fetch
 
     folder = folder or default_data_dir() / dataset
-    with Steps(of_bytes=True) as progress:
-        unpacked = fetch(RELEASES[dataset], folder, revision=revision, on_progress=progress.report)
+    with _show_steps(of_bytes=True) as report:
+        unpacked = fetch(RELEASES[dataset], folder, revision=revision, on_progress=report)
     done = f"unpacked {' and '.join(unpacked)} to" if unpacked else "is already there, in"
     click.echo(f"{dataset} {done} {path_text(folder)}")
 
 
 @command(
     arguments={"folder": "[DIR]"},
+    options=[output.JSON_OPTION],
     examples=("clear-mlflow data check clear10", "clear-mlflow data check ~/data/clear10"),
 )
-@json_option
 def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: str = "none") -> None:
     """List what the dataset in DIR contains, and all problems of it.
 
@@ -81,106 +74,65 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         dataset: dataset as for train, if DIR is your own stream. auto: CLEAR.
         dataset_args: arguments of your own stream, name=value,name=value.
     """
-    from clear_mlflow.data.checking.findings import check as find_problems
-    from clear_mlflow.data.sources import CLEAR
+    from clear_mlflow.data.checking import findings as checking
+    from clear_mlflow.data.sources import CLEAR, is_own_stream, needs_folder
+    from clear_mlflow.learning.arguments import named_dataset
 
     if str(folder) in CLEAR:
         folder = default_data_dir() / str(folder)
     if folder is None and dataset == AUTO:
         raise ConfigError("expected a dataset's folder, or --dataset")
-    with Steps() as progress:
-        if dataset == AUTO and folder is not None:
-            findings = find_problems(folder, on_progress=progress.report)
-        else:
-            findings = _check_own_stream(folder, dataset, dataset_args, progress)
-    if wants_json():
-        print_json(findings.as_json())
+    if dataset == AUTO and folder is not None:
+        with _show_steps() as report:
+            findings = checking.check(folder, on_progress=report)
+    else:
+        root = AUTO if folder is None else str(folder)
+        name, arguments = named_dataset(dataset, root, dataset_args)
+        if not is_own_stream(name) or (folder is None and needs_folder(name)):
+            raise ConfigError(
+                f"dataset is {name}; expected DIR and a stream of your own, for example folder, or "
+                "no dataset for CLEAR's layouts"
+            )
+        with _show_steps() as report:
+            findings = checking.check_own(
+                name, root, arguments, cache_dir=default_cache_dir(), on_progress=report
+            )
+    if output.wants_json():
+        output.print_json(findings.as_json())
     else:
         _print_findings(findings)
     sys.exit(1 if findings.problems else 0)
 
 
-def _check_own_stream(
-    folder: Path | None, dataset: str, dataset_args: str, progress: Steps
-) -> Findings:
-    """Return the contents and problems of a stream that is not in CLEAR's folder layout."""
-    from clear_mlflow.data.checking.findings import check_own
-    from clear_mlflow.data.sources import is_own_stream, needs_folder
-    from clear_mlflow.learning.arguments import named_dataset
-
-    root = AUTO if folder is None else str(folder)
-    name, arguments = named_dataset(dataset, root, dataset_args)
-    if not is_own_stream(name) or (folder is None and needs_folder(name)):
-        raise ConfigError(
-            f"dataset is {name}; expected DIR and a stream of your own, for example folder, or no "
-            "dataset for CLEAR's layouts"
-        )
-    return check_own(
-        name, root, arguments, cache_dir=default_cache_dir(), on_progress=progress.report
-    )
-
-
 def _print_findings(findings: Findings) -> None:
-    """Print a summary of a dataset, a table of its buckets, and its problems by type."""
-    from clear_mlflow.data.problems import KINDS, Problem
+    """Print a summary of a dataset, a table of its buckets, and its problems by kind."""
+    from clear_mlflow.data.problems import KINDS
 
-    out = console()
-    # Lines are not wrapped, so that paths can be copied.
-    print_line = partial(out.print, soft_wrap=True, markup=False, highlight=False)
-    for name, value in _describe_dataset(findings):
-        print_line(f"{name:<8} {value}")
-    out.print()
-    out.print(_build_bucket_table(findings))
-    print_line("" if findings.problems else "\nnothing is wrong")
-    by_kind: defaultdict[str, list[Problem]] = defaultdict(list)
-    for problem in findings.problems:
-        by_kind[problem.kind].append(problem)
-    for kind, problems in by_kind.items():
-        print_line(f"{kind}: {KINDS[kind]} ({len(problems)})", style="bold")
-        for problem in problems:
-            others = ", ".join(_format_path(path, findings.root) for path in problem.others)
-            line = f"  {_format_path(problem.path, findings.root)}: {_escape(problem.detail)}"
-            print_line(f"{line}; also {others}" if others else line)
-    if number := len(findings.problems):
-        print_line(f"\n{number} {'problem' if number == 1 else 'problems'}")
+    def format_path(path: Path) -> str:
+        return path_text(Path(os.path.relpath(path, findings.root)))
 
-
-def _describe_dataset(findings: Findings) -> list[tuple[str, str]]:
-    """Return pairs of label and text: folder, layout, hash, buckets and classes."""
-    return [
-        ("folder", path_text(findings.root)),
-        ("layout", findings.layout),
-        ("digest", findings.digest or "none: the dataset cannot be trained on as it is"),
-        ("buckets", f"{len(findings.buckets)}: {_escape(', '.join(findings.buckets))}"),
-        ("classes", f"{len(findings.class_names)}: {_escape(', '.join(findings.class_names))}"),
-    ]
-
-
-def _build_bucket_table(findings: Findings) -> Table:
-    """Return a table of the number of images per bucket and split, and their range by class."""
+    click.echo(f"folder   {path_text(findings.root)}")
+    click.echo(f"layout   {findings.layout}")
+    click.echo(f"digest   {findings.digest or 'none: the dataset cannot be trained on as it is'}")
+    click.echo(f"images   {sum(count.images for count in findings.counts)}")
+    for label, names in ("buckets", findings.buckets), ("classes", findings.class_names):
+        click.echo(f"{label}  {len(names)}: {printable(', '.join(names))}")
+    click.echo()
     images: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # a number for each class
     for count in findings.counts:
-        images[count.split, count.bucket].append(count.images)
-    splits = list(dict.fromkeys(split for split, _ in images))
-    rows = []
-    for bucket in findings.buckets:
-        counts = [images[split, bucket] for split in splits]
-        cells = [(f"{sum(n)}", f"{min(n)} to {max(n)}") if n else ("-", "-") for n in counts]
-        rows.append((_escape(bucket), *chain(*cells)))
-    totals = [sum(sum(n) for (name, _), n in images.items() if name == split) for split in splits]
-    rows.append(("all", *chain(*((str(total), "") for total in totals))))
-    heads = ("bucket", *chain(*((f"{split} images", "per class") for split in splits)))
-    return build_text_table(heads, rows, numbers_from=1)
-
-
-def _format_path(path: Path, root: Path) -> str:
-    """Return a path relative to *root*, printable on one line."""
-    return path_text(Path(os.path.relpath(path, root)))
-
-
-def _escape(text: str) -> str:
-    """Replace characters that cannot be printed by their escape sequences."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        images[count.bucket, count.split].append(count.images)
+    rows = [(*key, f"{sum(n)}", f"{min(n)} to {max(n)}") for key, n in images.items()]
+    output.print_table(("bucket", "split", "images", "per class"), rows, numbers_from=2)
+    click.echo("" if findings.problems else "\nnothing is wrong")
+    for kind in dict.fromkeys(problem.kind for problem in findings.problems):
+        problems = [problem for problem in findings.problems if problem.kind == kind]
+        click.secho(f"{kind}: {KINDS[kind]} ({len(problems)})", bold=True)
+        for problem in problems:
+            others = ", ".join(map(format_path, problem.others))
+            line = f"  {format_path(problem.path)}: {printable(problem.detail)}"
+            click.echo(f"{line}; also {others}" if others else line)
+    if number := len(findings.problems):
+        click.echo(f"\n{number} {'problem' if number == 1 else 'problems'}")
 
 
 @command(
@@ -220,7 +172,13 @@ def features(
         protocol: protocol as for train. streaming: only the training images have features.
         split: split as for train. With protocol iid, a number keeps a released test set unchanged.
     """
-    name = _check_feature_name(backbone.replace(":", "-") if name == AUTO else name)
+    if name == NONE:
+        raise ConfigError("name is 'none'; for train, that means no features: pass another name")
+    name = backbone.replace(":", "-") if name == AUTO else name
+    try:
+        feature_name(name)
+    except ValueError as error:
+        raise ConfigError(f"name is {safe_repr(name)}; {error}") from None
     from clear_mlflow.data.splits import check_protocol
 
     check_protocol(protocol, split)
@@ -238,8 +196,8 @@ def features(
         dataset, folder = folder, AUTO
     dataset, arguments = named_dataset(dataset, folder, dataset_args)
     if folder == AUTO and dataset in CLEAR:
-        with Steps(of_bytes=True) as progress:
-            clear_folder(dataset, progress.report)
+        with _show_steps(of_bytes=True) as report:
+            clear_folder(dataset, report)
     torch_device = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()
     frozen = load_backbone(backbone, weights)
@@ -251,77 +209,57 @@ def features(
         protocol=protocol,
         split=split,
     )
-    with Steps() as progress:
+    with _show_steps() as report:
         stored = extract(
             stream,
             frozen,
             name=name,
             cache_dir=cache_dir,
             device=torch_device,
-            on_image=lambda done, total: progress.report(f"features {name}", done, total),
+            on_image=lambda done, total: report(f"features {name}", done, total),
         )
     click.echo(f"features {name} of {stream.name}: {stored}")
 
 
-def _check_feature_name(name: str) -> str:
-    """Return a name for stored features. Raises ConfigError if it is "none" or not valid."""
-    if name == NONE:
-        raise ConfigError("name is 'none'; for train, that means no features: pass another name")
-    try:
-        return feature_name(name)
-    except ValueError as error:
-        raise ConfigError(f"name is {safe_repr(name)}; {error}") from None
+data = click.Group(
+    "data",
+    commands=[download, check, features],
+    help="Download a dataset, check one, or compute features of one.",
+)
 
 
-for _command in (download, check, features):
-    data.add_command(_command)
+@contextmanager
+def _show_steps(*, of_bytes: bool = False) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show progress on standard error: bars on a terminal, otherwise a line for each step.
 
-
-class Steps:
-    """Progress on standard error: bars on a terminal, otherwise a line for each step.
-
-    of_bytes: True if progress is counted in bytes.
+    Yields a function that takes the name of a step, how much of it is done, and its total: None if
+    the total is unknown, or 0 to print only the name. of_bytes: True if bytes are counted.
     """
+    from rich import progress
+    from rich.console import Console
+    from rich.table import Column
 
-    def __init__(self, *, of_bytes: bool = False) -> None:
-        from rich import progress
-        from rich.console import Console
-        from rich.table import Column
+    shows_bars = can_show_bars(sys.stderr)
+    tasks: dict[str, TaskID] = {}
+    no_wrap = Column(no_wrap=True)
+    with progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=None),
+        progress.DownloadColumn(binary_units=True, table_column=no_wrap)
+        if of_bytes
+        else progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(table_column=no_wrap),
+        console=Console(file=sys.stderr, force_terminal=shows_bars),
+        redirect_stdout=False,
+        expand=True,
+        disable=not shows_bars,
+    ) as bars:
 
-        self._shows_bars = can_show_bars(sys.stderr)
-        self._step = ""
-        self._tasks: dict[str, TaskID] = {}
-        no_wrap = Column(no_wrap=True)
-        self._bars = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(bar_width=None),
-            progress.DownloadColumn(binary_units=True, table_column=no_wrap)
-            if of_bytes
-            else progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(table_column=no_wrap),
-            console=Console(file=sys.stderr, force_terminal=self._shows_bars),
-            redirect_stdout=False,
-            expand=True,
-            disable=not self._shows_bars,
-        )
+        def report(step: str, done: int, total: int | None) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=total)
+                if not shows_bars or total == 0:
+                    bars.console.print(step, markup=False, highlight=False, soft_wrap=True)
+            bars.update(tasks[step], completed=done, total=total, visible=total != 0)
 
-    def __enter__(self) -> Steps:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def report(self, step: str, done: int, total: int | None) -> None:
-        """Show that *done* of *total* is done of the step with this name.
-
-        A total of 0 prints the name only; None means that the total is unknown.
-        """
-        if not self._shows_bars or total == 0:
-            if step != self._step:
-                self._bars.console.print(step, markup=False, highlight=False, soft_wrap=True)
-        else:
-            if step not in self._tasks:
-                self._tasks[step] = self._bars.add_task(step, total=total)
-            self._bars.update(self._tasks[step], completed=done, total=total)
-        self._step = step
+        yield report

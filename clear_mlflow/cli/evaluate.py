@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,8 @@ import click
 
 from clear_mlflow.api.evaluate import evaluate as evaluate_runs
 from clear_mlflow.api.evaluate import evaluate_each
-from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.help import spell_options
-from clear_mlflow.cli.options import METRICS, SELECTION, WORK, json_option, wants_json
-from clear_mlflow.cli.output import (
-    build_text_table,
-    console,
-    print_json,
-    print_run_links,
-    print_scores,
-)
-from clear_mlflow.core.errors import ClearError
+from clear_mlflow.cli import output
+from clear_mlflow.cli.command import METRICS, SELECTION, WORK, command
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.progress import can_show_bars
 from clear_mlflow.process.signals import interrupt_on_signal
@@ -32,9 +23,9 @@ if TYPE_CHECKING:
     from clear_mlflow.api.rescore import ScoringResult
     from clear_mlflow.scoring import Scores
 
-# Up to this many runs are all listed; of more runs, only problems and those that lack rows.
-_MAX_LISTED = 50
-_MAX_LISTED_PROBLEMS = 1000
+_MAX_LISTED = (
+    50  # up to this many runs are all listed; of more, those with problems or without rows
+)
 _MAX_NAME_LENGTH = 100
 
 
@@ -42,12 +33,12 @@ _MAX_NAME_LENGTH = 100
     evaluate_runs,
     arguments={"runs": "[RUN|EXPERIMENT]..."},
     headings={
-        SELECTION: ("runs", "filter", "unscored_only"),
-        METRICS: ("metrics",),
+        SELECTION: "runs filter unscored_only",
+        METRICS: "metrics",
         "Rows of another program": (
-            *("rows", "rows_scale", "rows_future", "rows_score", "rows_lower_is_better"),
+            "rows rows_scale rows_future rows_orientation rows_score rows_lower_is_better"
         ),
-        WORK: ("jobs", "dry_run"),
+        WORK: "jobs dry_run",
     },
     examples=(
         "clear-mlflow evaluate RUN_ID",
@@ -55,42 +46,40 @@ _MAX_NAME_LENGTH = 100
         "clear-mlflow evaluate --unscored-only",
         "clear-mlflow evaluate first --metrics lab:my_metric --dry-run",
     ),
+    options=[output.JSON_OPTION],
     is_entry_point=True,
 )
-@json_option
 def evaluate(**options: Any) -> None:
     """Score runs one by one, and print what was done, also after Ctrl-C for the runs so far.
 
     Exits with code 2 if a run has a problem.
     """
-    summary, outcomes, dry_run = Summary(), [], options["dry_run"]
+    summary, is_done = Summary(dry_run=options["dry_run"]), False
+    outcomes = []
     with interrupt_on_signal() as received:
-        failure: ClearError | None = None
         try:
-            for result in _show_progress(evaluate_each(**options), summary):
-                summary.add(result)
-                if wants_json():
-                    outcomes.append(result.to_dict())
-                if received:
-                    break
-        except KeyboardInterrupt:
-            pass  # its signal is in received
-        except ClearError as error:  # the search failed; earlier outcomes are printed
-            failure = error
-        if failure is None or summary.counts:
-            stopped = bool(received or failure)
-            summary.print(dry_run=dry_run, stopped=stopped, only_problems=wants_json())
-        if failure is not None:
-            raise failure
-    if wants_json():
-        print_json({"runs": outcomes, "dry_run": dry_run})
+            with suppress(KeyboardInterrupt):  # its signal is in received
+                for result in _show_progress(evaluate_each(**options)):
+                    summary.add(result)
+                    if output.wants_json():
+                        outcomes.append(result.to_dict())
+                    if received:
+                        break
+                else:
+                    is_done = True
+        finally:  # if the search fails, earlier outcomes are printed
+            if is_done or received or summary.results:
+                summary.print(is_stopped=not is_done, only_problems=output.wants_json())
+    if output.wants_json():
+        output.print_json({"runs": outcomes, "dry_run": options["dry_run"]})
     elif not received:  # after a stop, the store may not answer
         from clear_mlflow.api.load import open_store
 
-        print_run_links(open_store(), summary.last_run_ids)
+        scored = [run.run_id for run in summary.results if run.action in ("scored", "unchanged")]
+        output.print_run_links(open_store(), scored[-2:])
     if received:
         sys.exit(128 + received[0])
-    if summary.num_problems:
+    if any(run.is_problem for run in summary.results):
         sys.exit(2)
 
 
@@ -98,96 +87,76 @@ class Summary:
     """Counts what was done with the scored runs, and keeps the results to print.
 
     Attributes:
-        counts: number of runs by action.
-        num_problems: number of runs that the user should look at.
-        last_run_ids: ids of the last runs that have scores, two at most.
+        results: what was done with each run, without its scores, which fill the memory.
     """
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.num_problems = 0
-        self.last_run_ids: list[str] = []
-        self._listed: list[ScoringResult] = []
+    def __init__(self, *, dry_run: bool) -> None:
+        self.results: list[ScoringResult] = []
+        self._dry_run = dry_run
         self._last_scores: Scores | None = None
-        self._num_values = self._num_partial = 0
-        self._num_undefined: Counter[str] = Counter()  # by the name of a user's own metric
+        self._num_values = 0
 
     def add(self, result: ScoringResult) -> None:
-        """Count the result of a run."""
-        self.counts[result.action] += 1
-        if result.action in ("scored", "unchanged"):
-            self.last_run_ids = [*self.last_run_ids[-1:], result.run_id]
+        """Add the result of a run."""
         self._last_scores = result.scores
         if result.scores is not None:
             self._num_values += len(result.scores.changes.metric_values)
-        self._num_partial += result.is_partial
-        self.num_problems += result.is_problem
-        self._num_undefined.update(result.undefined)
-        if len(self._listed) < (_MAX_LISTED_PROBLEMS if _is_notable(result) else _MAX_LISTED):
-            self._listed.append(replace(result, scores=None))  # scores of many runs fill the memory
+        self.results.append(replace(result, scores=None))
 
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))
-        return counts or "no run to score"
-
-    def print(self, *, dry_run: bool, stopped: bool, only_problems: bool) -> None:
+    def print(self, *, is_stopped: bool, only_problems: bool) -> None:
         """Print a table of results and totals to standard output, and problems to standard error.
 
-        If there is only one run, its metrics are printed as well. only_problems: print nothing to
-        standard output. stopped: True if the user stopped the command.
+        If there is only one run, its metrics are printed as well. is_stopped: True if not all runs
+        were scored. only_problems: print nothing to standard output.
         """
-        lists_all = self.counts.total() <= _MAX_LISTED
-        results = [result for result in self._listed if lists_all or _is_notable(result)]
         if not only_problems:
             with suppress(OSError):  # the reader of a pipe may have gone
-                self._print_results(results)
-                click.echo("; ".join(self._describe_totals(dry_run, stopped)))
-        problems = [result for result in results if result.is_problem]
-        for result in problems:
-            detail = spell_options(result.detail)
-            click.echo(f"error: {one_line(f'run {result.run_id}: {detail}')}", err=True)
-        if num_unlisted := self.num_problems - len(problems):
-            click.echo(f"error: {num_unlisted} more runs have problems", err=True)
+                self._print_results()
+                click.echo("; ".join(self._describe_totals(is_stopped)))
+        for run in self.results:
+            if run.is_problem:
+                output.print_error(f"run {run.run_id}: {run.detail}")
 
-    def _print_results(self, results: Sequence[ScoringResult]) -> None:
-        if self._last_scores is not None and self.counts.total() == 1:
-            print_scores(self._last_scores, console())
-        if results:
-            rows = [
-                (run.run_id, one_line(run.run_name, _MAX_NAME_LENGTH), run.action, run.detail)
-                for run in results
-            ]
-            console().print(build_text_table(("run", "name", "outcome", "detail"), rows))
+    def _print_results(self) -> None:
+        lists_all = len(self.results) <= _MAX_LISTED
+        if self._last_scores is not None and len(self.results) == 1:
+            output.print_scores(self._last_scores)
+        rows = [
+            (run.run_id, one_line(run.run_name, _MAX_NAME_LENGTH), run.action, run.detail)
+            for run in self.results
+            if lists_all or run.is_problem or run.is_partial
+        ]
+        if rows:
+            output.print_table(("run", "name", "outcome", "detail"), rows)
 
-    def _describe_totals(self, dry_run: bool, stopped: bool) -> Iterator[str]:
+    def _describe_totals(self, is_stopped: bool) -> Iterator[str]:
         """Yield parts of the last line: numbers of runs by action, of metric values, and so on."""
-        yield f"\n{self}"
-        yield f"{self._num_values} metric values {'would be logged' if dry_run else 'logged'}"
-        if self._num_partial:
-            yield f"{self._num_partial} runs lack rows"
-        for metric, num_runs in self._num_undefined.items():
-            yield f"{metric} is undefined for {num_runs} runs"
-        if dry_run:
+        actions = sorted(Counter(run.action for run in self.results).items())
+        counts = ", ".join(f"{count} {action}" for action, count in actions)
+        yield f"\n{counts or 'no run to score'}"
+        yield f"{self._num_values} metric values {'would be logged' if self._dry_run else 'logged'}"
+        if num_partial := sum(run.is_partial for run in self.results):
+            yield f"{num_partial} runs lack rows"
+        for metric, count in Counter(n for run in self.results for n in run.undefined).items():
+            yield f"{metric} is undefined for {count} runs"
+        if self._dry_run:
             yield "nothing was written (dry run)"
-        if stopped:
+        if is_stopped:
             yield "stopped: the same command does the rest"
 
 
-def _is_notable(result: ScoringResult) -> bool:
-    """Return True if a run has a problem or lacks rows."""
-    return result.is_problem or result.is_partial
-
-
-def _show_progress(results: Iterable[ScoringResult], summary: Summary) -> Iterator[ScoringResult]:
-    """Yield the results unchanged. On a terminal, show a progress bar with the counts so far."""
-    if not can_show_bars(sys.stderr):
-        yield from results
-        return
+def _show_progress(results: Iterable[ScoringResult]) -> Iterator[ScoringResult]:
+    """Yield the results unchanged. On a terminal, show the number of runs so far."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=False) as bars:
-        task = bars.add_task("none yet", total=None)
-        for result in results:
+    with Progress(
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        disable=not can_show_bars(sys.stderr),
+    ) as bars:
+        task = bars.add_task("0 runs", total=None)
+        for number, result in enumerate(results, start=1):
             yield result
-            bars.update(task, description=f"runs: {summary}", advance=1)
+            bars.update(task, description=f"{number} runs")

@@ -12,53 +12,44 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.help import spell_options
-from clear_mlflow.cli.options import METRICS, json_option, option, wants_json
-from clear_mlflow.cli.output import build_text_table, console, print_json, print_run_links
-from clear_mlflow.core.text import one_line, safe_repr
+from clear_mlflow.cli import output
+from clear_mlflow.cli.command import METRICS, command
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.importers import FORMATS
-from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.process.signals import interrupt_on_signal
 
 if TYPE_CHECKING:
     from clear_mlflow.api.import_ import ImportedFile
 
-_TARGET, _READING = "Where the runs go", "How the files are read"
-_METADATA = "What the files may not contain"
+    _Format = str
+else:
+    _NAMES = ("auto", *FORMATS)
+    _Format = Literal[_NAMES]
 
 
 @command(
     name="import",
     arguments={"paths": "FILE|DIR..."},
     headings={
-        _TARGET: ("experiment", "name", "again"),
-        _READING: (
-            *("scale", "score", "lower_is_better", "initial", "future", "orientation"),
-            *("columns", "row_labels", "num_instances", "buckets"),
-        ),
-        _METADATA: ("dataset", "same_data_as", "strategy", "seed", "protocol", "split"),
-        METRICS: ("metrics",),
+        "Where the runs go": "experiment name again",
+        "How the files are read": "format scale score lower_is_better initial future orientation "
+        "columns row_labels num_instances buckets",
+        "What the files may not contain": "dataset same_data_as strategy seed protocol split",
+        METRICS: "metrics",
     },
+    options=[output.JSON_OPTION],
     examples=(
         "clear-mlflow import results.csv --dataset clear10 --strategy replay --seed 0",
         "clear-mlflow import results/ --experiment published --future not-tested",
     ),
 )
-@option(
-    "--format",
-    [AUTO, *FORMATS],
-    "Format of the files. auto: detected from each file.",
-    heading=_READING,
-    parameter="format_name",
-)
-@json_option
 def import_runs(
     paths: Sequence[str],
     *,
     experiment: str | None = None,
     name: str | Literal["auto"] = "auto",
     again: bool = False,
+    format: _Format = "auto",  # noqa: A002
     scale: Literal["auto", "fraction", "percent"] = "auto",
     score: str = "accuracy",
     lower_is_better: bool = False,
@@ -76,13 +67,13 @@ def import_runs(
     protocol: Literal["iid", "streaming"] = "iid",
     split: Literal["test", "validation"] = "test",
     metrics: Sequence[str] | Literal["auto"] = "auto",
-    format_name: str = "auto",
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
-    Reads plain matrices (CSV, TSV, NumPy, JSON) and the files of Avalanche, Renate and mammoth, as
-    docs/import.md describes. Nothing in a file is executed. All files of a folder are read. A file
-    that cannot be read is reported, the others are imported, and the exit code is 2.
+    Reads plain matrices (CSV, TSV, NumPy, JSON) and the files of Avalanche, Renate, mammoth, PyCIL,
+    PILOT, C3Box, LibContinual, CLArena, ZSCL and MoE-Adapters4CL, as docs/import.md describes.
+    Nothing in a file is executed. All files of a folder are read. A file that cannot be read is
+    reported, the others are imported, and the exit code is 2.
 
     Args:
         paths: files and folders.
@@ -90,15 +81,17 @@ def import_runs(
             experiment of MLFLOW_EXPERIMENT_NAME, else Default.
         name: name of the runs. auto: the file's name.
         again: import content once more that the experiment already contains.
-        scale: unit of the accuracies. auto: defined by the format, else fractions; a value above 1
-            is an error.
+        format: format of the files. auto: detected from each file.
+        scale: unit of the accuracies. auto: defined by the format or proven by averages in the
+            file, else fractions; a value above 1 is an error.
         score: name of what the numbers are if they are not accuracies, for example rmse.
         lower_is_better: state that smaller values of the score are better.
         initial: row of the untrained model, the first row. auto: the row that the format marks.
         future: meaning of zeros above the diagonal: tested with accuracy 0, or not tested. auto:
             defined by the format; otherwise they are an error.
-        orientation: whether a row or a column is one test after training. auto: as names, zeros or
-            empty cells prove, else a row.
+        orientation: whether a row or a column is one test after training. auto: as names, zeros,
+            empty cells or printed averages prove; otherwise it is an error. rows also states that
+            a log without its end is a run that stopped early.
         columns: columns that are buckets, in the order of the stream, by name or, in a table
             without names, by number from 1. auto: all except epoch, avg, mean, std and the like.
         row_labels: what to do with the first column. use: it labels and orders the rows. ignore:
@@ -113,7 +106,6 @@ def import_runs(
         protocol: streaming if each bucket was tested on its own training data.
         split: images that were tested on. Runs on validation images are compared separately.
         metrics: families of metrics to log (docs/metrics.md). auto: the default families.
-        format_name: format of the files. auto: detected from each file.
     """
     options = {name: value for name, value in locals().items() if name != "paths"}
     from clear_mlflow.api import import_ as api
@@ -126,14 +118,16 @@ def import_runs(
     failed = [file for file in files if file.outcome == api.FAILED]
     _print_files(files, is_stopped=bool(received))
     for file in failed:
+        # Most details begin with the file's name, which its path contains.
         name = safe_repr(Path(file.file).name, 120)
-        detail = " ".join(file.detail.split())
-        detail = detail.removeprefix(name) if detail.startswith(name) else f": {detail}"
-        click.echo(f"error: {one_line(file.file + spell_options(detail))}", err=True)
+        is_named = file.detail.startswith(name)
+        output.print_error(
+            file.file + (file.detail[len(name) :] if is_named else f": {file.detail}")
+        )
     if not files and not received:
-        click.echo("error: no files; pass files, or a folder that contains files", err=True)
-    if not wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
-        print_run_links(open_store(), run_ids)
+        output.print_error("no files; pass files, or a folder that contains files")
+    if not output.wants_json() and (run_ids := [file.run_id for file in files if file.run_id]):
+        output.print_run_links(open_store(), run_ids)
     if received:
         sys.exit(128 + received[0])
     if failed or not files:
@@ -145,11 +139,11 @@ def _print_files(files: Sequence[ImportedFile], *, is_stopped: bool) -> None:
     counts = Counter(file.outcome for file in files)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     with suppress(OSError):  # the reader may be gone
-        if wants_json():
-            print_json({"files": [asdict(file) for file in files]})
+        if output.wants_json():
+            output.print_json({"files": [asdict(file) for file in files]})
             return
         if files:
             rows = ([cell or "" for cell in astuple(file)] for file in files)
-            console().print(build_text_table(("file", "run", "name", "outcome", "detail"), rows))
+            output.print_table(("file", "run", "name", "outcome", "detail"), rows)
         hint = "; stopped: the same command does the rest" if is_stopped else ""
         click.echo(f"\n{summary or 'no files'}{hint}")

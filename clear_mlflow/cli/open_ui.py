@@ -10,12 +10,12 @@ import sys
 import time
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Literal
 
 import click
 
-from clear_mlflow.cli.from_function import command
+from clear_mlflow.cli.command import command
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.process.signals import interrupt_on_signal
 
@@ -50,33 +50,27 @@ def open_ui(
     client = open_store()
     page = find_page_url(client, target)
     store = client.tracking_uri
-    if is_server(store):
-        _print_and_open(f"{format_server_url(store)}/{page}", browser)
-        return
-    with (
-        suppress(KeyboardInterrupt),
-        interrupt_on_signal(),
-        _run_server(store, _find_free_port(0 if port == "auto" else port)) as base,
-    ):
-        _print_and_open(f"{base}/{page}", browser)
-        click.echo("the server runs until Ctrl-C")
-        signal.pause()
-
-
-def _print_and_open(url: str, in_browser: bool) -> None:
-    """Print a URL, and open it in a browser if requested."""
-    click.echo(url)
-    sys.stdout.flush()
-    if in_browser:
-        webbrowser.open(url)
+    has_server = is_server(store)
+    server = nullcontext(format_server_url(store)) if has_server else _run_server(store, port)
+    with suppress(KeyboardInterrupt), interrupt_on_signal(), server as base:
+        click.echo(f"{base}/{page}")
+        sys.stdout.flush()
+        if browser:
+            webbrowser.open(f"{base}/{page}")
+        if not has_server:
+            click.echo("the server runs until Ctrl-C")
+            signal.pause()
 
 
 @contextmanager
-def _run_server(store: str, port: int) -> Iterator[str]:
+def _run_server(store: str, requested_port: int | Literal["auto"]) -> Iterator[str]:
     """Start an MLflow server on this machine, yield its URL when it answers, and end it.
 
     store: URI of the tracking store. Raises TrackingError if the server does not answer.
     """
+    import requests  # already loaded by MLflow
+
+    port = _find_free_port(0 if requested_port == "auto" else requested_port)
     base = f"http://{_HOST}:{port}"
     server_command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
     server_command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
@@ -86,28 +80,21 @@ def _run_server(store: str, port: int) -> Iterator[str]:
     )
     try:
         deadline = time.monotonic() + _START_SECONDS
-        while not _is_ready(base):
+        is_ready = False
+        while not is_ready:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise TrackingError(
                     f"the server at {base} does not answer; start it by hand to see why: "
                     f"mlflow server --backend-store-uri {store} --port {port}"
                 )
             time.sleep(_POLL_SECONDS)
+            with suppress(requests.RequestException):
+                is_ready = requests.get(f"{base}/health", timeout=2).ok
         yield base
     finally:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGTERM)
             server.wait()
-
-
-def _is_ready(server_url: str) -> bool:
-    """Return True if a server answers."""
-    import requests  # already loaded by MLflow
-
-    try:
-        return bool(requests.get(f"{server_url}/health", timeout=2).ok)
-    except requests.RequestException:
-        return False
 
 
 def _find_free_port(requested: int) -> int:

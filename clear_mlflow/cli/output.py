@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import statistics
+import math
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import redirect_stdout, suppress
+from functools import partial
+from typing import IO, TYPE_CHECKING
 
 import click
 
-from clear_mlflow.cli.help import spell_options
-from clear_mlflow.cli.options import JSON_OUT
+from clear_mlflow.cli.command import build_option, spell_options
 from clear_mlflow.core.text import one_line, printable
+from clear_mlflow.process.streams import open_output
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from clear_mlflow.comparison.build import Comparison
     from clear_mlflow.scoring import Scores
@@ -28,6 +29,45 @@ if TYPE_CHECKING:
 # Links and verdicts are read by programs, too: they are never wrapped when piped.
 _PIPED_WIDTH = 200
 _LONGEST_CELL = 2000  # characters; a file's path below a folder has 255 and more
+_JSON_FILE = "clear_mlflow.json_file"  # key of a context's meta: the file that --json prints to
+
+
+def _reserve_stdout_for_json(context: click.Context, _: click.Parameter, is_passed: bool) -> None:
+    """If --json was passed, reserve standard output for :func:`print_json` until the command ends.
+
+    All other output goes to standard error, that of C libraries and child processes, too.
+    """
+    if not is_passed:
+        return
+    stdout: IO[str] = sys.stdout
+    with suppress(OSError, AttributeError):  # in tests it is not a file; if closed, None
+        descriptor = stdout.fileno()
+        stdout = context.with_resource(open_output(os.dup(descriptor), "utf-8"))
+        context.call_on_close(partial(os.dup2, stdout.fileno(), descriptor))
+        os.dup2(2, descriptor)
+    context.with_resource(redirect_stdout(sys.stderr))
+    context.meta[_JSON_FILE] = stdout
+
+
+# Not passed to the command, which calls wants_json().
+JSON_OPTION = build_option(
+    "json",
+    is_flag=True,
+    expose_value=False,
+    callback=_reserve_stdout_for_json,
+    help="Print JSON for programs, and nothing else; see docs/json.md.",
+)
+
+
+def wants_json() -> bool:
+    """Return True if the running command was called with --json."""
+    return _JSON_FILE in click.get_current_context().meta
+
+
+def print_json(content: object) -> None:
+    """Print an object as JSON to standard output. The command must have been called with --json."""
+    out = click.get_current_context().meta[_JSON_FILE]
+    click.echo(json.dumps(content, indent=2, allow_nan=False), file=out)
 
 
 def console() -> Console:
@@ -35,6 +75,14 @@ def console() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+
+
+def print_error(message: str) -> None:
+    """Print a message in one line to standard error. Options are spelled as they are typed."""
+    context = click.get_current_context(silent=True)
+    message = spell_options(message, context.command.params if context else ())
+    with suppress(OSError):
+        click.echo(f"error: {one_line(message)}", err=True)
 
 
 def print_run_result(outcome: RunResult) -> None:
@@ -45,34 +93,26 @@ def print_run_result(outcome: RunResult) -> None:
     # Whoever reads this may have gone (a pipe into head); how the run ended stays true.
     with suppress(OSError):
         if outcome.scores is not None:
-            print_scores(outcome.scores, console())
+            print_scores(outcome.scores)
         if outcome.members:
-            console().print(_build_members_table(outcome.members), "")
+            _print_members(outcome.members)
         if outcome.run_id is not None and not outcome.has_lost_lease:
             where = " (not stored yet)" if outcome.unsent else ""
             click.echo(f"run {outcome.run_id} {outcome.status}{where}")
         if outcome.note is not None:
             click.echo(outcome.note)
         print_links(outcome.links)
-    with suppress(OSError):
-        if outcome.error:
-            error = one_line(spell_options(outcome.error))
-            print(f"error: {error}", file=sys.stderr, flush=True)
+    if outcome.error:
+        print_error(outcome.error)
 
 
-def print_json(content: object) -> None:
-    """Print an object as JSON to standard output. The command must have the option --json."""
-    out = click.get_current_context().meta[JSON_OUT]
-    click.echo(json.dumps(content, indent=2, allow_nan=False), file=out)
-
-
-def print_comparison(comparison: Comparison, out: Console) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print the leaderboard, and which differences between methods are significant."""
     # Imported here: it needs scipy's tests, and what else is printed does not.
     from clear_mlflow.comparison.terminal_summary import comparison_text
 
     for part in comparison_text(comparison):
-        out.print(part)
+        console().print(part)
 
 
 def print_links(lines: Iterable[str]) -> None:
@@ -99,47 +139,54 @@ def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
         print_links(lines)
 
 
-def print_scores(scores: Scores, out: Console) -> None:
+def print_scores(scores: Scores) -> None:
     """Print a run's accuracy matrix and metrics. Prints nothing if it has no rows."""
     if scores.record is None:
         return
     from clear_mlflow.report.terminal_tables import run_text
 
     for part in (*run_text(scores.record, scores.results.values()), ""):
-        out.print(part)
+        console().print(part)
 
 
-def _build_members_table(members: Mapping[int, Scores]) -> Table:
-    """Return a table of each metric's mean, deviation and range over an ensemble's members.
+def _print_members(members: Mapping[int, Scores]) -> None:
+    """Print each metric's mean, deviation and range over an ensemble's members.
 
     members: results by seed. Metrics that not all members have are left out.
     """
-    summaries = [of_member.results.values_by_name for of_member in members.values()]
-    lines = []
-    for name in summaries[0]:
-        values = [summary[name] for summary in summaries if name in summary]
-        if len(values) == len(summaries):
-            spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
-            mean, *ends = (f"{v:.4f}" for v in (statistics.fmean(values), min(values), max(values)))
-            lines.append((name, mean, spread, *ends))
-    table = build_text_table(("metric", "mean", "std", "least", "most"), lines, numbers_from=1)
-    table.title = f"{len(summaries)} members: seeds {', '.join(map(str, members))}"
-    return table
+    import pandas as pd
+
+    values = pd.DataFrame([scores.results.values_by_name for scores in members.values()])
+    summary = values.dropna(axis="columns").agg(["mean", "std", "min", "max"])
+    print_table(
+        ("metric", "mean", "std", "least", "most"),
+        [
+            (name, *("-" if math.isnan(number) else f"{number:.4f}" for number in numbers))
+            for name, numbers in summary.items()
+        ],
+        numbers_from=1,
+        title=f"{len(members)} members: seeds {', '.join(map(str, members))}",
+    )
+    click.echo()
 
 
-def build_text_table(
-    heads: Sequence[str], lines: Iterable[Iterable[str]], *, numbers_from: int | None = None
-) -> Table:
-    """Return a table without borders. Each cell is shortened to one line, without markup.
+def print_table(
+    heads: Sequence[str],
+    lines: Iterable[Iterable[str]],
+    *,
+    numbers_from: int | None = None,
+    title: str | None = None,
+) -> None:
+    """Print a table without borders. Each cell is shortened to one line, without markup.
 
     numbers_from: index of the first column that is aligned to the right; None: no column is.
     """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*heads, box=None, pad_edge=False)
+    table = Table(*heads, box=None, pad_edge=False, title=title)
     for line in lines:
         table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in line))
     for column in table.columns[len(heads) if numbers_from is None else numbers_from :]:
         column.justify = "right"
-    return table
+    console().print(table)

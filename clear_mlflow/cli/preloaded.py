@@ -45,7 +45,7 @@ class PreloadedProgram:
     """Starts ``clear-mlflow`` processes faster than engines.local.start_program; only on Linux."""
 
     def __init__(self) -> None:
-        self._is_loading = False
+        self._has_server = False
 
     def __call__(
         self, arguments: Sequence[str], environment: Mapping[str, str], log: str
@@ -54,30 +54,26 @@ class PreloadedProgram:
 
         log: path of the file that its standard error is appended to.
         """
-        context = multiprocessing.get_context("forkserver")
-        if not self._is_loading:
-            context.set_forkserver_preload(_PRELOADED_MODULES)
+        if not self._has_server:
             _start_server(environment)
-            self._is_loading = True
-        process = context.Process(
+            self._has_server = True
+        process = multiprocessing.get_context("forkserver").Process(
             target=_run_command, args=(tuple(arguments), dict(environment), log)
         )
         return ForkedProcess(process)
 
 
 def _start_server(environment: Mapping[str, str]) -> None:
-    """Start the fork server with this environment and with stopping signals blocked.
-
-    The environment of this process is the same afterwards.
-    """
-    before = dict(os.environ)
+    """Start the fork server with this environment and with stopping signals blocked."""
+    own_environment = dict(os.environ)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)
     try:
         _set_environment(build_child_environment(environment))
+        forkserver.set_forkserver_preload(_PRELOADED_MODULES)
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        _set_environment(before)
+        _set_environment(own_environment)
 
 
 def _set_environment(environment: Mapping[str, str]) -> None:

@@ -11,31 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clear_mlflow.api.sweep import sweep as sweep_runs
-from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.options import (
-    COMPARISON,
-    WORK,
-    apply_run_options,
-    dry_run_option,
-    json_option,
-    run_options,
-    wants_json,
-)
-from clear_mlflow.cli.output import (
-    build_text_table,
-    console,
-    print_comparison,
-    print_json,
-    print_links,
-)
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import one_line
+from clear_mlflow.cli import output
+from clear_mlflow.cli.command import COMPARISON, WORK, command
+from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.engines.local import start_program
 from clear_mlflow.grids.grid import read_grid
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from clear_mlflow.api.sweep_runs import SweepResult, SweepRun
 
 _MAX_LISTED = 50
@@ -46,62 +28,70 @@ _MIN_FORKED_RUNS = 3  # loading torch once saves about three seconds per run
     sweep_runs,
     arguments={"grid": "[GRID]"},
     headings={
-        "What to train": ("grid",),
-        WORK: ("engine", "jobs", "address", "cpus", "gpus", "retries"),
-        COMPARISON: ("group_by", "rank_by"),
+        "What to train": "grid",
+        "Run": "experiment run_name tag",
+        WORK: "engine jobs address cpus gpus retries dry_run",
+        COMPARISON: "group_by rank_by",
     },
     examples=(
         "clear-mlflow sweep examples/sweep.yaml",
         "clear-mlflow sweep examples/sweep.yaml --jobs 2 --experiment replay-sizes",
         "clear-mlflow sweep examples/sweep.yaml --engine ray --gpus 0.5",
     ),
+    options=[output.JSON_OPTION],
     is_entry_point=True,
 )
-@run_options
-@dry_run_option
-@json_option
 def sweep(
     grid: Path | None,
+    *,
     experiment: str | None,
     run_name: str | None,
-    tag: tuple[str, ...],
-    dry_run: bool,
-    retries: int,
-    group_by: str | Sequence[str],
-    rank_by: str,
-    **engine_options: Any,
+    tag: tuple[str, ...] = (),
+    dry_run: bool = False,
+    **options: Any,
 ) -> None:
-    """Train and compare the runs of a grid, and print the result. With dry_run, only the plan."""
-    if grid is None:
-        raise ConfigError("grid is none; pass a YAML file, for example examples/sweep.yaml")
+    """Train and compare the runs of a grid, and print the result.
+
+    Args:
+        grid: YAML file.
+        experiment: experiment of the runs.
+        run_name: name of the parent run.
+        tag: tag of each run that is opened, KEY=TEXT; may be given several times.
+        dry_run: print what would be done, and write nothing.
+        **options: other options of :func:`clear_mlflow.sweep`.
+    """
     apply_run_options(experiment, run_name, tag)
-    # Imported later: an invalid file is reported before MLflow and torch are loaded.
-    read_grid(grid)
-    from clear_mlflow.api.sweep_runs import FAILED, plan_sweep, run_sweep
+    if grid:
+        read_grid(grid)  # an invalid file is reported before MLflow and torch are loaded
+    from clear_mlflow.api.sweep_runs import FAILED, NOT_DONE, plan_sweep, run_sweep
 
     if dry_run:
-        _print_plan(*plan_sweep(grid, **engine_options))
+        for name in ("retries", "group_by", "rank_by"):
+            del options[name]
+        runs, plan = plan_sweep(grid, **options)
+        if output.wants_json():
+            output.print_json({"runs": [run.to_dict() for run in runs]})
+            return
+        _print_runs(runs)
+        num_waiting = sum(run.state == NOT_DONE for run in runs)
+        click.echo(
+            f"\n{len(runs)} runs, of which {num_waiting} would be started{plan and f', {plan}'}; "
+            "nothing was written (dry run)"
+        )
         return
+    # The experiment is in the environment, as apply_run_options set it.
     result, signals = run_sweep(
-        grid,
-        experiment=None,  # of the environment, as apply_run_options set it
-        run_name=run_name,
-        retries=retries,
-        group_by=group_by,
-        rank_by=rank_by,
-        choose_program=_choose_program,
-        **engine_options,
+        grid, experiment=None, run_name=run_name, choose_program=_choose_program, **options
     )
-    if wants_json():
-        print_json(result.to_dict())
+    if output.wants_json():
+        output.print_json(result.to_dict())
     else:
         _print_result(result, is_stopped=bool(signals.received))
     for run in result.runs:
         if run.state == FAILED:
-            line = one_line(f"{run.name}: {run.error} (run {run.run_id})")
-            click.echo(f"error: {line}", err=True)
+            output.print_error(f"{run.name}: {run.error} (run {run.run_id})")
     for problem in result.problems:
-        click.echo(f"error: {one_line(problem)}", err=True)
+        output.print_error(problem)
     if signals.received:
         sys.exit(128 + signals.received[0])
     if not result.is_complete:
@@ -120,45 +110,27 @@ def _choose_program(num_runs: int) -> Any:
     return PreloadedProgram()
 
 
-def _print_plan(runs: Sequence[SweepRun], plan: str) -> None:
-    """Print the states of the runs. plan: how many would train at a time, or empty."""
-    if wants_json():
-        print_json({"runs": [run.to_dict() for run in runs]})
-        return
-    from clear_mlflow.api.sweep_runs import NOT_DONE
-
-    console().print(_build_table(runs))
-    num_waiting = sum(run.state == NOT_DONE for run in runs)
-    click.echo(
-        f"\n{len(runs)} runs, of which {num_waiting} would be started{plan and f', {plan}'}; "
-        "nothing was written (dry run)"
-    )
-
-
 def _print_result(result: SweepResult, *, is_stopped: bool) -> None:
     """Print the runs with their states, and the comparison. is_stopped: the sweep ended early."""
     from clear_mlflow.api.sweep_runs import DONE, DONE_BEFORE
 
-    out = console()
+    listed = result.runs
+    if len(listed) > _MAX_LISTED:
+        listed = tuple(run for run in listed if run.state not in (DONE, DONE_BEFORE))
     with suppress(OSError):  # the reader may be gone
-        listed = [
-            run
-            for run in result.runs
-            if len(result.runs) <= _MAX_LISTED or run.state not in (DONE, DONE_BEFORE)
-        ]
         if listed:
-            out.print(_build_table(listed))
-        out.print(f"\n{result.summary}", highlight=False)
+            _print_runs(listed)
+        click.echo(f"\n{result.summary}")
         if (compared := result.comparison) is not None:
-            out.print()
-            print_comparison(compared.comparison, out)
-            out.print(f"\ncompared in run {compared.run_id}", highlight=False)
-            print_links(compared.links)
+            click.echo()
+            output.print_comparison(compared.comparison)
+            click.echo(f"\ncompared in run {compared.run_id}")
+            output.print_links(compared.links)
         if is_stopped:
-            out.print("stopped: the same command does the rest")
+            click.echo("stopped: the same command does the rest")
 
 
-def _build_table(runs: Sequence[SweepRun]) -> Table:
-    """Return a table of name, state and id of the first 50 runs."""
+def _print_runs(runs: Sequence[SweepRun]) -> None:
+    """Print a table of name, state and id of the first 50 runs."""
     rows = ((run.name, run.state, run.run_id or "-") for run in runs[:_MAX_LISTED])
-    return build_text_table(("run", "state", "run id"), rows)
+    output.print_table(("run", "state", "run id"), rows)

@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.cli.from_function import command
-from clear_mlflow.cli.help import describe_auto
-from clear_mlflow.cli.options import RUN, apply_run_options, option, run_options
-from clear_mlflow.core.distributed import DistributedEnv, read_dist_env
+from clear_mlflow.cli import output
+from clear_mlflow.cli.command import build_option, command
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
+    auto_values,
     check_memory,
     parameter_defaults,
 )
 from clear_mlflow.learning.parameters.logged import read_config_file
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.process.ranks import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
 
+_HEADINGS = {"Run": "config experiment run_name tag resume assume_dead if_held processes"}
+for _name, _parameter in PARAMETERS.items():
+    _HEADINGS[_parameter["group"]] = f"{_HEADINGS.get(_parameter['group'], '')} {_name}"
 
-def train_options(command_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with --config and an option for each training parameter, all text."""
-    command_function = option(
-        "--config",
-        "FILE",
-        "config.json of an earlier run, to repeat it. Options that are passed override the file.",
-        heading=RUN,
-        parameter="config_file",
-    )(command_function)
-    for name, parameter in reversed(PARAMETERS.items()):
-        choices = parameter["choices"]
-        command_function = option(
-            f"--{name.replace('_', '-')}",
-            f"[{'|'.join(choices)}]" if choices else "VALUE",
-            " ".join(filter(None, (parameter["help"], describe_auto(name)))),
-            default=parameter["default"],
-            heading=parameter["group"],
-            type=str,
-        )(command_function)
-    return command_function
+
+def _describe_parameter(name: str) -> str:
+    """Return the help of a training parameter, with the values that ``auto`` selects.
+
+    >>> _describe_parameter("epochs")[-90:]
+    'auto: 24 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
+    """
+    datasets: dict[str, list[str]] = {}  # by value
+    for dataset, value in auto_values(name).items():
+        datasets.setdefault(value, []).append(dataset)
+    parts = [f"{value} on {', '.join(names)}" for value, names in datasets.items()]
+    text: str = PARAMETERS[name]["help"]
+    return f"{text} {AUTO}: {'; '.join(parts)}." if parts else text
+
+
+# Their values are text, which TrainConfig checks, since configuration files contain them, too.
+_TRAINING_OPTIONS = [
+    build_option(
+        name,
+        type=str,
+        default=parameter["default"],
+        metavar=f"[{'|'.join(parameter['choices'])}]" if parameter["choices"] else "VALUE",
+        help=_describe_parameter(name),
+    )
+    for name, parameter in PARAMETERS.items()
+]
 
 
 @command(
-    headings={RUN: ("resume", "assume_dead", "if_held")},
+    headings=_HEADINGS,
+    options=_TRAINING_OPTIONS,
     examples=(
         "clear-mlflow train",
         "clear-mlflow train --strategy replay --memory 0.1 --seed 1",
@@ -59,17 +72,15 @@ def train_options(command_function: Callable[..., Any]) -> Callable[..., Any]:
         "mlflow run . --env-manager local -P strategy=replay",
     ),
 )
-@train_options
-@run_options
 def train(
+    *,
+    config: Path | None = None,
+    experiment: str | None = None,
+    run_name: str | None = None,
+    tag: tuple[str, ...] = (),
     resume: str | None = None,
     assume_dead: bool = False,
     if_held: Literal["wait", "leave"] = "wait",
-    *,
-    config_file: str | None,
-    experiment: str | None,
-    run_name: str | None,
-    tag: tuple[str, ...],
     **parameters: str,
 ) -> None:
     """Train on one bucket after another, and test on all buckets after each.
@@ -78,16 +89,18 @@ def train(
     disk while the store is unreachable. However the run ends, the rows are read back and scored.
 
     Args:
+        config: path of the config.json of an earlier run, to repeat it. Options that are passed
+            override the file.
+        experiment: MLflow experiment; created if it does not exist. None: the experiment of
+            MLFLOW_EXPERIMENT_NAME, else Default.
+        run_name: name of the run. None: made of what it trains.
+        tag: tag of the run, KEY=TEXT; may be given several times.
         resume: id of an interrupted run, to resume it with its parameters.
         assume_dead: with --resume, do not wait until the lease of the process that trained the run
             has expired; you know that the process is dead. If it lives after all, it loses the run.
         if_held: what to do if a process on another machine may still train into the run: wait until
             its lease has expired, 3 minutes at most, or leave with exit code 75, to be started
             again later.
-        config_file: path of a configuration file.
-        experiment: name of the experiment.
-        run_name: name of the run.
-        tag: tags of the run.
         **parameters: parameters of the training as text.
     """
     if assume_dead and not resume:
@@ -100,57 +113,59 @@ def train(
     # With several processes, the others would give up before the lease has expired.
     can_wait = if_held == "wait" and dist_env.size == 1
     with StoppingSignals(print_message=dist_env.keeps_record) as signals:
-        if resume:
-            _check_resume(resume, config_file, dist_env)
+        if resume and config:
+            raise ConfigError(
+                f"config is {config} and resume is {resume}; a resumed run keeps its parameters: "
+                "leave config out"
+            )
+        if resume and dist_env.size > 1:
+            raise ConfigError(
+                f"resume is {resume} and this is one of {dist_env.size} processes, of which only "
+                "one knows the run's parameters; pass the same parameters as before, and set "
+                "MLFLOW_RUN_ID to the run's id instead"
+            )
         passed = _select_passed(parameters)
-        requested, config = _resolve_parameters(config_file, parameters)
-        check_memory(config, {} if resume else passed)
+        requested, train_config = _resolve_parameters(config, parameters)
+        check_memory(train_config, {} if resume else passed)
         if not dist_env.keeps_record:
-            sys.exit(run_rank(dist_env, config, signals))
+            sys.exit(run_rank(dist_env, train_config, signals))
 
         # This process loads torch while MLflow is loaded below.
-        process = None if resume else TrainingProcess(config)
+        process = None if resume else TrainingProcess(train_config)
 
-        from clear_mlflow.cli.output import print_run_result
         from clear_mlflow.store.client import set_up_mlflow
         from clear_mlflow.tracking.tracked_training import resume_supervised, train_supervised
 
         set_up_mlflow()
-        if resume:
+        if process is None:
             outcome = resume_supervised(
-                resume,
-                passed,
-                signals,
-                num_processes=dist_env.size,
-                assume_dead=assume_dead,
-                can_wait=can_wait,
+                str(resume), passed, signals, assume_dead=assume_dead, can_wait=can_wait
             )
-        elif process:
+        else:
             outcome = train_supervised(
-                process,
-                requested,
-                signals,
-                num_processes=dist_env.size,
-                run_name=run_name,
-                can_wait=can_wait,
+                process, requested, signals, run_name=run_name, can_wait=can_wait
             )
-        print_run_result(outcome)
+        output.print_run_result(outcome)
     sys.exit(outcome.exit_code)
 
 
 @command(
-    headings={RUN: ("processes",)},
+    headings=_HEADINGS,
+    options=[
+        option
+        for option in train.params
+        if isinstance(option, click.Option)
+        and option.name not in ("resume", "assume_dead", "if_held")
+    ],
     examples=(
         "clear-mlflow train-distributed --dataset clear10 --data-root ~/clear10",
         "clear-mlflow train-distributed --processes 2 --strategy replay",
     ),
 )
-@train_options
-@run_options
 def train_distributed(
-    processes: int | Literal["auto"] = "auto",
     *,
-    config_file: str | None,
+    processes: int | Literal["auto"] = "auto",
+    config: Path | None,
     experiment: str | None,
     run_name: str | None,
     tag: tuple[str, ...],
@@ -164,7 +179,7 @@ def train_distributed(
     Args:
         processes: number of processes on this machine, which share every batch. auto: one per GPU,
             or 2 on CPUs.
-        config_file: path of a configuration file.
+        config: as in :func:`train`, like all that follow.
         experiment: name of the experiment.
         run_name: name of the run.
         tag: tags of the run.
@@ -174,22 +189,21 @@ def train_distributed(
 
     if processes != "auto" and processes < 1:
         raise ConfigError(f"processes is {processes}; expected a whole number of at least 1")
-    _, config = _resolve_parameters(config_file, parameters)
+    _, train_config = _resolve_parameters(config, parameters)
     # The started processes read experiment and tags from the environment, and the name here.
     apply_run_options(experiment, run_name, tag)
     arguments = [f"--run-name={run_name}"] if run_name else []
-    if config_file:
-        arguments += ["--config", config_file]
+    if config:
+        arguments += ["--config", str(config)]
     # Only passed options: a default would override the configuration file.
     for name, value in _select_passed(parameters).items():
         arguments += [f"--{name.replace('_', '-')}", value]
-    sys.exit(
-        launch(resolve_num_processes(None if processes == "auto" else processes, config), arguments)
-    )
+    num_processes = resolve_num_processes(None if processes == "auto" else processes, train_config)
+    sys.exit(launch(num_processes, arguments))
 
 
 def _resolve_parameters(
-    config_file: str | None, parameters: dict[str, str]
+    config_file: Path | None, parameters: dict[str, str]
 ) -> tuple[dict[str, str], TrainConfig]:
     """Return parameters as text, and the resolved configuration.
 
@@ -197,24 +211,9 @@ def _resolve_parameters(
     if a value is invalid.
     """
     if config_file:
-        from_file = read_config_file(Path(config_file))
+        from_file = read_config_file(config_file)
         parameters = {**parameter_defaults(), **from_file, **_select_passed(parameters)}
     return parameters, TrainConfig.resolve(parameters)
-
-
-def _check_resume(resume: str, config_file: str | None, dist_env: DistributedEnv) -> None:
-    """Raise ConfigError if a run is resumed with --config, or by one of several processes."""
-    if config_file:
-        raise ConfigError(
-            f"config is {config_file} and resume is {resume}; a resumed run keeps its parameters: "
-            "leave config out"
-        )
-    if dist_env.size > 1:
-        raise ConfigError(
-            f"resume is {resume} and this is one of {dist_env.size} processes, of which only one "
-            "knows the run's parameters; pass the same parameters as before, and set MLFLOW_RUN_ID "
-            "to the run's id instead"
-        )
 
 
 def _select_passed(parameters: dict[str, str]) -> dict[str, str]:
@@ -225,3 +224,41 @@ def _select_passed(parameters: dict[str, str]) -> dict[str, str]:
         for name, value in parameters.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
+
+
+def apply_run_options(
+    experiment: str | None, run_name: str | None, tag: Sequence[str], *, resume: str | None = None
+) -> None:
+    """Set MLflow's environment variables for the experiment and tags of runs opened from now on.
+
+    run_name is only checked. resume: id of the run that is resumed, or None. Raises ConfigError
+    if options are passed although an existing run is continued, or if a tag is not KEY=TEXT.
+    """
+    existing_run_id = resume or os.environ.get("MLFLOW_RUN_ID")
+    passed = {"experiment": experiment, "run_name": run_name, "tag": " ".join(tag)}
+    for name, text in passed.items():
+        if text and existing_run_id:
+            raise ConfigError(
+                f"{name} is {text!r}, and run {existing_run_id} is there already, with its own "
+                "experiment, name and tags; leave the option out"
+            )
+    tags = {}
+    for text in tag:
+        key, sign, value = text.partition("=")
+        if not key.strip() or not sign:
+            raise ConfigError(
+                f"tag is {text!r}; expected a key, = and a text, for example paper=draft"
+            )
+        if key.startswith(("mlflow.", "clear_mlflow.")):
+            raise ConfigError(
+                f"tag is {text!r}; names that begin with mlflow. or clear_mlflow. are the "
+                "programs' own"
+            )
+        tags[key.strip()] = value
+    # MLflow's own variables: every run that is opened from here on follows them.
+    if experiment:
+        os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
+        os.environ["MLFLOW_EXPERIMENT_NAME"] = experiment
+    if tags:
+        others = json.loads(os.environ.get("MLFLOW_RUN_CONTEXT") or "{}")
+        os.environ["MLFLOW_RUN_CONTEXT"] = json.dumps({**others, **tags})

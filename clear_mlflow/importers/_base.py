@@ -90,8 +90,37 @@ class ResultFile:
 
     @cached_property
     def is_printed_array(self) -> bool:
-        """Whether the file begins with an array as NumPy prints it: brackets, no commas."""
-        return bool(re.match(r"\s*\[\s*(\[\s*)?[-+.\w]+\s+[-+.\w]", self.head))
+        """Whether the file begins with an array as NumPy prints it: brackets, no commas.
+
+        Up to twenty lines of text may precede a matrix.
+        """
+        array = re.match(r"(?:[^\[\n]*\n){0,20}\s*(?=\[\s*\[)", self.head)
+        start = array.end() if array else 0
+        return bool(re.match(r"\s*\[\s*(\[\s*)?[-+.\w]+\s+[-+.\w]", self.head[start:]))
+
+
+AVERAGE: Final = "average accuracy"
+LINE_AVERAGE: Final = "average of a line"  # in a column of the table
+FORGETTING: Final = "forgetting"
+WEIGHTED: Final = "accuracy over all images"
+MEAN_WEIGHTED: Final = "mean accuracy over all images"  # over the tests so far
+EARLIER: Final = "accuracy on earlier tasks"  # mean of all cells below the diagonal
+
+
+@dataclass(frozen=True)
+class PrintedNumber:
+    """A number that a file prints next to its matrix, by which the matrix is checked."""
+
+    name: str  # one of the names above
+    value: float
+    step: int  # number of buckets trained
+    precision: float = 0.005  # half a unit of its last digit
+
+    @classmethod
+    def parse(cls, name: str, digits: str, step: int) -> PrintedNumber:
+        """Convert decimal digits. Raises RecordError for anything else."""
+        decimals = min(len(digits.partition(".")[2]), 7)  # later digits come from 64-bit floats
+        return cls(name, parse_cell(digits), step, 0.5 * 10**-decimals)
 
 
 @dataclass(frozen=True)
@@ -108,6 +137,7 @@ class ParsedRun:
     label: str = ""  # name of the run within its file; empty if it is the only one
     source_bytes: bytes | None = None  # bytes of the file that are this run; None: all of them
     score: Score = ACCURACY  # what the numbers are, if the file defines it
+    printed: Sequence[PrintedNumber] = ()  # averages in the file
 
 
 class Format(ABC):
@@ -117,6 +147,7 @@ class Format(ABC):
     scale: str | None = None  # "fraction" or "percent", if the program that writes it defines it
     marks_initial = False  # True if the format itself marks the row of the untrained model
     is_general = False  # True if many programs write it; tried after the others
+    is_log = False  # True if orientation="rows" states that a log without its end is a run
     max_bytes = untrusted.MAX_RESULTS_BYTES  # larger files are not parsed
 
     @abstractmethod
@@ -136,7 +167,7 @@ class Format(ABC):
 
 
 def build_rows(cells: Mapping[tuple[int, int], float]) -> list[list[float]]:
-    """Build rows of equal length from cells by (row, column), both from 0; NaN in the gaps."""
+    """Build rows of equal length from cells by (row, column) from 0, with NaN in the gaps."""
     height = 1 + max(row for row, _ in cells)
     width = 1 + max(column for _, column in cells)
     return [[cells.get((i, j), NAN) for j in range(width)] for i in range(height)]
@@ -162,6 +193,15 @@ def parse_cell(text: str) -> float:
     if not is_number(text):
         raise RecordError(f"contains {safe_repr(text)}; expected a number, or nothing")
     return float(text)
+
+
+def check_end(file: ResultFile, is_complete: bool, end: str) -> None:
+    """Raise RecordError if a log lacks its end, unless the user stated orientation="rows"."""
+    if not is_complete and file.options.orientation != "rows":
+        raise RecordError(
+            f"lacks {end}: the run stopped early, or the file is truncated. Pass "
+            'orientation="rows" to import the tests that it contains'
+        )
 
 
 def suggest_buckets(names: Sequence[str]) -> str:

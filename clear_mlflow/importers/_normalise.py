@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ from clear_mlflow.importers._base import (
     ResultFile,
     suggest_buckets,
 )
+from clear_mlflow.importers._proofs import find_orientation
 
 _Cells: TypeAlias = "NDArray[np.float64]"
 
@@ -40,6 +41,7 @@ class ImportedRun:
     label: str  # name of the run within its file; empty if it is the only one
     digest: str  # "sha256:..." of the bytes that it was read from
     format_name: str
+    proof: str = ""  # which averages in the file the matrix fits; empty if there are none
 
 
 def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> ImportedRun:
@@ -50,7 +52,8 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     """
     options = file.options
     rows, buckets, labels = [*parsed.rows], parsed.buckets, parsed.labels
-    if _is_transposed(file_format, parsed, options):
+    orientation, proof = _detect_orientation(file_format, parsed, options)
+    if orientation == "columns":
         rows = _build_array(None, rows)[1:].T.tolist()
         buckets, labels = (buckets, None) if labels is None else (labels, buckets)
     if labels is not None:
@@ -66,6 +69,9 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
     cells = _build_array(initial, rows)
     score = _choose_score(file_format, parsed, options)
     if score.is_accuracy:
+        if proof and options.scale == "auto" and 1 < np.nanmax(cells, initial=0) <= 100:
+            options = replace(options, scale="percent")  # averages in the file have that unit, too
+            proof = f"percent, {proof}"
         cells = _convert_to_fractions(cells, file_format, options)
     num_rows, num_buckets = len(rows), cells.shape[1]
     if num_rows > num_buckets:
@@ -98,7 +104,7 @@ def normalise(file: ResultFile, file_format: Format, parsed: ParsedRun) -> Impor
         _check_against_counts(cells, matrix.num_instances)
     content = file.content if parsed.source_bytes is None else parsed.source_bytes
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    return ImportedRun(matrix, dict(parsed.metadata), parsed.label, digest, file_format.name)
+    return ImportedRun(matrix, dict(parsed.metadata), parsed.label, digest, file_format.name, proof)
 
 
 def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]]) -> _Cells:
@@ -123,29 +129,29 @@ def _build_array(initial: Sequence[float] | None, rows: Sequence[Sequence[float]
     return cells
 
 
-def _is_transposed(file_format: Format, parsed: ParsedRun, options: ReadOptions) -> bool:
-    """Return True if a column of the file is one test after training."""
-    rows, orientation = parsed.rows, options.orientation
-    if not file_format.is_general or parsed.initial is not None:
-        if orientation != "auto":
-            raise ConfigError(
-                f"orientation is {orientation!r}, but the format {file_format.name} itself marks "
-                "the rows; leave orientation out"
-            )
-        return parsed.orientation == "columns"
-    if orientation == "auto":
-        orientation = parsed.orientation
-    if orientation != "auto" or {*map(len, rows)} != {len(rows)}:
-        return orientation == "columns"
-    cells = np.nan_to_num(np.array(rows))
-    has_diagonal, has_future = np.diagonal(cells).all(), np.triu(cells, 1).any()
-    is_proven = bool(has_diagonal and has_future and not np.tril(cells, -1).any())
-    if is_proven and len(rows) == 2 and rows[1][0] == 0:
-        raise RecordError(
-            'contains 0 below the diagonal: pass orientation="columns" if a column is one test '
-            'after training, or orientation="rows" if a row is'
+def _detect_orientation(
+    file_format: Format, parsed: ParsedRun, options: ReadOptions
+) -> tuple[str, str]:
+    """Return "rows" if a row is one test after training, "columns" if a column is, and the proof.
+
+    Raises RecordError if neither the options nor the file prove it.
+    """
+    stated, orientation = options.orientation, parsed.orientation
+    is_marked = not file_format.is_general or parsed.initial is not None
+    if is_marked and stated not in ("auto", "rows" if file_format.is_log else ""):
+        raise ConfigError(
+            f"orientation is {stated!r}, but the format {file_format.name} itself marks the rows; "
+            "leave orientation out"
         )
-    return is_proven
+    if not is_marked and stated != "auto":
+        return stated, ""
+    is_jagged = len({*map(len, parsed.rows)}) > 1
+    if orientation == "auto" and (is_marked or is_jagged or options.initial == "first-row"):
+        orientation = "rows"
+    printed = parsed.printed if parsed.initial is None else ()
+    if orientation != "auto" and not printed:
+        return orientation, ""
+    return find_orientation(_build_array(None, parsed.rows)[1:], printed, orientation)
 
 
 def _order_rows(
@@ -153,8 +159,10 @@ def _order_rows(
 ) -> list[Sequence[float]]:
     """Return the rows in the order of the buckets that their labels name, NaN for missing rows.
 
-    Raises RecordError if a label names no bucket.
+    Raises RecordError if a label names no bucket, or if the numbers of rows and labels differ.
     """
+    if len(labels) != len(rows):
+        raise RecordError(f"contains {len(rows)} rows of numbers, but names {len(labels)}")
     width = max(map(len, rows), default=0)
     try:
         positions = row_positions(labels, buckets or [str(j + 1) for j in range(width)])

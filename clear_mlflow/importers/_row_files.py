@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
@@ -91,8 +92,7 @@ class RowPattern:
 def read_row(file: ResultFile) -> list[float]:
     """Return the numbers of a file that contains a single row of a matrix.
 
-    The file is a JSON list, a line or column of text, or a .npy array. Raises RecordError if it
-    contains anything else.
+    The file is a JSON list, a line or column of text, or a .npy array. Raises RecordError if not.
     """
     bounded(file.content, MAX_RESULTS_BYTES)
     if file.looks_like_json:
@@ -124,6 +124,7 @@ def combine_rows(rows: Mapping[int, Sequence[float]], options: ReadOptions) -> A
         initial=rows.get(0),
         orientation="rows",
     )
+    options = replace(options, orientation="auto")  # the pattern names the rows
     return normalise(ResultFile("rows", b"", options), plain_text.PlainText(), parsed).matrix
 
 

@@ -68,7 +68,7 @@ class JSONMatrix(Format):
                 if _is_name_or_number(document.get(key))
             },
             score=score,
-            orientation="rows" if is_ours else "auto",
+            orientation="rows" if is_ours or name == "matrix" else "auto",
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINE_CHARACTERS, MAX_LOG_BYTES, MAX_RUNS
-from clear_mlflow.importers._base import NAN, Format, ParsedRun, ResultFile, is_number, parse_index
+from clear_mlflow.importers._base import Format, ParsedRun, ResultFile, parse_cell, parse_index
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[({])|(?P<close>[\])}])"""
@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CELL = re.compile(r"accuracy_([0-9]{1,9})_task([0-9]{1,9})")
-_NUMPY_TYPES = ("np.float64", "np.float32", "np.float16", "numpy.float64")  # in the repr of numpy 2
+_NUMPY_FLOAT = re.compile(r"^(?:np|numpy)\.float[0-9]{2}\((.*)\)$")  # in the repr of numpy 2
 _METADATA_NAMES = {  # mammoth's name to ours
     "model": "strategy",
     "dataset": "dataset",
@@ -74,7 +74,8 @@ def _build_rows(entries: dict[str, list[str]]) -> list[list[float]]:
     for key, tokens in entries.items():
         if match := _CELL.fullmatch(key):
             task, test = (parse_index(n, "a task", 2 * MAX_BUCKETS) for n in match.groups())
-            tests.setdefault(test, {})[task] = _parse_accuracy(key, tokens)
+            number = _NUMPY_FLOAT.sub(r"\1", "".join(tokens))
+            tests.setdefault(test, {})[task] = parse_cell(number)
     if not tests:
         raise RecordError(
             "contains no accuracy_<j>_task<i>: mammoth stores accuracies per task only for "
@@ -150,20 +151,6 @@ def _split_entries(line: str) -> dict[str, list[str]]:
     if depth != 0:
         raise RecordError("is cut off: a bracket is not closed")
     return entries
-
-
-def _parse_accuracy(key: str, tokens: list[str]) -> float:
-    """Convert the tokens of a value to a float, NaN for nan and None.
-
-    Raises RecordError for anything else, with the key in the message.
-    """
-    if len(tokens) == 4 and tokens[0] in _NUMPY_TYPES and tokens[1::2] == ["(", ")"]:
-        tokens = tokens[2:3]
-    if tokens in (["nan"], ["None"]):
-        return NAN
-    if len(tokens) != 1 or not is_number(tokens[0]):
-        raise RecordError(f"contains {safe_repr(' '.join(tokens))} for {key}; expected a number")
-    return float(tokens[0])
 
 
 def _unquote(word: str) -> str:

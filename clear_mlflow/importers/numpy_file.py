@@ -46,6 +46,8 @@ class NumpyFile(Format):
         initial, counts, buckets = map(arrays.get, ("initial", "num_instances", "buckets"))
         yield ParsedRun(
             rows=_to_rows(arrays[(preferred or matrices)[0]]),
+            # Under this name, docs/import.md asks for a row per test.
+            orientation="rows" if "matrix" in preferred else "auto",
             initial=None if initial is None else _to_rows(initial.ravel())[0],
             num_instances=None if counts is None else counts.tolist(),
             buckets=None if buckets is None else buckets.tolist(),

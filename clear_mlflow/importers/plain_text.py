@@ -12,10 +12,15 @@ from clear_mlflow.core.matrix import label_numbers
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._base import (
+    AVERAGE,
+    FORGETTING,
+    LINE_AVERAGE,
     Format,
     ParsedRun,
+    PrintedNumber,
     ReadOptions,
     ResultFile,
+    check_end,
     is_cell,
     is_number,
     parse_cell,
@@ -31,6 +36,13 @@ _TRAINED, _TESTED = re.compile("train|after", re.I), re.compile("test|eval", re.
 _NEVER_BUCKETS = re.compile(
     r"(epochs?|steps?|seeds?|loss|avg|average|means?|median|std|stdev|sd)([_ -]?acc(uracy)?)?", re.I
 )
+_AVERAGE_COLUMN = re.compile(r"(avg|average|mean)([_ -]?acc(uracy)?)?", re.I)
+_PRINTED_AVERAGE = re.compile(
+    r"[# *]*(?:(?:final |overall )?(?:average|avg|mean)[ _-]acc(?:uracy)?|(forgetting))"
+    r"(?: \((?:CNN|NME)\))? ?[:=] ?([0-9]{1,20}(?:\.[0-9]{1,20})?) ?%?",
+    re.I,
+)
+_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]{1,5})?")
 
 
 class PlainText(Format):
@@ -43,7 +55,7 @@ class PlainText(Format):
         """Return True if one of the first three lines that are no comments is a row of numbers."""
         if file.looks_like_json or "\x00" in file.head:
             return False
-        lines = [ln for ln in file.head.splitlines() if ln.strip() and ln.lstrip()[0] != "#"]
+        lines = [ln for ln in file.head.splitlines() if ln.strip() and not _is_remark(ln)]
         return file.is_printed_array or any(_is_row_of_numbers(line) for line in lines[:3])
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
@@ -55,6 +67,7 @@ class PlainText(Format):
         if not table:
             raise RecordError("contains no row of numbers")
         names = table.pop(0) if _has_column_names(table, options.bucket_names) else None
+        printed: list[PrintedNumber] = []
         labels, corner = None, ""
         if _has_labels(table, names, options):
             labels, table = [_unescape(row[0]) for row in table], [row[1:] for row in table]
@@ -63,14 +76,18 @@ class PlainText(Format):
         if names is not None or options.columns:
             names = names and [_unescape(name) for name in names]
             columns = _choose_columns(names, max(map(len, table), default=0), options)
+            printed = _read_average_column(names or (), table)
             names = names and [names[j] for j in columns]
             table = [[row[j] for j in columns if j < len(row)] for row in table]
+        printed += _find_printed_averages(file, len(table))
         initial, rows = None, [[parse_cell(cell) for cell in row] for row in table]
         for index, label in enumerate(labels or ()):
             if labels and label.lower() in _INITIAL_LABELS:
                 initial = rows.pop(index)
                 labels.pop(index)
                 break
+        if corner == "after_training_task":  # CLArena's acc.csv has a column per line
+            check_end(file, len(rows) == len(names or ()), f"the lines of {len(names or ())} tasks")
         is_ordered = options.columns or names in (None, labels, options.bucket_names)
         numbers = [] if is_ordered else label_numbers(names or ())
         if numbers != sorted(numbers):
@@ -83,7 +100,8 @@ class PlainText(Format):
             initial=initial,
             buckets=names and tuple(names),
             labels=None if options.row_labels == "ignore" else labels,
-            orientation=_detect_orientation(corner, names or ()),
+            orientation="rows" if options.columns else _detect_orientation(corner, names, labels),
+            printed=printed,
         )
 
 
@@ -94,7 +112,11 @@ def read_table(file: ResultFile) -> list[list[str]]:
     or cells than a matrix can have.
     """
     if file.is_printed_array:
-        rows = re.findall(r"\[([^\[\]]*)\]", untrusted.decoded(file.content))
+        text = untrusted.decoded(file.content)
+        text = text[max(text.find("[["), 0) :]
+        if "[[" in text[2:]:
+            raise RecordError("contains several printed matrices; import a file with one")
+        rows = re.findall(r"\[([^\[\]]*)\]", text.partition("]]")[0] + "]")
         if any("..." in row for row in rows) or len(rows) > MAX_BUCKETS + 1:
             raise RecordError(
                 f"is a printed array with '...' or more than {MAX_BUCKETS} rows; save it with "
@@ -103,12 +125,17 @@ def read_table(file: ResultFile) -> list[list[str]]:
         return [row.split(maxsplit=_MAX_CELLS) for row in rows if row.strip()]
     table = []
     for line in file.iter_lines():
-        if not line.lstrip().startswith("#"):
+        if not _is_remark(line):
             table.append(_split_line(line))
             # A row per bucket, a row of the untrained model, and a row of names.
             if len(table) > MAX_BUCKETS + 2:
                 raise RecordError(f"contains more than {MAX_BUCKETS} rows")
     return table
+
+
+def _is_remark(line: str) -> bool:
+    """Return True if a line is a comment, a printed average, or Excel's sep= line."""
+    return bool(re.match(r"\s*#|sep=.$", line) or _PRINTED_AVERAGE.fullmatch(line[:200]))
 
 
 def _split_line(line: str) -> list[str]:
@@ -121,7 +148,12 @@ def _split_line(line: str) -> list[str]:
                 cells = next(csv.reader([line], delimiter=separator, strict=True))
             except (csv.Error, StopIteration) as error:
                 raise RecordError(f"contains a line that is not CSV: {safe_repr(line)}") from error
-            return [cell.strip() for cell in cells]
+            cells = [cell.strip() for cell in cells]
+            # Excel in most of Europe writes 0,75;0,5.
+            is_number_with_comma = separator != "," and any(map(_DECIMAL_COMMA.fullmatch, cells))
+            if is_number_with_comma and not any(is_number(c) and "." in c for c in cells):
+                cells = [c.replace(",", ".") if _DECIMAL_COMMA.fullmatch(c) else c for c in cells]
+            return cells
     return line.split(maxsplit=_MAX_CELLS)
 
 
@@ -193,17 +225,42 @@ def _is_range(cells: Sequence[str]) -> bool:
     return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
 
 
-def _detect_orientation(corner: str, names: Sequence[str]) -> str:
+def _detect_orientation(
+    corner: str, names: Sequence[str] | None, labels: Sequence[str] | None
+) -> str:
     """Return "rows" if names prove that a row is one test, "columns" if a column, else "auto".
 
     corner: name of the column of row labels. names: names of the other columns.
     """
-    are_tested, are_trained = (
-        bool(names) and all(map(pattern.search, names)) for pattern in (_TESTED, _TRAINED)
+    names_trained, names_tested, labels_trained, labels_tested = (
+        bool(texts) and all(map(pattern.search, texts))
+        for texts in (names or (), labels or ())
+        for pattern in (_TRAINED, _TESTED)
     )
-    if _TRAINED.search(corner) or are_tested:
+    if _TRAINED.search(corner) or names_tested or labels_trained:
         return "rows"
-    return "columns" if _TESTED.search(corner) or are_trained else "auto"
+    return "columns" if _TESTED.search(corner) or names_trained or labels_tested else "auto"
+
+
+def _find_printed_averages(file: ResultFile, step: int) -> list[PrintedNumber]:
+    """Return averages that lines around the matrix print, such as "Average accuracy: 61.2"."""
+    return [
+        PrintedNumber.parse(FORGETTING if match[1] else AVERAGE, match[2], step)
+        for line in file.iter_lines()
+        if (match := _PRINTED_AVERAGE.fullmatch(line[-200:].rpartition("=> ")[2]))
+    ]
+
+
+def _read_average_column(
+    names: Sequence[str], table: Sequence[Sequence[str]]
+) -> list[PrintedNumber]:
+    """Return the numbers in the first column that is named as an average over buckets."""
+    column = next((j for j, name in enumerate(names) if _AVERAGE_COLUMN.fullmatch(name)), None)
+    return [
+        PrintedNumber.parse(LINE_AVERAGE, row[column], step)
+        for step, row in enumerate(table, start=1)
+        if column is not None and column < len(row) and is_number(row[column])
+    ]
 
 
 def _choose_columns(names: Sequence[str] | None, width: int, options: ReadOptions) -> list[int]:

@@ -120,17 +120,14 @@ class Entry:
 class RunFolder:
     """A folder on local disk with files of one run that are to be uploaded, in order.
 
-    Locked for this process until it is closed; raises FolderLockedError if another process has it
-    locked.
-
-    Args:
-        folder: path of a folder that exists.
-        is_durable: False to write faster; a power cut may then damage files.
+    It exists, and is locked for this process until it is closed. Raises FolderLockedError if
+    another process has it locked. is_durable: False to write faster; a power cut may then damage
+    files.
     """
 
     def __init__(self, folder: Path, *, is_durable: bool = True) -> None:
         self.folder = folder
-        self._is_durable = is_durable  # False for a copy of what a store has
+        self._is_durable = is_durable
         self._lock = _lock_folder(folder)
         numbers = [int(entry.file.name[:8]) for entry in self._list_all_entries()]
         self._next_number = 1 + max(numbers, default=0)
@@ -169,8 +166,7 @@ class RunFolder:
     def reopen(cls, folder: Path) -> RunFolder:
         """Lock and return the folder that an earlier process left.
 
-        Raises FolderLockedError if that process is still alive, and TrackingError if the folder
-        cannot be opened.
+        Raises FolderLockedError if that process is alive, TrackingError if opening fails otherwise.
         """
         try:
             return cls(folder)
@@ -233,10 +229,7 @@ class RunFolder:
         return replace(outcome, error=outcome.error and truncate(outcome.error, 4000))
 
     def close(self, *, remove: bool = False) -> None:
-        """Unlock the folder.
-
-        remove: delete the folder first, unless it has files that are not uploaded.
-        """
+        """Unlock the folder. remove: delete it first, unless it has files that are not uploaded."""
         if remove:
             with suppress(OSError):
                 for entry in self._list_outcomes():
@@ -264,10 +257,7 @@ class RunFolder:
 
 
 def default_root() -> Path:
-    """Return the folder in the user's cache that contains all run folders.
-
-    Raises DataError if there is no cache folder.
-    """
+    """Return the folder of run folders in the user's cache. Raises DataError without a cache."""
     return default_cache_dir() / "unsent"
 
 
@@ -283,10 +273,7 @@ def list_candidate_folders(run_id: str) -> list[Path]:
 
 
 def find_run_folders(run_id: str | None = None) -> list[Path]:
-    """Return the existing folders of one run, or of all runs if *run_id* is None.
-
-    Searches the user's cache and the working folder.
-    """
+    """Return the existing folders of one run, or of all, in the user's cache and working folder."""
     folders: list[Path] = []
     for candidate in list_candidate_folders("any"):
         with suppress(OSError):
@@ -315,10 +302,7 @@ def read_header(folder: Path) -> RunHeader:
 
 
 def _lock_folder(folder: Path) -> int | None:
-    """Lock a folder until this process ends, and return the file descriptor of the lock.
-
-    Raises FolderLockedError if another process has locked it.
-    """
+    """Lock a folder, and return the file descriptor of the lock. Raises FolderLockedError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     lock = os.open(folder / _LOCK, flags, 0o600)
     try:

@@ -12,14 +12,13 @@ import shlex
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Set
 from contextlib import closing, suppress
 from functools import cache
-from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, Run
+from mlflow.entities import Param, Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
@@ -37,34 +36,22 @@ from clear_mlflow.journal.run_folder import (
     read_header,
 )
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
 from clear_mlflow.store.client import log_tags, mlflow_errors
-from clear_mlflow.store.lease import Lease, LeaseLostError
+from clear_mlflow.store.lease import Lease, LeaseLostError, check_has_lease
 from clear_mlflow.store.rows import RowConflictError, parse_rows, read_row_files, store_row
 
-# Metric name to the steps at which a run has points of it.
-CurveSteps = Mapping[str, frozenset[int]]
 EXIT_WAIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
-_EXIT_WAIT_SECONDS, _MAX_EXIT_WAIT_SECONDS = 60.0, 86_400.0
 _WAIT_SECONDS = 5.0  # for one row; a healthy store takes it in a tenth of a second
 _HURRIED_WAIT_SECONDS = 2.0  # at the end, after Ctrl-C
 _FIRST_PAUSE_SECONDS = 0.5  # between tries; doubles with each try
 _MAX_PAUSE_SECONDS = 15.0
 _MAX_LAST_PAUSE_SECONDS = 1.0  # once training has ended
 _JOIN_SECONDS = 1.0
-# HTTP statuses below 500 that mean "try again later".
-_RETRY_STATUSES = (408, 425, 429)
 
 
 class UnsentError(TrackingError):
-    """Training is over, and some of what it measured is only on local disk.
-
-    folder: the run folder that was written to last.
-    """
-
-    def __init__(self, message: str, folder: Path | None = None) -> None:
-        super().__init__(message)
-        self.folder = folder
+    """Training is over, and some of what it measured is only on local disk."""
 
 
 class Uploader:
@@ -99,10 +86,7 @@ class Uploader:
         self._thread.start()
 
     def enqueue(self, *items: Entry | Callable[[], None]) -> None:
-        """Have the thread upload files, or call functions, after all earlier items.
-
-        A function is called once; if it raises TrackingError, that is printed as a warning.
-        """
+        """Have the thread upload files, or call functions, which may not raise, one by one."""
         with self._changed:
             self._queue.extend(items)
             self._changed.notify_all()
@@ -117,19 +101,15 @@ class Uploader:
             self._changed.wait_for(lambda: not self._queue or self.is_failing, seconds)
             if self._queue and not self.is_failing:
                 # Later rows do not wait, until the store has taken something again.
-                entry = next((item for item in self._queue if isinstance(item, Entry)), None)
-                name = "the training state" if entry is None else entry.name
-                error = TrackingError(f"the tracking store has not taken {name} so far")
-                self._report_failure(error, entry)
+                self._report_failure(TrackingError("the tracking store has not taken it so far"))
         if self.lease.error is not None:
             raise self.lease.error
 
     def finish(self, seconds: float) -> None:
         """Upload what is left and stop the thread.
 
-        seconds: gives up when no upload has succeeded for so long. Gives up at once if another
-        process has taken over a run. Raises nothing: :meth:`build_unsent_error` reports what was
-        not uploaded.
+        Gives up when no upload has succeeded for *seconds*, or another process has taken over the
+        run. Raises nothing: :meth:`build_unsent_error` reports what was not uploaded.
         """
         with self._changed:
             self._is_finishing = True
@@ -166,17 +146,14 @@ class Uploader:
         commands = " and ".join(f"'clear-mlflow sync {shlex.quote(str(path))}'" for path in folders)
         return UnsentError(
             f"the tracking store did not take {len(unsent)} files of rows and metrics{reason}; "
-            f"they are in {' and '.join(map(str, folders))}: send them with {commands}",
-            unsent[-1].file.parent,
+            f"they are in {' and '.join(map(str, folders))}: send them with {commands}"
         )
 
     def upload(self, entry: Entry) -> None:
         """Upload one file. A row that is stored with the same numbers is left as it is.
 
-        Raises:
-            LeaseLostError: another process has taken over the run.
-            RowConflictError: the row is stored with other numbers.
-            TrackingError: the store does not take the file.
+        Raises LeaseLostError if another process has taken over the run, RowConflictError if the row
+        is stored with other numbers, and TrackingError if the store does not take the file.
         """
         run_id, name = self._run_id, entry.name
         run = self.lease.check()
@@ -200,35 +177,26 @@ class Uploader:
         Acquires the run's lease, and keeps it unless this fails. The final status of the run is not
         uploaded. A file that the store rejects is kept, and the error is raised at the end.
 
-        Raises:
-            RecordError: a row is damaged, or rows that the run once had are missing.
-            RowConflictError: a row is stored with other numbers. Later files are kept, too.
-            TrackingError: the store does not take a file.
+        Raises RecordError if a row is damaged or rows that the run once had are missing, and
+        RowConflictError if a row is stored with other numbers; later files are kept, too.
         """
-        entries = folder.list_entries()
-        rows = {
-            entry.name: entry.name.rpartition("/")[2]
-            for entry in entries
-            if entry.name.startswith(f"{ROWS_FOLDER}/")
-        }
-        # Raises if other rows are missing.
-        read_row_files(self._client, run, may_be_missing=rows.values())
+        entries = [(entry, *entry.name.rpartition("/")[::2]) for entry in folder.list_entries()]
+        unsent_rows = [name for _, parent, name in entries if parent == ROWS_FOLDER]
+        read_row_files(self._client, run, may_be_missing=unsent_rows)  # raises if rows are missing
         read_steps = cache(lambda: read_curve_steps(self._client, run))
-        list_tests = cache(lambda: list_artifacts(self._client, self._run_id, ANYTIME_FOLDER))
+        list_tests = cache(ArtifactFolder(self._client, run, ANYTIME_FOLDER).list_sizes)
         refusal: TrackingError | None = None
         try:
-            for number, entry in enumerate(entries):
-                if entry.name in rows:
-                    assemble(parse_rows({rows[entry.name]: entry.read()}))  # raises if damaged
-                if number == 0:
-                    self.lease.acquire()
+            if entries:
+                self.lease.acquire()
+            for entry, parent, name in entries:
+                if parent == ROWS_FOLDER:
+                    assemble(parse_rows({name: entry.read()}))  # raises if it is damaged
                 try:
-                    if entry.name == METRICS_JSON:
+                    if name == METRICS_JSON:
                         self._upload_curve(entry, read_steps())
                     # If another process trained on a bucket again, the tests of that process stay.
-                    elif not entry.name.startswith(f"{ANYTIME_FOLDER}/") or (
-                        entry.name not in list_tests()
-                    ):
+                    elif parent != ANYTIME_FOLDER or name not in list_tests():
                         self.upload(entry)
                 except RowConflictError as error:
                     raise RowConflictError(
@@ -249,15 +217,19 @@ class Uploader:
                 self.lease.release()
             raise
 
-    def _upload_curve(self, entry: Entry, steps: CurveSteps) -> None:
-        """Upload values of the training curve from a metrics.json, except at stored *steps*.
+    def _upload_curve(self, entry: Entry, stored_steps: Set[tuple[str, int]]) -> None:
+        """Upload values of the training curve from a metrics.json that are not stored.
 
         Other metrics are computed from rows: scoring logs those that are missing. If another
         process has stored the same rows since, these values have other times and would be
         duplicates.
         """
-        curve = [point for point in entry.read_metrics() if point.key in names.CURVE]
-        if points := drop_stored_points(curve, steps):
+        points = [
+            point
+            for point in entry.read_metrics()
+            if point.key in names.CURVE and (point.key, point.step) not in stored_steps
+        ]
+        if points:
             self.lease.check()
             with mlflow_errors(f"store metrics of run {self._run_id}"):
                 self._client.log_batch(self._run_id, metrics=points)
@@ -271,53 +243,41 @@ class Uploader:
                 if self._is_stopped:
                     return
                 item = self._queue[0]
-            entry = item if isinstance(item, Entry) else None
-            error: TrackingError | None = None
             try:
                 if isinstance(item, Entry):
                     self.upload(item)
+                    item.remove()
                 else:
                     item()
-            except TrackingError as upload_error:
-                error = upload_error
-            with self._changed:
-                if error is None:
-                    self._remove_first(entry)
-                    pause = _FIRST_PAUSE_SECONDS
-                elif isinstance(error, LeaseLostError):
+            except TrackingError as error:
+                with self._changed:
                     self.problem = error
-                    self._changed.notify_all()
-                    return
-                elif entry is None or is_permanent_error(error):
-                    self._set_aside(error, entry)
-                elif not self._is_stopped:
-                    self._report_failure(error, entry)
-                    longest = _MAX_LAST_PAUSE_SECONDS if self._is_finishing else _MAX_PAUSE_SECONDS
-                    pause = min(2 * pause, longest)
-                    self._wait_to_retry(pause)
-
-    def _remove_first(self, entry: Entry | None) -> None:
-        """Remove the first item, which is done. entry: its file, which is deleted, or None."""
-        if entry is not None:
-            entry.remove()
-            self.problem = None
-        self._queue.popleft()
-        self._last_progress = time.monotonic()
-        if self._has_warned and not self._queue:
-            warn("the tracking store is back; what waited is stored")
-            self._has_warned = False
-        self._changed.notify_all()
-
-    def _set_aside(self, error: TrackingError, entry: Entry | None) -> None:
-        """Skip the first item: a file that was rejected or a function that failed. Print *error*.
-
-        A rejected file is uploaded once more at the end. entry: the file, or None for a function.
-        """
-        self._queue.popleft()
-        self._refused += filter(None, [entry])
-        self.problem = error
-        warn(f"{error}; it is kept in {entry.file.parent}" if entry else str(error))
-        self._changed.notify_all()
+                    if isinstance(error, LeaseLostError):
+                        self._changed.notify_all()
+                        return
+                    if isinstance(item, Entry) and is_permanent_error(error):
+                        self._queue.popleft()
+                        self._refused.append(item)
+                        warn(f"{error}; it is kept in {item.file.parent}")
+                        self._changed.notify_all()
+                    elif not self._is_stopped:
+                        self._report_failure(error)
+                        max_pause = _MAX_PAUSE_SECONDS
+                        if self._is_finishing:
+                            max_pause = _MAX_LAST_PAUSE_SECONDS
+                        pause = min(2 * pause, max_pause)
+                        self._wait_to_retry(pause)
+                continue
+            pause = _FIRST_PAUSE_SECONDS
+            with self._changed:
+                self._queue.popleft()
+                if isinstance(item, Entry):
+                    self.problem = None
+                self._last_progress = time.monotonic()
+                if self._has_warned and not self._queue:
+                    warn("the tracking store is back; what waited is stored")
+                    self._has_warned = False
+                self._changed.notify_all()
 
     def _wait_to_retry(self, seconds: float) -> None:
         """Wait between two tries, but not beyond the call or the end of :meth:`finish`."""
@@ -326,14 +286,13 @@ class Uploader:
             lambda: self._is_stopped or self._is_finishing != was_finishing, seconds
         )
 
-    def _report_failure(self, error: TrackingError, entry: Entry | None) -> None:
+    def _report_failure(self, error: TrackingError) -> None:
         """Remember *error*, and print it unless uploads failed before and that was printed."""
         self.problem = error
         if not self._has_warned:
-            location = "on local disk" if entry is None else f"in {entry.file.parent}"
             warn(
-                f"{error}; training continues; what is measured is kept {location} and sent when "
-                "the store takes it"
+                f"{error}; training continues; what is measured is kept on local disk and sent "
+                "when the store takes it"
             )
             self._has_warned = True
         self._changed.notify_all()
@@ -343,11 +302,8 @@ def upload_left_folders(client: MlflowClient, run: Run) -> None:
     """Upload what earlier processes on this machine left of a run, and delete their folders.
 
     Does not set the final status of the run. Releases the run's lease afterwards, since another
-    process may continue the run.
-
-    Raises:
-        FolderLockedError: one of these processes is still alive.
-        RecordError, TrackingError: as :meth:`Uploader.upload_folder`.
+    process may continue the run. Raises FolderLockedError if one of these processes is still alive,
+    and the errors of :meth:`Uploader.upload_folder`.
     """
     run_id = run.info.run_id
     for path in find_run_folders(run_id):
@@ -366,22 +322,17 @@ def upload_left_folders(client: MlflowClient, run: Run) -> None:
 
 
 def store_outcome(
-    client: MlflowClient,
-    run_id: str,
-    outcome: Outcome,
-    *,
-    check: Callable[[Run], object] | None = None,
+    client: MlflowClient, run_id: str, outcome: Outcome, *, needs_lease: bool = False
 ) -> Run:
     """Set the final status and error of a run in the store, and return the run.
 
     Deletes the tag of the process that trained it, and an outdated error of a run that is FINISHED
-    now. A status of None leaves the status as it is.
-
-    check: function that is called first, with the stored run, and may raise.
+    now. A status of None leaves the status as it is. needs_lease: raises LeaseLostError if this
+    process does not have the run's lease.
     """
     with mlflow_errors(f"close run {run_id}"):
-        if check is not None:
-            check(client.get_run(run_id))
+        if needs_lease:
+            check_has_lease(client.get_run(run_id))
         if outcome.error:
             client.set_tag(run_id, names.ERROR_TAG, outcome.error[:8000])
         if outcome.diverged:
@@ -405,28 +356,14 @@ def store_outcome(
     return run
 
 
-def list_artifacts(client: MlflowClient, run_id: str, folder: str) -> frozenset[str]:
-    """Return the paths of the files in a folder of a run's artifacts."""
-    with mlflow_errors(f"list {folder} of run {run_id}"):
-        files = client.list_artifacts(run_id, folder)
-    return frozenset(f"{folder}/{file.path.rsplit('/', 1)[-1]}" for file in files)
-
-
-def read_curve_steps(client: MlflowClient, run: Run) -> CurveSteps:
-    """Return the steps at which a run has values of the training curve, by metric name."""
+def read_curve_steps(client: MlflowClient, run: Run) -> set[tuple[str, int]]:
+    """Return metric name and step of each value of the training curve that a run has."""
     run_id = run.info.run_id
-    steps = {}
-    for name in names.CURVE:
-        if name in run.data.metrics:
-            with mlflow_errors(f"read {name} of run {run_id}"):
-                history = client.get_metric_history(run_id, name)
-            steps[name] = frozenset(point.step for point in history)
+    steps: set[tuple[str, int]] = set()
+    for name in run.data.metrics.keys() & names.CURVE:
+        with mlflow_errors(f"read {name} of run {run_id}"):
+            steps |= {(name, point.step) for point in client.get_metric_history(run_id, name)}
     return steps
-
-
-def drop_stored_points(points: Iterable[Metric], steps: CurveSteps) -> list[Metric]:
-    """Return the metric values whose steps are not stored. steps: stored steps by metric name."""
-    return [point for point in points if point.step not in steps.get(point.key, ())]
 
 
 def is_permanent_error(error: ClearError) -> bool:
@@ -438,7 +375,8 @@ def is_permanent_error(error: ClearError) -> bool:
         status = cause.get_http_status_code()
     else:
         status = getattr(getattr(cause, "response", None), "status_code", None)
-    return isinstance(status, int) and 400 <= status < 500 and status not in _RETRY_STATUSES
+    # 408, 425 and 429 mean "try again later".
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
 
 
 def read_exit_wait() -> float:
@@ -449,12 +387,9 @@ def read_exit_wait() -> float:
     """
     value = os.environ.get(EXIT_WAIT_VARIABLE, "")
     try:
-        seconds = float(value) if value else _EXIT_WAIT_SECONDS
+        seconds = float(value or 60.0)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= _MAX_EXIT_WAIT_SECONDS:
-        raise TrackingError(
-            f"{EXIT_WAIT_VARIABLE} is {value!r}; expected seconds, 0 to "
-            f"{_MAX_EXIT_WAIT_SECONDS:.0f}"
-        )
+    if not 0 <= seconds <= 86_400:
+        raise TrackingError(f"{EXIT_WAIT_VARIABLE} is {value!r}; expected seconds, 0 to 86400")
     return seconds

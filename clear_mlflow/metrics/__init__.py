@@ -3,17 +3,19 @@
 The same word means different things in different papers, so the family is part of each name. A new
 metric is a function and a line in its family's ``METRICS``; a new family is a new module in this
 folder.
+
+In all formulas, R[i, j] is the accuracy on bucket j after training on bucket i, from 0: (k, T), for
+k trained of T buckets, and "last" is row k - 1. Unless a docstring states otherwise, accuracies
+are fractions in [0, 1], differences are in [-1, 1], higher is better, and a metric is undefined if
+a value that it needs was not measured.
 """
 
 from clear_mlflow.metrics._metric import (
-    ACCURACY_ONLY,
     ANY,
     CHANGE,
-    COSTS,
     LEVEL,
     MATRIX,
     PREDICTIONS,
-    WITHIN_BUCKET,
     Metric,
 )
 from clear_mlflow.metrics._predictions import (
@@ -33,10 +35,8 @@ from clear_mlflow.metrics._registry import (
     PREDICTION_METRICS,
     WITHIN_BUCKET_METRICS,
     adapt_metrics,
-    adapt_name,
     add_cost_metrics,
     format_value,
-    get_built_in_metrics,
     get_family_metrics,
     get_first_ranking_metric,
     get_headlines,
@@ -57,12 +57,10 @@ from clear_mlflow.metrics._results import (
 from clear_mlflow.metrics._user import load_custom_metrics, load_metrics
 
 __all__ = [
-    "ACCURACY_ONLY",
     "ALL_METRICS",
     "ANY",
     "BUILT_IN_FAMILIES",
     "CHANGE",
-    "COSTS",
     "COST_METRICS",
     "DEFAULT_FAMILIES",
     "DEFAULT_TITLES",
@@ -72,14 +70,12 @@ __all__ = [
     "METRICS",
     "PREDICTIONS",
     "PREDICTION_METRICS",
-    "WITHIN_BUCKET",
     "WITHIN_BUCKET_METRICS",
     "Metric",
     "MetricResult",
     "MetricResults",
     "Predictions",
     "adapt_metrics",
-    "adapt_name",
     "add_cost_metrics",
     "build_logged_result",
     "class_accuracies",
@@ -88,7 +84,6 @@ __all__ = [
     "evaluate_metrics",
     "explain_undefined",
     "format_value",
-    "get_built_in_metrics",
     "get_family_metrics",
     "get_first_ranking_metric",
     "get_headlines",

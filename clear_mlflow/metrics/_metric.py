@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.score import Score
+from clear_mlflow.core.score import ACCURACY, Score
 
 # Input of a metric's function.
 MATRIX = "matrix"  # an AccuracyMatrix
@@ -23,7 +22,7 @@ PREDICTIONS = "predictions"  # a Predictions
 WITHIN_BUCKET = "within_bucket"  # an AnytimeMatrix
 
 # Role of a metric for matrices of another score than accuracy. Its function then receives values
-# for which higher is better: R, or -R if lower is better. The result is:
+# for which higher is better: R, or -R if lower is better. Its value is:
 LEVEL = "level"  # a value of the score, for example a mean of R[i, j]; its sign is turned back
 CHANGE = "change"  # a difference, positive if the score became better
 ACCURACY_ONLY = "accuracy"  # undefined: the definition needs counts of correct images
@@ -53,6 +52,7 @@ class Metric:
         score_name: name for such a matrix, for example ``clear/in_domain_{score}``; the same as
             *name* if empty. ``{lowest}`` becomes ``highest`` if lower is better.
         skip_if: function that returns True for an input for which results omit the metric.
+        score: score in the matrices that the metric is computed from; set by :meth:`adapt`.
     """
 
     name: str
@@ -67,101 +67,102 @@ class Metric:
     score_role: str = ACCURACY_ONLY
     score_name: str = ""
     skip_if: Callable[[Any], bool] | None = None
+    score: Score = ACCURACY
+
+    def compute(self, measurements: Any) -> float:
+        """Return the value for the input that *needs* names, a matrix with :attr:`score`.
+
+        Raises UndefinedMetricError if the metric is undefined for it.
+        """
+        if self.score.is_accuracy:
+            return self.function(measurements)
+        if self.score_role == ACCURACY_ONLY:
+            raise UndefinedMetricError(f"needs an accuracy (the score is {self.score.name})")
+        value = self.function(measurements.oriented)
+        is_negated = self.score_role == LEVEL and not self.score.higher_is_better
+        return 0.0 - value if is_negated else value
+
+    def adapt(self, score: Score) -> Metric:
+        """Return the metric, renamed, for matrices that contain *score* instead of accuracy.
+
+        >>> accuracy = Metric(
+        ...     name="a/accuracy", function=len, score_role=LEVEL, score_name="a/{score}"
+        ... )
+        >>> accuracy.adapt(Score("rmse", higher_is_better=False)).name
+        'a/rmse'
+        """
+        needs_matrix = self.needs in (MATRIX, COSTS) and self.score_role != ANY
+        if score.is_accuracy or not self.score.is_accuracy or not needs_matrix:
+            return self
+        lowest = "lowest" if score.higher_is_better else "highest"
+        return replace(
+            self,
+            name=(self.score_name or self.name).format(score=score.name, lowest=lowest),
+            higher_is_better=(
+                score.higher_is_better if self.score_role == LEVEL else self.higher_is_better
+            ),
+            score=score,
+        )
 
     @property
     def family(self) -> str:
         """Part of the name before the slash."""
         return self.name.partition("/")[0]
 
-    @cached_property
+    @property
+    def documentation(self) -> str:
+        """Docstring of the function, or of the function inside ``partial``; empty if none."""
+        return inspect.getdoc(getattr(self.function, "func", self.function)) or ""
+
+    @property
     def meaning(self) -> str:
         """First line of the function's docstring, naming the score if it is not accuracy."""
         line = self.documentation.partition("\n")[0]
-        wrapped = self.function
-        if not isinstance(wrapped, _OrientedFunction) or wrapped.score_role == ACCURACY_ONLY:
+        if self.score.is_accuracy or self.score_role == ACCURACY_ONLY:
             return line
-        score = wrapped.score
-        turned = wrapped.score_role == CHANGE and not score.higher_is_better
-        sign = " with its sign turned" if turned else ""
-        return f"{line.removesuffix('.')}; for {score.name}{sign} instead of accuracy."
+        is_negated = self.score_role == CHANGE and not self.score.higher_is_better
+        sign = " with its sign turned" if is_negated else ""
+        return f"{line.removesuffix('.')}; for {self.score.name}{sign} instead of accuracy."
 
-    @cached_property
+    @property
     def formula(self) -> str:
         """Formula in the function's docstring, or an empty string if it has none."""
         match = re.search(r"Formula: (.+?)\. Defined when ", " ".join(self.documentation.split()))
         return match[1] if match else ""
 
-    @property
-    def documentation(self) -> str:
-        """Docstring of the function inside wrappers and ``partial``, or an empty string."""
-        function: Any = self.function
-        while (inner := getattr(function, "func", getattr(function, "function", None))) is not None:
-            function = inner
-        return inspect.getdoc(function) or ""
 
-    def adapt(self, score: Score) -> Metric:
-        """Return the metric, renamed, for matrices that contain *score* instead of accuracy.
+def declare(function: Callable[[Any], float], **fields: Any) -> Metric:
+    """Create a metric named after its function: ``module/function``.
 
-        >>> accuracy = level("a/accuracy", len, score_name="a/{score}")
-        >>> accuracy.adapt(Score("rmse", higher_is_better=False)).name
-        'a/rmse'
-        """
-        if (
-            score.is_accuracy
-            or self.score_role == ANY
-            or self.needs in (PREDICTIONS, WITHIN_BUCKET)
-        ):
-            return self
-        lowest = "lowest" if score.higher_is_better else "highest"
-        is_level = self.score_role == LEVEL
-        return replace(
-            self,
-            name=(self.score_name or self.name).format(score=score.name, lowest=lowest),
-            function=_OrientedFunction(self.function, score, self.score_role),
-            higher_is_better=score.higher_is_better if is_level else self.higher_is_better,
-            score_role=ANY,
-        )
-
-
-@dataclass(frozen=True)
-class _OrientedFunction:
-    """Function of a metric, converted for matrices of another score than accuracy.
-
-    Raises UndefinedMetricError if the metric is defined for accuracy only.
+    fields: other fields of :class:`Metric`.
     """
-
-    function: Callable[[AccuracyMatrix], float]
-    score: Score
-    score_role: str
-
-    def __call__(self, matrix: AccuracyMatrix) -> float:
-        """Return the value for a matrix of any score, by the metric's role."""
-        if self.score_role == ACCURACY_ONLY:
-            raise UndefinedMetricError(f"needs an accuracy (the score is {self.score.name})")
-        value = self.function(matrix.oriented)
-        turned = self.score_role == LEVEL and not self.score.higher_is_better
-        return 0.0 - value if turned else value
+    name = f"{_get_family(function)}/{function.__name__}"
+    return Metric(name=name, function=function, **fields)
 
 
-def level(
-    name: str, function: Callable[[AccuracyMatrix], float], score_name: str = "", **fields: Any
-) -> Metric:
-    """Create a metric whose value is in the unit of the score, for example a mean of R[i, j]."""
-    return Metric(name=name, function=function, score_role=LEVEL, score_name=score_name, **fields)
+def level(function: Callable[[AccuracyMatrix], float], score_name: str, **fields: Any) -> Metric:
+    """Create a metric whose value is in the unit of the score, for example a mean of R[i, j].
+
+    score_name: name for other scores, without the family, for example ``in_domain_{score}``.
+    """
+    name = f"{_get_family(function)}/{score_name}"
+    return declare(function, score_role=LEVEL, score_name=name, **fields)
 
 
-def change(name: str, function: Callable[[AccuracyMatrix], float], **fields: Any) -> Metric:
+def change(function: Callable[[AccuracyMatrix], float], **fields: Any) -> Metric:
     """Create a metric whose value is a difference of scores."""
-    return Metric(name=name, function=function, score_role=CHANGE, **fields)
+    return declare(function, score_role=CHANGE, **fields)
+
+
+def _get_family(function: Callable[[Any], float]) -> str:
+    """Return the last part of the name of a function's module."""
+    return function.__module__.rpartition(".")[2]
 
 
 def require_trained(matrix: AccuracyMatrix, minimum: int, requirement: str) -> None:
     """Raise UndefinedMetricError if fewer than *minimum* buckets were trained.
 
-    Args:
-        matrix: matrix with a row for each trained bucket.
-        minimum: smallest number of trained buckets.
-        requirement: description of what is needed, for the message: "a past bucket".
+    requirement: description of what is needed, for the message, for example "a past bucket".
     """
     if matrix.num_rows < minimum:
         raise UndefinedMetricError(
@@ -176,44 +177,24 @@ def require_future(matrix: AccuracyMatrix) -> None:
         raise UndefinedMetricError("needs a future bucket: T >= 2")
 
 
-def require_measured(
-    values: NDArray[np.float64], describe_position: Callable[[int], str]
-) -> NDArray[np.float64]:
-    """Return *values*, or raise UndefinedMetricError if one of them is NaN.
-
-    Args:
-        values: (n,) values of the matrix.
-        describe_position: function from an index of *values* to its description in the message.
-    """
-    # A mean of the measured values would be a different quantity under the same name.
-    is_missing = np.isnan(values)
-    if is_missing.any():
-        raise UndefinedMetricError(
-            f"{describe_position(int(is_missing.argmax()))} was not measured"
-        )
-    return values
-
-
-def format_position(row: int, column: int) -> str:
-    """Return "row 2, column 4" for R[1, 3]: messages count from 1."""
-    return f"row {row + 1}, column {column + 1}"
+def count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
+    """Return a (k, T) array of j - i, the distance from the trained to the tested bucket."""
+    return np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
 
 
 def select_values(matrix: AccuracyMatrix, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the values R[i, j] where *mask* is True, as a flat array in row order.
 
-    Args:
-        matrix: matrix of k rows.
-        mask: (k, n) mask of the first n columns.
-
-    Raises UndefinedMetricError if one of the values was not measured.
+    mask: (k, n), for the first n columns of the matrix. Raises UndefinedMetricError if one of the
+    values was not measured.
     """
-
-    def describe_position(index: int) -> str:
-        i, j = np.argwhere(mask)[index]
-        return format_position(int(i), int(j))
-
-    return require_measured(matrix.values[:, : mask.shape[1]][mask], describe_position)
+    values = matrix.values[:, : mask.shape[1]]
+    # A mean of the measured values would be a different quantity under the same name.
+    missing = np.argwhere(mask & np.isnan(values))
+    if len(missing):
+        row, column = missing[0] + 1  # messages count from 1
+        raise UndefinedMetricError(f"row {row}, column {column} was not measured")
+    return values[mask]
 
 
 def select_trained_values(matrix: AccuracyMatrix) -> NDArray[np.float64]:
@@ -222,7 +203,18 @@ def select_trained_values(matrix: AccuracyMatrix) -> NDArray[np.float64]:
     Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
     """
     require_trained(matrix, 1, "a trained bucket")
-    return select_values(matrix, np.tri(*matrix.values.shape, dtype=np.bool_))
+    return select_values(matrix, count_steps_ahead(matrix) <= 0)
+
+
+def select_row(matrix: AccuracyMatrix, row: int, columns: slice) -> NDArray[np.float64]:
+    """Return the values R[row, j] of some columns. A negative row counts from the last.
+
+    Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
+    """
+    require_trained(matrix, 1, "a trained bucket")
+    mask = np.zeros(matrix.values.shape, dtype=np.bool_)
+    mask[row, columns] = True
+    return select_values(matrix, mask)
 
 
 def select_last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
@@ -230,9 +222,16 @@ def select_last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
     Raises UndefinedMetricError if one was not measured, or if no bucket was trained.
     """
-    require_trained(matrix, 1, "a trained bucket")
-    last = matrix.num_rows - 1
-    return require_measured(matrix.values[last, : last + 1], lambda j: format_position(last, j))
+    return select_row(matrix, -1, slice(matrix.num_rows))
+
+
+def select_past_diagonal(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """Return the (k - 1,) values R[j, j] of the buckets before the last one trained on.
+
+    Raises UndefinedMetricError if one was not measured.
+    """
+    k = matrix.num_rows
+    return select_values(matrix, np.eye(k, k - 1, dtype=np.bool_))
 
 
 def compute_change_on_past(matrix: AccuracyMatrix) -> float:
@@ -241,8 +240,7 @@ def compute_change_on_past(matrix: AccuracyMatrix) -> float:
     Raises UndefinedMetricError if one was not measured, or if fewer than 2 buckets were trained.
     """
     require_trained(matrix, 2, "a past bucket")
-    k = matrix.num_rows
-    past = select_values(matrix, np.tri(k, k - 1, -1, dtype=np.bool_))
-    diagonal = select_values(matrix, np.eye(k, k - 1, dtype=np.bool_))
+    past = select_values(matrix, count_steps_ahead(matrix) < 0)
     # Bucket j is in the past of k - 1 - j rows.
-    return float((past.sum() - (diagonal * np.arange(k - 1, 0, -1)).sum()) / len(past))
+    num_later_rows = np.arange(matrix.num_rows - 1, 0, -1)
+    return float((past.sum() - (select_past_diagonal(matrix) * num_later_rows).sum()) / len(past))

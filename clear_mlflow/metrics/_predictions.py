@@ -36,7 +36,7 @@ class Predictions:
     num_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """Check all predictions, sort them by row, and derive *num_rows* if it is None."""
+        """Check all predictions, sort them by row, and set *num_rows* if it is None."""
         check_protocol(self.protocol)
         for row, predictions in self.rows.items():
             if predictions.row != row:
@@ -161,8 +161,8 @@ def macro_matrix(predictions: Predictions) -> AccuracyMatrix:
 def confusion(predictions: Predictions, row: int) -> NDArray[np.int64]:
     """Return the (classes, classes) confusion matrix: row = true class, column = predicted class.
 
-    Counts the test images of all buckets that the protocol does not exclude, after *row* buckets.
-    Raises UndefinedMetricError if the predictions of that row were not stored.
+    Counts the test images that the protocol counts after *row* buckets. Raises UndefinedMetricError
+    if the predictions of that row were not stored.
     """
     images, classes = predictions.images, len(predictions.images.class_names)
     mask = predictions.counted_images(row)

@@ -1,8 +1,4 @@
-"""The registry of all built-in metrics.
-
-Each module of this folder without a leading underscore declares metrics in ``METRICS``, with their
-input and how they are displayed. No other list of metrics exists.
-"""
+"""The registry of all built-in metrics: ``METRICS`` of the modules without a leading underscore."""
 
 from __future__ import annotations
 
@@ -60,10 +56,9 @@ DEFAULT_TITLES: Mapping[str, str] = MappingProxyType(
     {name: module.TITLE for name, module in _MODULES.items() if hasattr(module, "TITLE")}
 )
 DEFAULT_FAMILIES = tuple(DEFAULT_TITLES)
+_ALIASES = _MODULES.pop("aliases").METRICS
 _DECLARED = check_metric_names(
-    metric
-    for name in sorted(_MODULES, key=lambda name: (name == "aliases", name))
-    for metric in _MODULES[name].METRICS
+    [*(metric for module in _MODULES.values() for metric in module.METRICS), *_ALIASES]
 )
 PREDICTION_METRICS = tuple(m for m in _DECLARED if m.needs == PREDICTIONS)
 WITHIN_BUCKET_METRICS = tuple(m for m in _DECLARED if m.needs == WITHIN_BUCKET)
@@ -73,10 +68,7 @@ _CHOOSABLE = tuple(m for m in _DECLARED if m.needs in (MATRIX, COSTS))
 FAMILIES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
     {
         family: tuple(metric for metric in _CHOOSABLE if metric.family == family)
-        for family in sorted(
-            {metric.family for metric in _CHOOSABLE},
-            key=lambda family: (family not in DEFAULT_FAMILIES, family),
-        )
+        for family in (*DEFAULT_FAMILIES, *sorted({metric.family for metric in _CHOOSABLE}))
     }
 )
 ALL_METRICS = tuple(metric for family in FAMILIES.values() for metric in family)
@@ -84,7 +76,6 @@ ALL_METRICS = tuple(metric for family in FAMILIES.values() for metric in family)
 METRICS = tuple(metric for family in DEFAULT_FAMILIES for metric in FAMILIES[family])
 # All built-in families, including families of predictions and of tests within buckets.
 BUILT_IN_FAMILIES = frozenset(metric.family for metric in _DECLARED)
-_BY_NAME = {metric.name: metric for metric in ALL_METRICS}
 
 
 def get_family_metrics(families: Iterable[str]) -> tuple[Metric, ...]:
@@ -116,9 +107,9 @@ def add_cost_metrics(metrics: Iterable[Metric], matrix: AccuracyMatrix) -> tuple
 
 
 def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
-    """Return each metric for matrices that contain *score* instead of accuracy.
+    """Return each metric, renamed, for matrices that contain *score* instead of accuracy.
 
-    Names change with the score. Raises ConfigError if two metrics get the same name.
+    Raises ConfigError if two metrics get the same name.
 
     >>> gem = FAMILIES["gem"]
     >>> [m.name for m in adapt_metrics(gem, Score("rmse", higher_is_better=False))]
@@ -133,17 +124,6 @@ def adapt_metrics(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]
             )
         by_name[metric.name] = metric
     return tuple(by_name.values())
-
-
-def adapt_name(name: str, score: Score) -> str:
-    """Return the name that a built-in metric has for matrices of a score.
-
-    Raises KeyError if *name* is not the name of a metric of the accuracy matrix.
-
-    >>> adapt_name("clear/in_domain_accuracy", Score("rmse", higher_is_better=False))
-    'clear/in_domain_rmse'
-    """
-    return _BY_NAME[name].adapt(score).name
 
 
 @lru_cache(maxsize=8)

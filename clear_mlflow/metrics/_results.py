@@ -40,8 +40,7 @@ class MetricResult:
         interval: low and high end of the 95 % interval over the test images of this trained model,
             or None without stored predictions.
         higher_is_better: False if lower values are better.
-        formula: formula, where R[i, j] is the accuracy on bucket j after training on bucket i, from
-            0; empty for custom metrics.
+        formula: formula in terms of R[i, j]; empty for custom metrics.
         meaning: explanation in one line; empty for custom metrics.
         score: score in the matrix, for example accuracy.
         version: :attr:`Metric.version`, or None if the value was logged, not computed here.
@@ -124,14 +123,14 @@ def compute_values(
     """Return name to value, and name to error for the metrics that are undefined.
 
     Args:
-        measurements: input of the metrics' functions, for example an AccuracyMatrix.
-        metrics: metrics that need this input.
+        measurements: input that all the metrics need, for example an AccuracyMatrix.
+        metrics: metrics for the score in the input.
     """
     values: dict[str, float] = {}
     errors: dict[str, UndefinedMetricError] = {}
     for metric in metrics:
         try:
-            values[metric.name] = metric.function(measurements)
+            values[metric.name] = metric.compute(measurements)
         except UndefinedMetricError as error:
             errors[metric.name] = error
     return values, errors
@@ -171,36 +170,39 @@ def evaluate_metrics(
     Undefined metrics have a reason instead of a value. Metrics that need predictions, or tests
     within buckets, are left out if these are None. Built-in metrics come first.
     """
-    masked_matrix, k = matrix.masked(protocol), matrix.num_rows
+    masked_matrix = matrix.masked(protocol)
+    inputs: dict[str, Any] = {
+        MATRIX: masked_matrix,
+        COSTS: masked_matrix,
+        PREDICTIONS: predictions,
+        WITHIN_BUCKET: tests,
+    }
     results: dict[str, MetricResult] = {}
-    for data, needs in (
-        (masked_matrix, (MATRIX, COSTS)),
-        (predictions, (PREDICTIONS,)),
-        (tests, (WITHIN_BUCKET,)),
-    ):
+    for needs, measurements in inputs.items():
         group = [
             metric
             for metric in adapt_metrics(metrics, matrix.score)
-            if data is not None
-            and metric.needs in needs
-            and not (metric.skip_if is not None and metric.skip_if(data))
+            if measurements is not None
+            and metric.needs == needs
+            and not (metric.skip_if is not None and metric.skip_if(measurements))
         ]
-        if data is None or not group:
+        if not group:
             continue
+        values, errors = compute_values(measurements, group)
         series: dict[str, dict[int, float]] = {metric.name: {} for metric in group}
-        for step in range(1, k):
-            for name, value in compute_values(data.after(step), group)[0].items():
+        for step in range(1, matrix.num_rows + 1):
+            is_last = step == matrix.num_rows
+            step_values = values if is_last else compute_values(measurements.after(step), group)[0]
+            for name, value in step_values.items():
                 series[name][step] = value
-        values, errors = compute_values(data, group)
-        for name, value in values.items() if k else ():
-            series[name][k] = value
         for metric in group:
             error = errors.get(metric.name)
-            if error is not None and data is masked_matrix:
+            if error is not None and measurements is masked_matrix:
                 error = _explain_masked_value(error, protocol)
             results[metric.name] = MetricResult(
-                **_describe_metric(metric, matrix.score),
+                **_describe_metric(metric),
                 value=values.get(metric.name),
+                score=matrix.score,
                 reason="" if error is None else one_line(str(error), 200),
                 series=series[metric.name],
                 version=metric.version,
@@ -218,9 +220,8 @@ def build_logged_result(name: str, value: float, score: Score) -> MetricResult:
         score: score in the matrix of the run.
     """
     metric = get_built_in_metrics(score).get(name)
-    if metric is None:
-        return MetricResult(name=name, value=value, score=score)
-    return MetricResult(**_describe_metric(metric, score), value=value)
+    fields = {"name": name} if metric is None else _describe_metric(metric)
+    return MetricResult(**fields, value=value, score=score)
 
 
 def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
@@ -230,15 +231,14 @@ def sort_results(results: Mapping[str, MetricResult]) -> MetricResults:
     return MetricResults((name, results[name]) for name in dict.fromkeys(names))
 
 
-def _describe_metric(metric: Metric, score: Score) -> dict[str, Any]:
+def _describe_metric(metric: Metric) -> dict[str, Any]:
     """Return the arguments of MetricResult that do not depend on the run."""
-    is_built_in = metric.name in get_built_in_metrics(score)
+    is_built_in = metric.name in get_built_in_metrics(metric.score)
     return {
         "name": metric.name,
         "higher_is_better": metric.higher_is_better is not False,
         "formula": metric.formula if is_built_in else "",
         "meaning": one_line(metric.meaning, 200) if is_built_in else "",
-        "score": score,
     }
 
 
@@ -261,15 +261,13 @@ def scores(
 
     Args:
         matrix: (k, T) accuracies: R[i, j] on bucket j after training on bucket i. Lists, an array,
-            or a data frame with the layout of ``AccuracyMatrix.to_frame(wide=True)``, whose index
-            orders the rows, are converted.
+            or a data frame with the layout of ``to_frame(wide=True)`` are converted.
         protocol: ``iid``, or ``streaming``, under which R[i, j] with j <= i does not count.
         metrics: names of families, for example ``["clear", "gem"]``, and metrics.
 
     Returns:
         Metric name to its value and history, or the reason why it is undefined. For another
-        score than accuracy, names and values are as described in
-        :meth:`Metric.adapt`.
+        score than accuracy, metrics are adapted by :meth:`Metric.adapt`.
 
     Raises:
         ConfigError: the protocol or a family does not exist.

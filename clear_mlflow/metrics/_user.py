@@ -14,7 +14,7 @@ from typing import Any
 
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.importing import imported
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.text import printable, safe_repr
 from clear_mlflow.metrics._metric import Metric
 from clear_mlflow.metrics._registry import (
     BUILT_IN_FAMILIES,
@@ -51,103 +51,95 @@ def load_metrics(metrics: str | Sequence[Any]) -> tuple[Metric, ...]:
 def load_custom_metrics(references: Sequence[Any]) -> tuple[Metric, ...]:
     """Return custom metrics, guarded against errors in their functions.
 
-    Args:
-        references: import paths ``package.module:function``, functions or metrics.
-
     A function that raises an error, or returns no finite number, raises FailedMetricError instead.
     Raises ConfigError if a metric cannot be imported, or has an invalid name or signature.
+
+    references: import paths ``package.module:function``, functions or metrics.
     """
     loaded: dict[str, tuple[str, Metric]] = {}
     for item in references:
-        is_address = isinstance(item, str)
-        address = item if is_address else _find_address(item)
-        for metric in _to_metrics(address, _import_metric(item) if is_address else item):
-            if metric.name in loaded and loaded[metric.name][0] != address:
+        if isinstance(item, str):
+            path, item = item, _import_metric(item)
+        else:
+            function = getattr(item, "function", item)
+            module = getattr(function, "__module__", "own")
+            path = f"{module}:{getattr(function, '__name__', 'metric')}"
+        for metric in _to_metrics(path, item):
+            if metric.name in loaded and loaded[metric.name][0] != path:
                 raise ConfigError(
-                    f"metrics {loaded[metric.name][0]} and {address} are both named "
+                    f"metrics {loaded[metric.name][0]} and {path} are both named "
                     f"{metric.name!r}; rename one of them"
                 )
-            loaded[metric.name] = (address, metric)
+            loaded[metric.name] = (path, metric)
     return tuple(metric for _, metric in loaded.values())
 
 
-def _find_address(item: Any) -> str:
-    """Return the import path ``package.module:function`` of a function or a metric's function."""
-    function = getattr(item, "function", item)
-    return f"{getattr(function, '__module__', 'own')}:{getattr(function, '__name__', 'metric')}"
-
-
-def _to_metrics(address: str, item: Any) -> tuple[Metric, ...]:
+def _to_metrics(path: str, item: Any) -> tuple[Metric, ...]:
     """Convert a function, a metric or a sequence of metrics to guarded metrics.
 
-    Args:
-        address: import path, from which a function gets its metric name, and for messages.
-        item: the object at that path.
-
-    Raises ConfigError if a name or a signature is invalid.
+    path: import path of *item*, which names a function's metric. Raises ConfigError if a name or a
+    signature is invalid.
     """
     metrics: list[Any] = [*item] if isinstance(item, (tuple, list)) else [item]
     if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
-        package, _, function = address.replace(":", ".").partition(".")
+        names = path.replace(":", ".").split(".")
         lower = getattr(item, "lower_is_better", None)
         if lower not in (None, True, False):
-            raise ConfigError(f"{address}.lower_is_better is {safe_repr(lower)}; set True or False")
+            raise ConfigError(f"{path}.lower_is_better is {safe_repr(lower)}; set True or False")
         metrics = [
             Metric(
-                name=f"{package}/{function.rpartition('.')[2]}",
+                name=f"{names[0]}/{names[-1]}",
                 function=item,
-                needs=_find_input(address, item),
+                needs=_find_input(path, item),
                 higher_is_better=None if lower is None else not lower,
             )
         ]
     for metric in metrics:
         if metric.family in BUILT_IN_FAMILIES | _RESERVED_FAMILIES:
             raise ConfigError(
-                f"metric {address} is named {metric.name!r}, but the family {metric.family!r} is "
+                f"metric {path} is named {metric.name!r}, but the family {metric.family!r} is "
                 "taken; choose another one: Metric(name='mylab/...', function=...)"
             )
     try:
         return check_metric_names(
-            replace(metric, function=_GuardedFunction(address, metric.function))
-            for metric in metrics
+            replace(metric, function=_GuardedFunction(path, metric.function)) for metric in metrics
         )
     except ValueError as error:
-        raise ConfigError(f"metric {address}: {error}") from error
+        raise ConfigError(f"metric {path}: {error}") from error
 
 
-def _import_metric(address: str) -> Any:
+def _import_metric(path: str) -> Any:
     """Import the object at ``package.module:function``.
 
     Raises ConfigError if the path is invalid, or if the import fails for any reason.
     """
-    module, _, attribute = address.partition(":")
-    parts = [*module.split("."), *attribute.split(".")]
-    if not attribute or not all(part.isidentifier() for part in parts):
+    module, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
         raise ConfigError(
-            f"metric {safe_repr(address)} is not a metric; expected package.module:function"
+            f"metric {safe_repr(path)} is not a metric; expected package.module:function"
         )
     try:
-        return imported(address)
+        return imported(path)
     # The import runs a user's code: any error becomes one line.
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"metric {address} cannot be loaded: {_summarize_error(error)}; expected "
+            f"metric {path} cannot be loaded: {_summarize_error(error)}; expected "
             "package.module:function, importable from here"
         ) from error
 
 
-def _find_input(address: str, function: object) -> str:
+def _find_input(path: str, function: object) -> str:
     """Return the name of a function's only required argument: ``matrix`` or ``predictions``.
 
     Raises ConfigError if it has other required arguments or is not a function.
     """
     if not callable(function) or isinstance(function, type):
-        raise ConfigError(f"metric {address} is {safe_repr(function)}; {_EXPECTED}")
+        raise ConfigError(f"metric {path} is {safe_repr(function)}; {_EXPECTED}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"metric {address} does not have a readable signature; {_EXPECTED}"
+            f"metric {path} does not have a readable signature; {_EXPECTED}"
         ) from error
     required = [
         parameter.name
@@ -157,7 +149,7 @@ def _find_input(address: str, function: object) -> str:
     ]
     if required not in (["matrix"], ["predictions"]):
         raise ConfigError(
-            f"metric {address} takes {', '.join(required) or 'no argument'}; {_EXPECTED}"
+            f"metric {path} takes {', '.join(required) or 'no argument'}; {_EXPECTED}"
         )
     return required[0]
 
@@ -169,7 +161,7 @@ class _GuardedFunction:
     UndefinedMetricError passes unchanged. Can be pickled if the function can.
     """
 
-    address: str
+    path: str
     function: Callable[[Any], Any]
 
     def __call__(self, measurements: Any) -> float:
@@ -180,18 +172,15 @@ class _GuardedFunction:
         except UndefinedMetricError:
             raise
         except Exception as error:
-            raise FailedMetricError(f"{self.address} raised {_summarize_error(error)}") from error
+            raise FailedMetricError(f"{self.path} raised {_summarize_error(error)}") from error
         if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
-            raise FailedMetricError(
-                f"{self.address} returned {safe_repr(value)}; expected a number"
-            )
+            raise FailedMetricError(f"{self.path} returned {safe_repr(value)}; expected a number")
         if not math.isfinite(number):
-            raise FailedMetricError(f"{self.address} returned {number}; expected a finite number")
+            raise FailedMetricError(f"{self.path} returned {number}; expected a finite number")
         return number
 
 
 def _summarize_error(error: BaseException) -> str:
     """Return ``TypeName: first line of the message`` in printable characters."""
-    lines = str(error).splitlines()
-    line = "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else ""
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    line = printable(str(error).partition("\n")[0][:200])
+    return f"{type(error).__name__}: {line}".removesuffix(": ")

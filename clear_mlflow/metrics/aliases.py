@@ -29,16 +29,8 @@ ALIASES = (
     ("chaudhry/average_accuracy", "renate/average_accuracy", "chaudhry/average_{score}"),
     ("chaudhry/forgetting", "renate/forgetting", ""),
     ("diaz_rodriguez/accuracy", "clear/accuracy", "diaz_rodriguez/{score}"),
-    (
-        "diaz_rodriguez/forward_transfer",
-        "clear/forward_transfer",
-        "diaz_rodriguez/forward_{score}",
-    ),
-    (
-        "capymoa/accuracy_seen_avg",
-        "icarl/average_incremental_accuracy",
-        "capymoa/{score}_seen_avg",
-    ),
+    ("diaz_rodriguez/forward_transfer", "clear/forward_transfer", "diaz_rodriguez/forward_{score}"),
+    ("capymoa/accuracy_seen_avg", "icarl/average_incremental_accuracy", "capymoa/{score}_seen_avg"),
     ("capymoa/forward_transfer", "clear/forward_transfer", "capymoa/forward_{score}"),
     ("zscl/average", "capymoa/accuracy_all_avg", "zscl/average_{score}"),
     ("zscl/last", "capymoa/accuracy_final", "zscl/last_{score}"),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._metric import PREDICTIONS, declare
 from clear_mlflow.metrics._predictions import Predictions
 
 _MIN_PROBABILITY = 2.0**-25  # half of the smallest number in half precision
@@ -28,7 +28,10 @@ def expected_calibration_error(predictions: Predictions) -> float:
     width, (0, 1/15] to (14/15, 1]. Source: Guo et al. 2017, On calibration of modern neural
     networks, equation 3, with their 15 bins.
     """
-    count, accuracy, confidence = _bin_by_confidence(*_get_confidences(predictions))
+    probabilities, labels = _get_probabilities(predictions)
+    predicted = predictions.get_row(predictions.k).labels[predictions.trained_images()]
+    confidence = probabilities[np.arange(len(predicted)), predicted].astype(np.float64)
+    count, accuracy, confidence = _bin_by_confidence(np.equal(predicted, labels), confidence)
     filled = count > 0
     gaps = np.abs(accuracy[filled] - confidence[filled])
     return float((count[filled] * gaps).sum() / count.sum())
@@ -78,18 +81,6 @@ def _bin_by_confidence(
     return count, accuracy, mean
 
 
-def _get_confidences(predictions: Predictions) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return (n,) each, for the n images of trained buckets after the last bucket.
-
-    The first array is True where the prediction is correct, the second is the probability of the
-    predicted class. Raises UndefinedMetricError if probabilities were not stored.
-    """
-    probabilities, labels = _get_probabilities(predictions)
-    predicted = predictions.get_row(predictions.k).labels[predictions.trained_images()]
-    confidence = probabilities[np.arange(len(predicted)), predicted].astype(np.float64)
-    return np.equal(predicted, labels), confidence
-
-
 def _get_probabilities(
     predictions: Predictions,
 ) -> tuple[NDArray[np.float16], NDArray[np.uint16]]:
@@ -106,11 +97,6 @@ def _get_probabilities(
 
 
 METRICS = tuple(
-    Metric(
-        name=f"calibration/{function.__name__}",
-        function=function,
-        needs=PREDICTIONS,
-        higher_is_better=False,
-    )
+    declare(function, needs=PREDICTIONS, higher_is_better=False)
     for function in (expected_calibration_error, negative_log_likelihood, brier_score)
 )

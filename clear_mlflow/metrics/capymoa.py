@@ -3,9 +3,6 @@
 Its anytime accuracies need tests within a bucket, and its test-then-train accuracy predictions made
 while training: the matrix contains neither. Other metrics of CapyMOA are in ``aliases.py``.
 
-Accuracies are fractions in [0, 1], differences in [-1, 1], higher is better. A metric is undefined
-if a value that it needs was not measured.
-
 Source: ``capymoa.ocl.evaluation.OCLMetrics``, fields of the same names, and what fills it
 (``_evaluator.py``, ``_metrics.py`` of adaptive-machine-learning/CapyMOA, 095caba).
 """
@@ -18,10 +15,9 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
     change,
     compute_change_on_past,
-    format_position,
     level,
-    require_measured,
     require_trained,
+    select_row,
     select_values,
 )
 
@@ -46,9 +42,7 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
     >>> round(accuracy_final(AccuracyMatrix([[0.8, 0.1]])), 6)
     0.45
     """
-    require_trained(matrix, 1, "a trained bucket")
-    last = matrix.num_rows - 1
-    return float(require_measured(matrix.values[last], lambda j: format_position(last, j)).mean())
+    return float(select_row(matrix, -1, slice(None)).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:
@@ -64,7 +58,7 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
 
 
 METRICS = (
-    level("capymoa/accuracy_all_avg", accuracy_all_avg, "capymoa/{score}_all_avg"),
-    level("capymoa/accuracy_final", accuracy_final, "capymoa/{score}_final"),
-    change("capymoa/backward_transfer", backward_transfer),
+    level(accuracy_all_avg, "{score}_all_avg"),
+    level(accuracy_final, "{score}_final"),
+    change(backward_transfer),
 )

@@ -23,20 +23,18 @@ def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
     Formula: mean over j < last of (max over j <= i < last of R[i, j]) - R[last, j]. Defined when
     k >= 2. Lower is better. It needs no test of a future bucket.
 
-    Continuum computes this from the same equation. `chaudhry/forgetting` and `renate/forgetting`
-    take the maximum over every earlier row, including those before bucket j was trained. mammoth
-    and PyCIL include the last row in the maximum, so that a gain counts as 0.
+    `chaudhry/forgetting` and `renate/forgetting` take the maximum over every earlier row,
+    including those before bucket j was trained. mammoth and PyCIL include the last row in the
+    maximum, so that a gain counts as 0.
 
     >>> round(forgetting_since_trained(AccuracyMatrix([[0.8, float("nan")], [0.5, 0.9]])), 6)
     0.3
     """
     require_trained(matrix, 2, "a past bucket")
-    measured = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
-    select_values(matrix, measured)
-    past = np.where(measured, matrix.values[:, : matrix.num_rows - 1], -np.inf)
+    is_trained = np.tri(matrix.num_rows, matrix.num_rows - 1, dtype=np.bool_)
+    select_values(matrix, is_trained)
+    past = np.where(is_trained, matrix.values[:, : matrix.num_rows - 1], -np.inf)
     return float((past[:-1].max(axis=0) - past[-1]).mean())
 
 
-METRICS = (
-    change("chaudhry/forgetting_since_trained", forgetting_since_trained, higher_is_better=False),
-)
+METRICS = (change(forgetting_since_trained, higher_is_better=False),)

@@ -1,10 +1,8 @@
 """Accuracy on classes that come and go: known, new, vanished and unseen classes.
 
 A bucket has a class if it has test images of it. Emerging and disappearing classes come from
-CaMiT (arXiv:2510.17626), the formulas from this package. Fractions in [0, 1], higher is
-better. Undefined if
-the predictions of a row that is needed were not stored, and under ``streaming``. Left out if all
-buckets have the same classes.
+CaMiT (arXiv:2510.17626), the formulas from this package. Undefined if the predictions of a row that
+is needed were not stored, and under ``streaming``. Left out if all buckets have the same classes.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._metric import PREDICTIONS, declare
 from clear_mlflow.metrics._predictions import Predictions
 
 
@@ -113,11 +111,6 @@ def _average_just_trained(predictions: Predictions, *, has_new_classes: bool) ->
 
 
 METRICS = tuple(
-    Metric(
-        name=f"class_changes/{function.__name__}",
-        function=function,
-        needs=PREDICTIONS,
-        skip_if=_has_constant_classes,
-    )
+    declare(function, needs=PREDICTIONS, skip_if=_has_constant_classes)
     for function in (known, new, vanished, unseen_auroc)
 )

@@ -1,23 +1,17 @@
 """Metrics of the CLEAR benchmark: means over regions of the accuracy matrix.
 
-R[i, j] is the accuracy on bucket j after training on bucket i, from 0: (k, T), for k trained of T
-buckets. Every value of the k rows counts, including buckets that the run never reached. Nothing is
+Every value of the k rows counts, including buckets that the run never reached. Nothing is
 subtracted: CLEAR's "transfer" is an accuracy, and cannot be compared with that in Renate or GEM.
-
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
-was not measured.
 
 Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMetric`` is equal.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
-    Metric,
+    count_steps_ahead,
+    declare,
     level,
     require_future,
     require_trained,
@@ -35,7 +29,7 @@ def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.85
     """
     require_trained(matrix, 1, "a trained bucket")
-    return float(select_values(matrix, _count_steps_ahead(matrix) == 0).mean())
+    return float(select_values(matrix, count_steps_ahead(matrix) == 0).mean())
 
 
 def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
@@ -47,7 +41,7 @@ def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.7
     """
     require_future(matrix)
-    return float(select_values(matrix, _count_steps_ahead(matrix) == 1).mean())
+    return float(select_values(matrix, count_steps_ahead(matrix) == 1).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:
@@ -59,7 +53,7 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     0.5
     """
     require_trained(matrix, 2, "a past bucket")
-    return float(select_values(matrix, _count_steps_ahead(matrix) < 0).mean())
+    return float(select_values(matrix, count_steps_ahead(matrix) < 0).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -71,14 +65,13 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     0.1
     """
     require_future(matrix)
-    return float(select_values(matrix, _count_steps_ahead(matrix) > 0).mean())
+    return float(select_values(matrix, count_steps_ahead(matrix) > 0).mean())
 
 
 def accuracy(matrix: AccuracyMatrix) -> float:
     """Mean accuracy on all buckets seen so far: the lower triangle with its diagonal.
 
-    Formula: mean of R[i, j] over j <= i < k. Defined when k >= 1. Avalanche's
-    ``CLEARMetric.accuracy``.
+    Formula: mean of R[i, j] over j <= i < k. Defined when k >= 1.
 
     >>> round(accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
     0.7
@@ -96,35 +89,13 @@ def challenge_score(matrix: AccuracyMatrix) -> float:
     return sum(part(matrix) for part in parts) / len(parts)
 
 
-def _count_steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
-    """Return a (k, T) array of j - i, the distance from the trained to the tested bucket."""
-    return np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
-
-
 TITLE = "CLEAR"  # a family with a title is computed by default, and has a section on the page
 METRICS = (
-    level(
-        "clear/in_domain_accuracy",
-        in_domain_accuracy,
-        "clear/in_domain_{score}",
-        headline="in-domain",
-        rank_priority=1,
-    ),
-    level(
-        "clear/next_domain_accuracy",
-        next_domain_accuracy,
-        "clear/next_domain_{score}",
-        headline="next-domain",
-        rank_priority=2,
-    ),
+    level(in_domain_accuracy, "in_domain_{score}", headline="in-domain", rank_priority=1),
+    level(next_domain_accuracy, "next_domain_{score}", headline="next-domain", rank_priority=2),
     # The name of an error must not contain "transfer", which readers take for a gain.
-    level("clear/backward_transfer", backward_transfer, "clear/backward_{score}"),
-    level("clear/forward_transfer", forward_transfer, "clear/forward_{score}"),
-    level("clear/accuracy", accuracy, "clear/{score}"),
-    Metric(
-        name="clear/challenge_score",
-        function=challenge_score,
-        rank_priority=4,
-        ranks_new_classes=False,
-    ),
+    level(backward_transfer, "backward_{score}"),
+    level(forward_transfer, "forward_{score}"),
+    level(accuracy, "{score}"),
+    declare(challenge_score, rank_priority=4, ranks_new_classes=False),
 )

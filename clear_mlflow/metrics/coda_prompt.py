@@ -29,4 +29,4 @@ def forgetting(matrix: AccuracyMatrix) -> float:
     return float((drops.sum(axis=1) / np.arange(1, past + 1)).mean())
 
 
-METRICS = (change("coda_prompt/forgetting", forgetting, higher_is_better=False),)
+METRICS = (change(forgetting, higher_is_better=False),)

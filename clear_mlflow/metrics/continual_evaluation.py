@@ -86,12 +86,9 @@ def windowed_plasticity(matrix: AnytimeMatrix, window: int) -> float:
 def _find_minima(
     trained: NDArray[np.int64], values: NDArray[np.float64], k: int
 ) -> NDArray[np.float64]:
-    """Return the (k - 1,) lowest accuracies on each bucket but the last, after its training.
+    """Return the lowest accuracy on each of the first k - 1 buckets, after its training.
 
-    Args:
-        trained: (n,) index of the bucket in training at each test.
-        values: (n, T) accuracies of the tests.
-        k: number of buckets trained.
+    trained: (n,) index of the bucket in training at each of the n tests. values: (n, T) accuracies.
     """
     return np.array([values[trained > j, j].min() for j in range(k - 1)])
 

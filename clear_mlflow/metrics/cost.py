@@ -1,8 +1,7 @@
 """Costs of a run, as far as its rows contain them; lower is better, except for the last metric.
 
-Each function takes a (k, T) matrix with the costs of its k rows, and raises UndefinedMetricError if
-a row lacks the cost, as rows of other programs and of older versions do. These metrics are computed
-if the rows have costs, whatever families are chosen.
+Undefined if a row lacks the cost, as rows of other programs and of older versions do. Computed if
+the rows have costs, whatever families are chosen.
 
 Source: docs/cost.md defines what is counted; Prabhu et al., arXiv:2303.11165, and arXiv:2410.15143
 compare continual learners by cost.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import ANY, COSTS, Metric, require_trained
+from clear_mlflow.metrics._metric import ANY, COSTS, declare, require_trained
 from clear_mlflow.metrics.clear import challenge_score
 
 
@@ -41,7 +40,7 @@ def images(matrix: AccuracyMatrix) -> float:
     """Images trained on so far, new and replayed, in every epoch.
 
     Formula: sum of images[i] + replayed_images[i] over i < k. Defined when k >= 1 and each row has
-    both. An image counts once per epoch.
+    both.
     """
     return sum(_get_row_costs(matrix, "images") + _get_row_costs(matrix, "replayed_images"))
 
@@ -84,9 +83,8 @@ def _get_row_costs(matrix: AccuracyMatrix, field: str) -> list[float]:
 _UNITS = {training_flops: "FLOPs", seconds: "s", images: "images", stored_bytes: "bytes"}
 METRICS = (
     *(
-        Metric(
-            name=f"cost/{function.__name__}",
-            function=function,
+        declare(
+            function,
             needs=COSTS,
             higher_is_better=False,
             unit=unit,
@@ -95,11 +93,5 @@ METRICS = (
         )
         for function, unit in _UNITS.items()
     ),
-    Metric(
-        name="cost/challenge_score_per_pflop",
-        function=challenge_score_per_pflop,
-        needs=COSTS,
-        unit="1/PFLOP",
-        rank_priority=None,
-    ),
+    declare(challenge_score_per_pflop, needs=COSTS, unit="1/PFLOP", rank_priority=None),
 )

@@ -4,9 +4,6 @@ Unlike GEM's metrics, each uses every row. The paper's other criteria (model siz
 computation) and the score that combines them need more than the matrix. A and FWT are in
 ``aliases.py``.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
-was not measured.
-
 Source: Diaz-Rodriguez et al., Don't forget, there is more than forgetting: new metrics for
 Continual Learning, arXiv:1810.13166. Continuum (``continuum/metrics/metrics.py``, 43ba009) uses its
 definitions, except that its ``forward_transfer`` is another quantity.
@@ -15,7 +12,7 @@ definitions, except that its ``forward_transfer`` is another quantity.
 from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import Metric, change, compute_change_on_past
+from clear_mlflow.metrics._metric import change, compute_change_on_past, declare
 
 
 def remembering(matrix: AccuracyMatrix) -> float:
@@ -42,7 +39,4 @@ def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
     return max(compute_change_on_past(matrix), 0.0)
 
 
-METRICS = (
-    Metric(name="diaz_rodriguez/remembering", function=remembering),
-    change("diaz_rodriguez/positive_backward_transfer", positive_backward_transfer),
-)
+METRICS = (declare(remembering), change(positive_backward_transfer))

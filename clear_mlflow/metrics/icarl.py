@@ -29,10 +29,4 @@ def average_incremental_accuracy(matrix: AccuracyMatrix) -> float:
     return float((accuracies * weights).sum() / matrix.num_rows)
 
 
-METRICS = (
-    level(
-        "icarl/average_incremental_accuracy",
-        average_incremental_accuracy,
-        "icarl/average_incremental_{score}",
-    ),
-)
+METRICS = (level(average_incremental_accuracy, "average_incremental_{score}"),)

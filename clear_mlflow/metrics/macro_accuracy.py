@@ -1,8 +1,7 @@
 """Metrics of the macro accuracy matrix M, in which all classes of a bucket have the same weight.
 
 They are left out if each bucket has the same number of test images of each class, since M is then
-the accuracy matrix. Undefined if predictions of a row that is needed were not stored. Fractions in
-[0, 1], higher is better.
+the accuracy matrix. Undefined if predictions of a row that is needed were not stored.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.metrics import clear, renate
-from clear_mlflow.metrics._metric import PREDICTIONS, Metric
+from clear_mlflow.metrics._metric import PREDICTIONS, declare
 from clear_mlflow.metrics._predictions import Predictions, macro_matrix
 
 
@@ -69,11 +68,6 @@ def _has_balanced_classes(predictions: Predictions) -> bool:
 
 
 METRICS = tuple(
-    Metric(
-        name=f"macro_accuracy/{function.__name__}",
-        function=function,
-        needs=PREDICTIONS,
-        skip_if=_has_balanced_classes,
-    )
+    declare(function, needs=PREDICTIONS, skip_if=_has_balanced_classes)
     for function in (in_domain, next_domain, average, average_over_rows)
 )

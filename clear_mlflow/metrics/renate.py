@@ -1,11 +1,7 @@
 """Metrics of Renate: accuracy in the last row, and the changes that led to it.
 
-R[i, j] is the accuracy on bucket j after training on bucket i, from 0, and "last" is
-row k - 1. Only the buckets that the run has trained on count: rows and columns 0 to k - 1. b[j] is
-the accuracy of the untrained model on bucket j.
-
-Accuracies are fractions in [0, 1], differences in [-1, 1]; higher is better, except for forgetting.
-A metric is undefined if a value that it needs was not measured.
+Only the buckets that the run has trained on count. b[j] is the accuracy of the untrained model on
+bucket j.
 
 Source: ``renate.evaluation.metrics.classification``, functions of the same names; BWT and FWT of
 Lopez-Paz & Ranzato 2017 (GEM), equations 3 and 4.
@@ -18,13 +14,13 @@ import numpy as np
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
-    Metric,
     change,
-    format_position,
+    declare,
     level,
-    require_measured,
     require_trained,
     select_last_row,
+    select_past_diagonal,
+    select_row,
     select_values,
 )
 
@@ -63,9 +59,9 @@ def forgetting(matrix: AccuracyMatrix) -> float:
     Formula: mean over j < last of (max over i < last of R[i, j]) - R[last, j]. Defined when k >= 2.
     Lower is better. Negative if the end is better than ever before.
 
-    Renate's documentation starts the maximum at row j. Its code takes every row before the last,
-    including those before bucket j was trained. Published numbers come from the code, so this
-    function follows it. `chaudhry/forgetting_since_trained` starts at row j.
+    Renate's documentation starts the maximum at row j. Its code, which published numbers come
+    from, takes every row before the last, as this function does.
+    `chaudhry/forgetting_since_trained` starts at row j.
 
     >>> round(forgetting(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.3
@@ -92,9 +88,8 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     -0.3
     """
     require_trained(matrix, 2, "a past bucket")
-    last = matrix.num_rows - 1
-    end = require_measured(matrix.values[last, :last], lambda j: format_position(last, j))
-    return float((end - select_values(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
+    end = select_row(matrix, -1, slice(matrix.num_rows - 1))
+    return float((end - select_past_diagonal(matrix)).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -111,23 +106,18 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     if matrix.initial is None:
         raise UndefinedMetricError("needs the initialisation row")
     before = select_values(matrix, np.eye(matrix.num_rows, k=1, dtype=np.bool_))
-    untrained = require_measured(
-        matrix.initial[1 : matrix.num_rows], lambda j: f"row 0, column {j + 2}"
-    )
+    untrained = matrix.initial[1 : matrix.num_rows]
+    if np.isnan(untrained).any():
+        column = 2 + int(np.isnan(untrained).argmax())
+        raise UndefinedMetricError(f"row 0, column {column} was not measured")
     return float((before - untrained).mean())
 
 
 TITLE = "Renate"
 METRICS = (
-    level(
-        "renate/average_accuracy",
-        average_accuracy,
-        "renate/average_{score}",
-        headline="average at the end",
-        rank_priority=3,
-    ),
-    Metric(name="renate/micro_average_accuracy", function=micro_average_accuracy),
-    change("renate/forgetting", forgetting, higher_is_better=False, headline="forgetting"),
-    change("renate/backward_transfer", backward_transfer),
-    change("renate/forward_transfer", forward_transfer),
+    level(average_accuracy, "average_{score}", headline="average at the end", rank_priority=3),
+    declare(micro_average_accuracy),
+    change(forgetting, higher_is_better=False, headline="forgetting"),
+    change(backward_transfer),
+    change(forward_transfer),
 )

@@ -6,9 +6,8 @@ Eval-Stream looks 3 buckets ahead (theirs: 3 on HuffPost and Drug-BA, 6 on FMoW,
 choose others, pass them to the function in a custom metric, for example
 ``partial(wild_time.stream_average, ahead=6)``.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
-was not measured. ``split`` is s, the index of the last bucket trained on, half of the stream if
-None. ``ahead`` is K, at least 1.
+``split`` is s, the index of the last bucket trained on, half of the stream if None. ``ahead`` is K,
+at least 1.
 
 Source: Yao et al., Wild-Time: A Benchmark of in-the-Wild Distribution Shift over Time, NeurIPS 2022
 Datasets and Benchmarks, arXiv:2211.14238; ``evaluate_offline``, ``evaluate_online`` and ``save`` in
@@ -23,12 +22,12 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._metric import (
-    Metric,
-    format_position,
+    count_steps_ahead,
+    declare,
     level,
     require_future,
-    require_measured,
     require_trained,
+    select_row,
     select_values,
 )
 
@@ -41,20 +40,18 @@ def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
     Formula: sum of n[j] R[s, j] / sum of n[j], over j <= s, with s = ceil(T / 2) - 1. Defined when
     k > s and the number of test images per bucket is known.
 
-    The authors' program pools the test images of all buckets up to the split, for models that it
-    trains on all of these buckets at once. Its continual learners (``train_online`` under
-    ``offline``) stop one bucket earlier, so that it prints row s - 1 for them; here all models use
-    row s.
+    The authors' continual learners (``train_online`` under ``offline``) stop one bucket earlier
+    than their other models, so that their program prints row s - 1 for them; here all use row s.
 
     >>> rows = [[0.8, 0.1, 0.2], [0.5, 0.9, 0.3]]
     >>> round(fix_id_accuracy(AccuracyMatrix(rows, num_instances=[300, 100, 100])), 6)
     0.6
     """
-    row, row_values = _get_split_row(matrix, split)
+    row = _get_split_row(matrix, split)
     if matrix.num_instances is None:
         raise UndefinedMetricError("needs test counts per bucket")
     weights = matrix.num_instances[: row + 1].astype(np.float64)
-    accuracies = require_measured(row_values[: row + 1], lambda j: format_position(row, j))
+    accuracies = select_row(matrix, row, slice(row + 1))
     return float((weights * accuracies).sum() / weights.sum())
 
 
@@ -104,18 +101,14 @@ def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
     return float(_select_next_values(matrix, ahead).min(axis=1).mean())
 
 
-def _get_split_row(matrix: AccuracyMatrix, split: int | None) -> tuple[int, NDArray[np.float64]]:
-    """Return the index s of the row of the split, and its (T,) values.
+def _get_split_row(matrix: AccuracyMatrix, split: int | None) -> int:
+    """Return the split, or the middle of the stream if it is None.
 
-    Args:
-        matrix: matrix of a run.
-        split: index of the last bucket before the split; the middle of the stream if None.
-
-    Raises UndefinedMetricError if the run has not trained on bucket s.
+    Raises UndefinedMetricError if the run has not trained on that bucket.
     """
     row = (matrix.num_buckets + 1) // 2 - 1 if split is None else split
     require_trained(matrix, row + 1, "the row of the split")
-    return row, matrix.values[row]
+    return row
 
 
 def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[np.float64]:
@@ -123,10 +116,10 @@ def _select_future_values(matrix: AccuracyMatrix, split: int | None) -> NDArray[
 
     Raises UndefinedMetricError if there are none, or if one was not measured.
     """
-    row, row_values = _get_split_row(matrix, split)
+    row = _get_split_row(matrix, split)
     if row + 1 == matrix.num_buckets:
         raise UndefinedMetricError("needs a bucket after the split")
-    return require_measured(row_values[row + 1 :], lambda j: format_position(row, row + 1 + j))
+    return select_row(matrix, row, slice(row + 1, None))
 
 
 def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
@@ -141,17 +134,16 @@ def _select_next_values(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float6
         raise UndefinedMetricError(
             f"needs {ahead} buckets ahead: T > {ahead} (T is {matrix.num_buckets})"
         )
-    steps = np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
-    near = (steps > 0) & (steps <= ahead)
-    near[rows:] = False
-    return select_values(matrix, near).reshape(rows, ahead)
+    steps = count_steps_ahead(matrix)
+    is_next = (steps > 0) & (steps <= ahead)
+    is_next[rows:] = False
+    return select_values(matrix, is_next).reshape(rows, ahead)
 
 
 METRICS = (
-    # Version 1 was R[s, s].
-    Metric(name="wild_time/fix_id_accuracy", function=fix_id_accuracy, version=2),
-    level("wild_time/fix_ood_average", fix_ood_average),
-    level("wild_time/fix_ood_worst", fix_ood_worst),
-    level("wild_time/stream_average", stream_average),
-    level("wild_time/stream_worst", stream_worst),
+    declare(fix_id_accuracy, version=2),  # version 1 was R[s, s]
+    level(fix_ood_average, "fix_ood_average"),
+    level(fix_ood_worst, "fix_ood_worst"),
+    level(stream_average, "stream_average"),
+    level(stream_worst, "stream_worst"),
 )

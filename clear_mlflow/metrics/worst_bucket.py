@@ -1,8 +1,5 @@
 """The bucket with the lowest accuracy, which a mean over buckets hides.
 
-Each value is a fraction in [0, 1], higher is better. A metric is undefined if a value that it needs
-was not measured.
-
 Source: the worst-group accuracy of Sagawa et al., Distributionally Robust Neural Networks for Group
 Shifts, ICLR 2020, arXiv:1911.08731, with buckets as the groups, at the end and over the run.
 """
@@ -36,6 +33,6 @@ def lowest_accuracy(matrix: AccuracyMatrix) -> float:
 
 
 METRICS = (
-    level("worst_bucket/final_accuracy", final_accuracy, "worst_bucket/final_{score}"),
-    level("worst_bucket/lowest_accuracy", lowest_accuracy, "worst_bucket/{lowest}_{score}"),
+    level(final_accuracy, "final_{score}"),
+    level(lowest_accuracy, "{lowest}_{score}"),
 )

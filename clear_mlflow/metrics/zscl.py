@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._metric import level, require_future, select_values
+from clear_mlflow.metrics._metric import count_steps_ahead, level, require_future, select_values
 
 
 def transfer(matrix: AccuracyMatrix) -> float:
@@ -23,9 +23,9 @@ def transfer(matrix: AccuracyMatrix) -> float:
     0.45
     """
     require_future(matrix)
-    future = ~np.tri(*matrix.values.shape, dtype=np.bool_)
+    future = count_steps_ahead(matrix) > 0
     rows_per_bucket = np.broadcast_to(future.sum(axis=0), future.shape)[future]
     return float((select_values(matrix, future) / rows_per_bucket).sum() / (matrix.num_buckets - 1))
 
 
-METRICS = (level("zscl/transfer", transfer, "zscl/transfer_{score}"),)
+METRICS = (level(transfer, "transfer_{score}"),)

@@ -37,9 +37,7 @@ __all__ = [
 def score(client: MlflowClient, run_id: str) -> Scores:
     """Compute the metrics of a run from its files, and log those that the store lacks.
 
-    Raises:
-        RecordError: a row is damaged, or a row was deleted since the run was last scored.
-        TrackingError: the tracking store does not answer.
+    Raises RecordError if a row is damaged, or was deleted since the run was last scored.
     """
     with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
@@ -53,13 +51,8 @@ def read_scores(
 ) -> Scores:
     """Compute the metrics of a run, and find what has to be logged. Writes nothing.
 
-    Args:
-        client: client of the tracking store.
-        run: run returned by the client.
-        metrics: extra metrics to compute.
-        reread: True to read all files of the run, and to look for deleted files and metric values.
-
-    Raises RecordError if a row is damaged, or was deleted since the run was last scored.
+    metrics: extra metrics to compute. reread: True to read all files of the run, and to look for
+    deleted files and metric values. Raises RecordError like :func:`score`.
     """
     stored = read_record(client, run, metrics, reread=reread)
     if (
@@ -96,13 +89,12 @@ def evaluate(stored: StoredRun) -> MetricResults:
     A metric that cannot be computed from *stored*, such as a custom one, has its logged value,
     without a history. Empty without rows.
     """
-    record = stored.record
+    record, logged = stored.record, stored.run.data.metrics
     if record is None:
         return MetricResults()
-    matrix, logged = record.matrix, stored.run.data.metrics
     results = evaluate_metrics(
         stored.metrics,
-        matrix,
+        record.matrix,
         record.protocol,
         predictions=stored.predictions,
         tests=stored.tests,
@@ -112,5 +104,5 @@ def evaluate(stored: StoredRun) -> MetricResults:
         if metric.name in results and results[metric.name].value is None:
             del results[metric.name]
     for name in sorted(read_versions(stored.run.data.tags).keys() & logged.keys() - results.keys()):
-        results[name] = build_logged_result(name, logged[name], matrix.score)
+        results[name] = build_logged_result(name, logged[name], record.matrix.score)
     return sort_results(results)

@@ -68,17 +68,11 @@ class Changes:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of a run, and the input from which they were computed.
-
-    Attributes:
-        stored: rows, predictions and tests within buckets that were read from the run.
-        results: metric name to its value and history, or the reason why it is undefined.
-        changes: files, metric values and tags that have to be written to the store.
-    """
+    """The scores of a run, and the input from which they were computed."""
 
     stored: StoredRun
-    results: MetricResults
-    changes: Changes = field(default_factory=Changes)
+    results: MetricResults  # metric name to its value and history, or why it is undefined
+    changes: Changes = field(default_factory=Changes)  # what the store lacks
 
     @property
     def record(self) -> Record | None:
@@ -100,9 +94,7 @@ def find_changes(
         is_new = should_have_rows and tags.get(names.ROWS_TAG) != stored.rows_state
         return Changes(tags={names.ROWS_TAG: stored.rows_state} if is_new else {})
     failed = {name for name, result in results.items() if result.is_failed}
-    logged_versions = read_versions(tags)
-    # A failed metric is computed, and reported, again.
-    versions = logged_versions | {m.name: m.version for m in stored.metrics if m.name not in failed}
+    versions = stored.get_versions(failed)  # a failed metric is computed, and reported, again
     score_hash = stored.compute_score_hash(versions)
     is_scored = tags.get(names.SCORED_TAG) == score_hash
     has_same_rows = split_score_hash(tags)[0] == stored.rows_hash
@@ -164,10 +156,7 @@ def log_results(client: MlflowClient, scores: Scores) -> None:
 
 
 def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
-    """Build the content of a run's HTML report.
-
-    Raises RecordError if the run contains no rows.
-    """
+    """Build the content of a run's HTML report. Raises RecordError if the run contains no rows."""
     record = stored.record
     if record is None:
         raise RecordError(f"run {stored.run_id} contains no rows of an accuracy matrix")
@@ -211,12 +200,9 @@ def collect_series(
 ) -> dict[str, dict[int, float]]:
     """Return name to history, for the metrics and then for the score on each bucket.
 
-    Args:
-        masked_matrix: matrix with NaN where the protocol excludes a value.
-        metric_series: metric name to history: step to value, where step 0 is before training.
-
-    Of more buckets than MLflow can chart, evenly spaced ones are included. Values that are NaN are
-    left out.
+    metric_series: metric name to history, which is step to value; step 0 is before training.
+    masked_matrix: NaN where the protocol excludes a value; such values are left out. If MLflow
+    cannot chart all buckets, evenly spaced ones are included.
     """
     # Metrics first: MLflow's page of a run lists names in the order in which they arrived.
     series = {name: dict(steps) for name, steps in metric_series.items() if steps}
@@ -235,10 +221,7 @@ def evaluate_step(
 
 
 def build_metric_values(stored: StoredRun, results: MetricResults) -> list[MlflowMetric]:
-    """Return each metric, and the score on each bucket, at every step with the time of its row.
-
-    Empty without rows.
-    """
+    """Return each metric, and the score on each bucket, at every step with the time of its row."""
     if stored.record is None:
         return []
     metric_series = {name: r.series for name, r in results.items() if r.version is not None}

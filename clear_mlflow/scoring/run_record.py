@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -113,16 +114,18 @@ class StoredRun:
         reasons = [f"its {name} were left out: {why}" for name, why in self.problems.items()]
         return "; ".join(reasons) or None
 
-    @property
-    def versions(self) -> dict[str, int]:
-        """Metric name to :attr:`Metric.version`, for the metrics to compute and those logged."""
-        return read_versions(self.run.data.tags) | {m.name: m.version for m in self.metrics}
+    def get_versions(self, failed: Collection[str] = ()) -> dict[str, int]:
+        """Return metric name to version, for the metrics to compute and those logged.
+
+        failed: names of metrics that have only their logged version.
+        """
+        versions = {m.name: m.version for m in self.metrics if m.name not in failed}
+        return read_versions(self.run.data.tags) | versions
 
     def compute_score_hash(self, versions: Mapping[str, int]) -> str:
         """Return the hash of everything that the scores and the HTML report depend on.
 
-        Args:
-            versions: metric name to :attr:`Metric.version`.
+        versions: metric name to :attr:`Metric.version`.
         """
         other_inputs = _hash([PAGE_VERSION, self.run_name, versions, self.metadata])
         parts = (self.rows_hash, other_inputs, self.predictions_hash, self.tests_hash)
@@ -141,21 +144,16 @@ def read_record(
 ) -> StoredRun:
     """Read the rows of a run, its predictions and its tests within buckets.
 
-    Predictions and tests are left out if they cannot be used; ``problems`` has the reason.
+    Raises RecordError if a row is damaged.
 
     Args:
         client: client of the tracking store.
         run: run returned by the client.
         metrics: extra metrics to compute.
         reread: True to read predictions and tests even if their scores are logged.
-        read_files: True to read the rows from their files, False to read them from a tag of the run
-            if it contains all rows; None to use files if *reread* or if they are on this machine.
+        read_files: as of :func:`load_stored_rows`; None is True if *reread*.
         max_prediction_bytes: total size above which predictions are left out, or None for no limit.
-        tolerate: error for which predictions or tests are left out instead of raising.
-
-    Raises:
-        RecordError: a row is damaged.
-        TrackingError: the tracking store does not answer.
+        tolerate: error for which predictions or tests are left out; ``problems`` has the reason.
     """
     tags = run.data.tags
     if read_files is None and reread:
@@ -167,6 +165,7 @@ def read_record(
     chosen = (metric.family for metric in metrics if metric.family in FAMILIES)
     families = tuple(dict.fromkeys([*read_families(tags), *chosen]))
     times = _read_times(rows.records, record.matrix.num_rows)
+    predictions_hash, tests_hash = split_score_hash(tags)[2:]
     stored = StoredRun(
         run=run,
         record=record,
@@ -176,12 +175,12 @@ def read_record(
         families=families,
         metrics=_select_metrics(families, metrics, record),
         metadata=_read_metadata(run, record, times),
+        predictions_hash=predictions_hash,
+        tests_hash=tests_hash,
     )
-    predictions_hash, tests_hash = split_score_hash(tags)[2:]
     has_predictions, has_tests = names.PREDICTIONS_TAG in tags, names.ANYTIME_TAG in tags
-    stored = replace(stored, predictions_hash=predictions_hash, tests_hash=tests_hash)
     is_scored = (
-        stored.compute_score_hash(stored.versions) == tags.get(names.SCORED_TAG)
+        stored.compute_score_hash(stored.get_versions()) == tags.get(names.SCORED_TAG)
         and (bool(predictions_hash) or not has_predictions)
         and (has_logged_tests(tags, record) or not has_tests)
     )
@@ -225,12 +224,7 @@ def read_families(tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def build_families_tag(families: Sequence[str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tag to set so that a run logs *families*, or nothing if it does already.
-
-    Args:
-        families: names of metric families.
-        tags: current tags of the run.
-    """
+    """Return the tag to set so that a run with *tags* logs *families*, or {} if it does already."""
     if tuple(families) == read_families(tags):
         return {}
     return {names.METRICS_TAG: ",".join(families)}
@@ -246,11 +240,7 @@ def read_versions(tags: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_configuration(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of a training, with the value used where ``auto`` was requested.
-
-    Args:
-        params: MLflow parameters of a run.
-    """
+    """Return the parameters of a training, with the value used where ``auto`` was requested."""
     used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
     others = {n: v for n, v in params.items() if not n.startswith((_USED, _REQUESTED))}
     return dict(sorted((others | used).items()))
@@ -261,13 +251,8 @@ def read_predictions(
 ) -> Predictions | None:
     """Download the predictions of a run, or return None if it stores none.
 
-    Args:
-        client: client of the tracking store.
-        run: run returned by the client.
-        record: rows of the run, with which the predictions must agree.
-        max_bytes: largest total size, or None for no limit.
-
-    Raises RecordError if they are damaged, contradict the rows, or are larger than *max_bytes*.
+    Raises RecordError if they are damaged, contradict the rows in *record*, or are together larger
+    than *max_bytes*.
     """
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     sizes = folder.list_sizes()
@@ -317,10 +302,9 @@ def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeM
 
 
 def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
-    """Return metric name to value, for the metrics of tests within buckets.
+    """Return metric name to logged or else computed value, for metrics of tests within buckets.
 
-    Logged values are read; otherwise the values are computed. Empty without such tests. Raises
-    RecordError if a test is damaged.
+    Empty without such tests. Raises RecordError if a test is damaged.
     """
     tags, logged = run.data.tags, run.data.metrics
     if names.ANYTIME_TAG not in tags:
@@ -331,12 +315,7 @@ def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str
 
 
 def has_logged_tests(tags: Mapping[str, str], record: Record) -> bool:
-    """Return True if the metrics of all tests within buckets are logged for the current rows.
-
-    Args:
-        tags: tags of the run.
-        record: rows of the run.
-    """
+    """Return True if the metrics of all tests within buckets are logged for these rows."""
     return split_score_hash(tags)[3] == _hash_tests(record)
 
 
@@ -356,12 +335,9 @@ def to_milliseconds(written_at: str) -> int:
 def _select_metrics(
     families: Iterable[str], metrics: Sequence[Metric], record: Record
 ) -> tuple[Metric, ...]:
-    """Return the metrics to compute for a run, each name once.
+    """Return the metrics of *families* and the extra *metrics*, each name once.
 
-    Args:
-        families: names of metric families; those that this version lacks are skipped.
-        metrics: extra metrics.
-        record: rows of the run.
+    Skips families that this version lacks.
     """
     built_in = (
         *get_family_metrics(family for family in families if family in FAMILIES),
@@ -395,7 +371,11 @@ def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> dict[s
     requested = {n: v for n, v in params.items() if not n.startswith((_USED, _REQUESTED))} | {
         n.removeprefix(_REQUESTED): v for n, v in params.items() if n.startswith(_REQUESTED)
     }
-    profile = _read_profile(run, record.dataset.name)
+    entries = run.inputs.dataset_inputs if run.inputs else ()
+    profiles = {entry.dataset.name: entry.dataset.profile for entry in entries}
+    profile: Mapping[str, Any] = {}
+    with suppress(RecordError):  # in an unknown format
+        profile = json_object(profiles.get(record.dataset.name) or "{}", MAX_ROW_BYTES)
     dataset = {label: str(profile[key]) for key, label in _DATASET_LABELS.items() if key in profile}
     if isinstance(features := profile.get("features"), dict):
         dataset["features"] = str(features.get("name"))
@@ -422,16 +402,6 @@ def _read_metadata(run: Run, record: Record, times: Mapping[int, int]) -> dict[s
         "environment": environment,
         "warnings": [str(line) for line in warnings] if isinstance(warnings, list) else [],
     }
-
-
-def _read_profile(run: Run, dataset: str) -> Mapping[str, Any]:
-    """Return the dataset's profile in MLflow, or {} if it is missing or in an unknown format."""
-    entries = run.inputs.dataset_inputs if run.inputs else ()
-    profiles = {entry.dataset.name: entry.dataset.profile for entry in entries}
-    try:
-        return json_object(profiles.get(dataset) or "{}", MAX_ROW_BYTES)
-    except RecordError:
-        return {}
 
 
 def split_score_hash(tags: Mapping[str, str]) -> list[str]:

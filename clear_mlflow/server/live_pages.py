@@ -178,15 +178,10 @@ def format_start(run: Run) -> str:
 
 
 def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str) -> str:
-    """Return the HTML report of a run, which reloads itself when the state has changed.
+    """Return the HTML report of a run, which reloads itself when *state* has changed.
 
-    Args:
-        client: client of the server's store.
-        run: run returned by the client.
-        state: result of :func:`describe_state`.
-        workspace: name of MLflow's workspace, for links; empty for the default one.
-
-    Raises RecordError if a row is damaged.
+    state: result of :func:`describe_state`. workspace: name of MLflow's workspace, for links; empty
+    for the default one. Raises RecordError if a row is damaged.
     """
     page_links = {
         "run_id": run.info.run_id,

@@ -52,11 +52,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PageCache:
-    """A cache of the HTML of recent pages, which draws one page at a time.
-
-    Args:
-        max_wait_seconds: longest time that a request waits while another page is drawn.
-    """
+    """A cache of the HTML of recent pages, which draws one page at a time."""
 
     def __init__(self, max_wait_seconds: float = 10.0) -> None:
         self._max_wait_seconds = max_wait_seconds
@@ -64,13 +60,10 @@ class PageCache:
         self._lock = threading.Lock()
 
     def get(self, state: object, draw: Callable[[], str]) -> str:
-        """Return the cached page of a state, or call *draw* and cache the page.
+        """Return the cached HTML page of a state, or call *draw* and cache the page.
 
-        Args:
-            state: key of the page, in types that JSON can contain.
-            draw: returns the HTML of the page.
-
-        Raises RequestError if another page is being drawn for longer than the maximum wait.
+        state: key of the page, in types that JSON can contain. Raises RequestError if another page
+        is being drawn for longer than *max_wait_seconds*.
         """
         key = json.dumps(state, sort_keys=True)
         if not self._lock.acquire(timeout=self._max_wait_seconds):

@@ -26,12 +26,8 @@ from clear_mlflow.store.client import download_file, map_in_threads, mlflow_erro
 class ArtifactFolder:
     """A folder of a run's artifacts, on this machine or behind a server.
 
-    Args:
-        client: client of the tracking store.
-        run: run returned by the client.
-        name: path of the folder in the run's artifacts, by default their root.
-
-    Raises TrackingError in every method if the artifact store does not answer.
+    name: path of the folder in the run's artifacts, by default their root. Every method raises
+    TrackingError if the artifact store does not answer.
     """
 
     def __init__(self, client: MlflowClient, run: Run, name: str = "") -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 from urllib.parse import quote, urlsplit
@@ -49,8 +50,6 @@ if TYPE_CHECKING:  # it loads psutil, which a server may lack
 
 DEFAULT_EXPERIMENT_ID = "0"
 
-# MLflow's error codes if something exists already: an experiment, and any other row (mlflow 3.17).
-_CONFLICT_CODES = ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST")
 _SERVED_ARTIFACTS = "/mlflow-artifacts/artifacts"
 # Items per thread that map_in_threads starts before it needs their results: no thread waits for a
 # slow neighbour, and the results fit into memory.
@@ -140,9 +139,8 @@ def switch_store(tracking_uri: str) -> None:
     """Make MLflow use the store at a tracking URI in this process, but not in its children."""
     environment_uri = MLFLOW_TRACKING_URI.get()
     mlflow.set_tracking_uri(tracking_uri)
-    if environment_uri is None:
-        MLFLOW_TRACKING_URI.unset()
-    else:
+    MLFLOW_TRACKING_URI.unset()
+    if environment_uri is not None:
         MLFLOW_TRACKING_URI.set(environment_uri)
 
 
@@ -152,11 +150,11 @@ def is_missing_store(tracking_uri: str) -> bool:
     return database is not None and not database.exists()
 
 
+@dataclass(frozen=True)
 class _MissingStore:
     """Client of a store that does not exist, for commands that may read only bundles."""
 
-    def __init__(self, tracking_uri: str) -> None:
-        self.tracking_uri = tracking_uri
+    tracking_uri: str
 
     def __getattr__(self, name: str) -> NoReturn:
         raise TrackingError(
@@ -169,10 +167,9 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
     """Connect to the tracking store, check that a run can be stored there, and return the client.
 
     opens_run: if True, raises TrackingError if the active run, or else the experiment, is deleted
-    or its artifacts cannot be stored. If False, this is not checked, and a missing sqlite store is
-    not created: every call to the client raises TrackingError.
-
-    experiment: name of the experiment; None for MLflow's from the environment.
+    or its artifacts cannot be stored. If False, a missing sqlite store is not created: every call
+    to the client raises TrackingError. experiment: its name; None for MLflow's from the
+    environment.
     """
     uri = name_sqlite_driver(mlflow.get_tracking_uri())
     switch_store(uri)
@@ -229,10 +226,10 @@ def _check_experiment(client: MlflowClient, name: str | None) -> None:
     name, experiment_id = name or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
     with mlflow_errors(f"read the experiment {name or experiment_id or 'Default'}"):
         if name:
-            experiment = client.get_experiment_by_name(name)  # None: MLflow will create it
+            experiment = client.get_experiment_by_name(name)
         else:
             experiment = client.get_experiment(experiment_id or DEFAULT_EXPERIMENT_ID)
-    if experiment is None:
+    if experiment is None:  # MLflow will create it
         return
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         raise TrackingError(
@@ -245,12 +242,9 @@ def _check_experiment(client: MlflowClient, name: str | None) -> None:
 
 
 def check_artifact_root(tracking_uri: str, name: str, artifact_root: str) -> None:
-    """Raise TrackingError if artifacts cannot be stored under an artifact root.
+    """Raise TrackingError if artifacts cannot be stored under an artifact root, which is a URI.
 
-    Args:
-        tracking_uri: URI of the tracking store.
-        name: the run or experiment that has the artifacts, for the message.
-        artifact_root: URI of the folder of its artifacts.
+    name: the run or experiment that has the artifacts, for the message.
     """
     if is_server(artifact_root) and _SERVED_ARTIFACTS not in artifact_root:
         raise TrackingError(
@@ -274,7 +268,8 @@ def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
     try:
         return find_or_create()
     except MlflowException as error:
-        if error.error_code not in _CONFLICT_CODES:
+        # If an experiment, or any other row, exists already (mlflow 3.17).
+        if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST"):
             raise
         return find_or_create()
 
@@ -284,8 +279,7 @@ def map_in_threads(
 ) -> Iterator[_Result]:
     """Yield the function's result for each item, in the order of the items.
 
-    Threads compute at most four results per thread ahead. With *num_threads* = 1, the caller's
-    thread computes each result when it is needed.
+    Threads compute at most four results per thread ahead. A single one is the caller's thread.
     """
     if num_threads == 1:
         yield from map(function, items)

@@ -196,7 +196,7 @@ def check_not_being_trained(
     """Raise TrackingError if a process is training into a run.
 
     advice: end of the message. assume_dead: ignore a process on another machine. Otherwise, this
-    may take up to three minutes, like :func:`is_expired`.
+    may wait like :func:`is_expired`.
     """
     lease = _read_lease(run)
     if assume_dead and (lease is None or not lease.is_local):
@@ -209,10 +209,7 @@ def check_not_being_trained(
 
 
 def is_being_trained(client: MlflowClient, run: Run) -> bool:
-    """Return True if a living process is training into a run.
-
-    May take up to three minutes, like :func:`is_expired`.
-    """
+    """Return True if a living process is training into a run. May wait like :func:`is_expired`."""
     return _has_trainer(run) and not is_expired(client, run)
 
 
@@ -261,19 +258,15 @@ def wait_for_expiry(
 
 
 def read_trainer_token(run: Run) -> str | None:
-    """Return the token of the process that trains or trained into a run, or None if unknown.
-
-    It can be compared with :func:`get_process_token`.
-    """
+    """Return the :func:`get_process_token` of a run's newest trainer, or None if unknown."""
     lease = _read_lease(run)
     return None if lease is None else lease.token
 
 
 def is_recent_reservation(reservation: str) -> bool:
-    """Return True if another process reserved a resume within the last three minutes.
+    """Return True if another process, not known to be dead, reserved a resume of late.
 
-    reservation: JSON text of that process's lease. Returns False if the process is known to be
-    dead.
+    reservation: JSON text of that process's lease, which is recent for three minutes.
     """
     lease = _parse_lease(reservation)
     if lease is None or lease.token == get_process_token():
@@ -431,10 +424,7 @@ def _read_start_time(pid: int) -> float:
 
 
 def _read_machine_id() -> str:
-    """Return a name of this machine and container since its last start.
-
-    Process numbers are unique within it.
-    """
+    """Return a name of this machine and container since its start, with unique process numbers."""
     parts = [socket.gethostname()]
     with suppress(OSError):  # not Linux: only the host's name
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -66,19 +66,16 @@ def hash_rows(run_id: str, files: Mapping[str, bytes]) -> str:
 
 
 def pack_matrix_tag(run_id: str, files: Mapping[str, bytes]) -> str | None:
-    """Return a tag value with all row files, or None if there are none or it is too long.
-
-    files: row file name to content.
-    """
+    """Return a tag value with all row files, or None if there are none or it is too long."""
     content = json.dumps({name: file.decode() for name, file in files.items()}).encode()
     value = hash_rows(run_id, files) + base64.b64encode(zlib.compress(content, 9)).decode()
     return value if files and len(value) <= _MAX_TAG_LENGTH else None
 
 
 def read_matrix_tag(run_id: str, value: str | None) -> dict[str, bytes]:
-    """Return the row files in a tag value of pack_matrix_tag, by file name.
+    """Return the row files that pack_matrix_tag packed, by file name.
 
-    Returns an empty dict if *value* is None, damaged, or was copied from another run.
+    Returns {} if *value* is None, damaged, or was copied from another run.
     """
     digest, packed = (value or "")[:32], (value or "")[32:]
     try:
@@ -184,10 +181,7 @@ def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
 
 
 def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:
-    """Return all rows of a run from its artifacts in row order, by file name.
-
-    Raises RecordError if one is damaged or missing.
-    """
+    """Return all rows of a run from its artifacts like :func:`read_row_files`, parsed."""
     return parse_rows(read_row_files(client, run))
 
 
@@ -201,16 +195,12 @@ def build_missing_rows_error(run: Run, missing: str) -> RecordError:
 
 
 def _check_for_missing_rows(run: Run, row_files: Collection[str]) -> None:
-    """Raise RecordError if the tags or metrics of a run name a row that has no file.
-
-    row_files: names of the files that exist.
-    """
+    """Raise RecordError if the tags or metrics of a run name a row that is not in *row_files*."""
     tags = run.data.tags
     tagged = read_matrix_tag(run.info.run_id, tags.get(names.MATRIX_TAG))
     if missing := sorted(set(tagged) - set(row_files)):
-        raise build_missing_rows_error(
-            run, missing[0] if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
-        )
+        missing_rows = missing[0] if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
+        raise build_missing_rows_error(run, missing_rows)
     was_scored = names.SCORED_TAG in tags or tags.get(names.ROWS_TAG) in ("complete", "partial")
     is_training = tags.get(names.KIND_TAG) == names.KIND_TRAIN
     has_points = is_training and any(map(names.is_bucket_series, run.data.metrics))
@@ -223,15 +213,8 @@ def load_stored_rows(
 ) -> StoredRows:
     """Load the rows of a run from its matrix tag or its artifacts.
 
-    Args:
-        client: client of the store.
-        run: run that MLflow returned.
-        read_files: False reads the tag if it contains all rows; True always reads artifacts.
-            None reads artifacts if they are on this machine.
-
-    Raises:
-        RecordError: a row is damaged or missing.
-        TrackingError: the store does not answer.
+    read_files: False reads the tag if it contains all rows; True always reads artifacts; None reads
+    artifacts if they are on this machine. Raises RecordError if a row is damaged or missing.
     """
     run_id = run.info.run_id
     tag = run.data.tags.get(names.MATRIX_TAG)

@@ -50,14 +50,10 @@ def select_runs(
     """Yield the runs with these ids, or else the runs of an experiment that can have rows.
 
     The runs of an experiment come newest first, without those that only refer to other runs, such
-    as sweeps and comparisons.
+    as sweeps and comparisons. A run id that does not exist is yielded as a MissingRun.
 
-    Args:
-        client: client of the store.
-        run_ids: ids of runs; a run that does not exist is yielded as a MissingRun.
-        experiment: name or id of an experiment, or None for all.
-        filter: MLflow search filter, ignored with *run_ids*.
-        unscored_only: skip runs whose metrics were computed already.
+    experiment: name or id of an experiment, or None for all. filter: MLflow search filter, ignored
+    with *run_ids*. unscored_only: skip runs whose metrics were computed already.
     """
     runs: Iterable[Run | MissingRun]
     if unique_ids := tuple(dict.fromkeys(run_ids)):
@@ -79,9 +75,8 @@ def expand_run_id(client: MlflowClient, prefix: str) -> str:
     """
     if not re.fullmatch("[0-9a-f]{6,31}", prefix):
         return prefix
-    matches = [
-        *search_runs(client, find_experiment_ids(client), f"attributes.run_id LIKE '{prefix}%'")
-    ]
+    has_prefix = f"attributes.run_id LIKE '{prefix}%'"
+    matches = [*search_runs(client, find_experiment_ids(client), has_prefix)]
     if len(matches) > 1:
         listed = ", ".join(
             safe_repr(f"{run.info.run_id} {run.info.run_name}") for run in matches[:10]
@@ -141,10 +136,7 @@ def get_project_run(client: MlflowClient, entry_point: str) -> Run | None:
 
 
 def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
-    """Tag the run that ``mlflow run -e ENTRY_POINT`` opened with the command that it runs.
-
-    Returns the run's id, or None if this process was not started by ``mlflow run``.
-    """
+    """Tag the run of :func:`get_project_run` with its command, and return its id, or None."""
     run = get_project_run(client, entry_point)
     if run is None:
         return None
@@ -154,10 +146,7 @@ def tag_project_run(client: MlflowClient, entry_point: str) -> str | None:
 
 
 def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> str:
-    """Return the id of an experiment, by default MLflow's from the environment.
-
-    Creates an experiment of that name if it does not exist.
-    """
+    """Return the id of an experiment, by default MLflow's, which is created if it is missing."""
     name = name or MLFLOW_EXPERIMENT_NAME.get()
     if not name:
         return str(MLFLOW_EXPERIMENT_ID.get() or DEFAULT_EXPERIMENT_ID)
@@ -176,15 +165,12 @@ def get_or_create_experiment(client: MlflowClient, name: str | None = None) -> s
 
 
 def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
-    """Return a run, or a MissingRun if it does not exist or is deleted.
-
-    Raises TrackingError if the store cannot be read.
-    """
+    """Return a run, or a MissingRun if it does not exist or is deleted."""
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
         uri = client.tracking_uri
-        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+        if not is_missing_error(error):
             problem = mask_credentials(str(error), uri)
             raise TrackingError(f"cannot read run {run_id}: {problem}") from error
         problem = f"no such run in the tracking store {mask_credentials(uri)}"
@@ -192,6 +178,11 @@ def _get_run(client: MlflowClient, run_id: str) -> Run | MissingRun:
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         return MissingRun(run_id, run.info.run_name or run_id, "it is deleted; restore it first")
     return run
+
+
+def is_missing_error(error: MlflowException) -> bool:
+    """Return True if a run could not be read because none has such an id."""
+    return error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> list[str]:
@@ -202,7 +193,11 @@ def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> 
     experiments = _list_experiments(client)
     if name_or_id is None:
         return [e.experiment_id for e in experiments]
-    if matching_ids := _match_experiments(experiments, name_or_id):
+    # A name takes precedence over an id: an experiment may be called "3".
+    matching_ids = [e.experiment_id for e in experiments if e.name == name_or_id] or [
+        e.experiment_id for e in experiments if e.experiment_id == name_or_id
+    ]
+    if matching_ids:
         return matching_ids
     valid_names = ", ".join(repr(e.name) for e in experiments[:20])
     raise TrackingError(
@@ -213,14 +208,8 @@ def find_experiment_ids(client: MlflowClient, name_or_id: str | None = None) -> 
 
 def has_experiment(client: MlflowClient, name_or_id: str) -> bool:
     """Return True if an experiment has this name or id."""
-    return bool(_match_experiments(_list_experiments(client), name_or_id))
-
-
-def _match_experiments(experiments: list[Experiment], name_or_id: str) -> list[str]:
-    # A name takes precedence over an id: an experiment may be called "3".
-    """Return the ids of the experiments with this name, or else with this id."""
-    with_name = [e.experiment_id for e in experiments if e.name == name_or_id]
-    return with_name or [e.experiment_id for e in experiments if e.experiment_id == name_or_id]
+    experiments = _list_experiments(client)
+    return any(name_or_id in (e.name, e.experiment_id) for e in experiments)
 
 
 def _list_experiments(client: MlflowClient) -> list[Experiment]:

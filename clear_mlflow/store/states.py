@@ -101,10 +101,7 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
 
 
 def list_state_rows(client: MlflowClient, run: Run) -> tuple[int, ...]:
-    """Return the numbers of the rows with a training state and a manifest, ascending.
-
-    They are not read, so a state may be damaged.
-    """
+    """Return the numbers of the rows with a training state, which may be damaged, ascending."""
     files = ArtifactFolder(client, run, names.STATE_FOLDER).list_sizes().keys()
     rows = {row for name in files if (row := _parse_row(name)) is not None}
     return tuple(sorted(row for row in rows if files >= {*_format_file_names(row)}))

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, Run
+from mlflow.entities import Run
 from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.exceptions import MlflowException
 
@@ -26,7 +26,12 @@ from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
 from clear_mlflow.store.rows import load_stored_rows
-from clear_mlflow.store.search import expand_run_id, find_experiment_ids, has_experiment
+from clear_mlflow.store.search import (
+    expand_run_id,
+    find_experiment_ids,
+    has_experiment,
+    is_missing_error,
+)
 from clear_mlflow.store.sqlite import name_sqlite_driver
 
 # MLflow stores a shared view in a tag of the experiment; links name its key (mlflow 3.17).
@@ -38,10 +43,9 @@ _MAX_RUNS_READ = 20  # newest runs whose rows are read to find the score of an e
 
 
 def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True) -> list[str]:
-    """Return lines that show how to open a run and its experiment.
+    """Return lines that show how to open a run and its experiment, or a command without a server.
 
-    Only the experiment is linked if the run is one of several (*is_only_run* is False). Without a
-    server, the line is a ``clear-mlflow open`` command.
+    Only the experiment is linked if the run is one of several (*is_only_run* is False).
     """
     experiment_id, run_id = run.info.experiment_id, run.info.run_id if is_only_run else None
     uri = client.tracking_uri
@@ -60,10 +64,7 @@ def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True
 
 
 def format_artifact_link(run: Run, path: str | None) -> str:
-    """Return the link to an artifact of a run, relative to the URL of MLflow's UI.
-
-    path: path of the artifact, or None for the page of the run.
-    """
+    """Return the link to an artifact, or to the page of the run, relative to MLflow's UI."""
     experiment, run_id = (quote(i, safe="") for i in (run.info.experiment_id, run.info.run_id))
     artifact = f"/artifacts/{path}" if path else ""
     return f"#/experiments/{experiment}/runs/{run_id}{artifact}?{_format_view_query()}"
@@ -73,22 +74,16 @@ def make_run_url_builder(tracking_uri: str) -> Callable[[str], str] | None:
     """Return a function from run id to the URL of the run, or None if the store is not a server."""
     if not is_server(tracking_uri):
         return None
-    base, workspace = format_server_url(tracking_uri), _format_workspace_query()
-    query = f"?{workspace}" if workspace else ""
-    return lambda run_id: f"{base}/#/runs/{quote(run_id, safe='')}{query}"
+    base, query = format_server_url(tracking_uri), _format_view_query()
+    return lambda run_id: f"{base}/#/runs/{quote(run_id, safe='')}?{query}"
 
 
 def _format_view_query() -> str:
+    """Return the part of a URL's query with MLflow's view for machine learning and workspace."""
     # By default, MLflow's UI opens an experiment in the view for language model traces.
-    """Return the part of a URL's query that selects MLflow's view for machine learning."""
-    workspace = _format_workspace_query()
-    return "workflowType=machine_learning" + (f"&{workspace}" if workspace else "")
-
-
-def _format_workspace_query() -> str:
-    """Return the part of a URL's query that names MLflow's workspace, or "" without one."""
+    query = "workflowType=machine_learning"
     workspace = os.environ.get("MLFLOW_WORKSPACE", "").strip()  # mlflow.set_workspace sets it, too
-    return f"workspace={quote(workspace, safe='')}" if workspace else ""
+    return f"{query}&workspace={quote(workspace, safe='')}" if workspace else query
 
 
 def format_server_url(uri: str) -> str:
@@ -119,10 +114,7 @@ def format_comparison_links(client: MlflowClient, run: Run) -> list[str]:
 
 
 def _build_leaderboard_view(score: Score) -> str:
-    """Return the JSON of a view of MLflow's UI that ranks the runs of an experiment.
-
-    score: what the runs measure, such as accuracy.
-    """
+    """Return the JSON of a view of MLflow's UI that ranks the runs of an experiment by *score*."""
     # The metric that ranks, then the headlines, which are also charts over the buckets.
     metrics = (get_first_ranking_metric(score), *get_headlines(score))
     ranking_metric, *headlines = dict.fromkeys(metric.name for metric in metrics)
@@ -130,17 +122,9 @@ def _build_leaderboard_view(score: Score) -> str:
         {"type": "BAR", "metricKey": ranking_metric},
         *({"type": "LINE", "metricKey": metric, **_LINE_OPTIONS} for metric in headlines),
         # MLflow would write the parameters over the picture.
-        {
-            "type": "IMAGE",
-            "imageKeys": [names.IMAGE_FINAL],
-            "step": 0,
-            "showRunParams": False,
-        },
+        {"type": "IMAGE", "imageKeys": [names.IMAGE_FINAL], "step": 0, "showRunParams": False},
     ]
-    sections = {
-        "summary": f"{score.heading} and forgetting",
-        "matrices": f"{score.heading} matrices",
-    }
+    titles = {"summary": f"{score.heading} and forgetting", "matrices": f"{score.heading} matrices"}
     columns = [f"metrics.`{metric}`" for metric in (ranking_metric, *headlines)]
     view = {
         "searchFilter": _HAS_ROWS,
@@ -161,7 +145,7 @@ def _build_leaderboard_view(score: Score) -> str:
                 "deleted": False,
                 "isGenerated": False,
             }
-            for key, title in sections.items()
+            for key, title in titles.items()
         ],
         "compareRunCharts": [
             {
@@ -200,24 +184,19 @@ def find_page_url(client: MlflowClient, target: str | None) -> str:
     That is a run's report, a comparison's page, a sweep's comparison, or an experiment's
     leaderboard, which is stored in a tag of the experiment.
 
-    Args:
-        client: client of the store.
-        target: name or id of an experiment, or id of a run or its first digits; None for the
-            experiment of the newest run.
-
-    Raises TrackingError if the target does not exist.
+    target: name or id of an experiment, or id of a run or its first digits; None for the experiment
+    of the newest run. Raises TrackingError if it does not exist.
     """
-    if target is None:
-        return _store_leaderboard(client, _get_newest_experiment(client))
-    with mlflow_errors(f"look for {safe_repr(target)}"):
+    with mlflow_errors(f"look for {safe_repr(target or 'the newest run')}"):
+        if target is None:
+            return _store_leaderboard(client, _get_newest_experiment_id(client))
         run_id = target if has_experiment(client, target) else expand_run_id(client, target)
         try:
             return _find_run_page(client, client.get_run(run_id))
         except MlflowException as error:
-            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            if not is_missing_error(error):
                 raise
-    (experiment_id,) = find_experiment_ids(client, target)[:1]
-    return _store_leaderboard(client, client.get_experiment(experiment_id))
+        return _store_leaderboard(client, find_experiment_ids(client, target)[0])
 
 
 def _find_run_page(client: MlflowClient, run: Run) -> str:
@@ -225,31 +204,27 @@ def _find_run_page(client: MlflowClient, run: Run) -> str:
     tags = run.data.tags
     if comparison_id := read_sweep_comparison(tags).get("run_id"):
         return _find_run_page(client, client.get_run(str(comparison_id)))
-    page = names.REPORT_HTML if names.SCORED_TAG in tags else None
     if tags.get(names.KIND_TAG) == names.KIND_COMPARE:
-        page = names.COMPARISON_PAGE
-    return format_artifact_link(run, page)
+        return format_artifact_link(run, names.COMPARISON_PAGE)
+    return format_artifact_link(run, names.REPORT_HTML if names.SCORED_TAG in tags else None)
 
 
 def read_sweep_comparison(tags: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return which run compares the runs of a sweep, from the tags of the sweep.
+    """Return ``run_id`` of the comparison of a sweep with these *tags*, or {} if there is none.
 
-    The result has ``run_id``, and ``of``, a hash of the compared runs; it is empty if the sweep was
-    not compared.
+    Also returns ``of``, a hash of the compared runs.
     """
     with suppress(RecordError):
         return json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
     return {}
 
 
-def _store_leaderboard(client: MlflowClient, experiment: Experiment) -> str:
+def _store_leaderboard(client: MlflowClient, experiment_id: str) -> str:
     """Store an experiment's leaderboard view in its tags and return the link to it."""
-    experiment_id = experiment.experiment_id
-    with mlflow_errors(f"store the leaderboard of experiment {experiment_id}"):
-        # Views that users share from MLflow's UI have other keys.
-        view = _build_leaderboard_view(_find_score(client, experiment_id))
-        if experiment.tags.get(VIEW_TAG) != view:
-            client.set_experiment_tag(experiment_id, VIEW_TAG, view)
+    # Views that users share from MLflow's UI have other keys.
+    view = _build_leaderboard_view(_find_score(client, experiment_id))
+    if client.get_experiment(experiment_id).tags.get(VIEW_TAG) != view:
+        client.set_experiment_tag(experiment_id, VIEW_TAG, view)
     path = f"#/experiments/{quote(experiment_id, safe='')}/runs"
     return f"{path}?{_format_view_query()}&viewStateShareKey={_VIEW_KEY}"
 
@@ -263,13 +238,12 @@ def _find_score(client: MlflowClient, experiment_id: str) -> Score:
     return ACCURACY
 
 
-def _get_newest_experiment(client: MlflowClient) -> Experiment:
+def _get_newest_experiment_id(client: MlflowClient) -> str:
     """Return the experiment of the newest run of this package, or raise TrackingError."""
-    experiment_ids = find_experiment_ids(client)
-    with mlflow_errors("look for the newest run"):
-        runs = client.search_runs(experiment_ids, f"tags.`{names.KIND_TAG}` != ''", max_results=1)
-        if not runs:
-            raise TrackingError(
-                "the store contains no run of clear_mlflow yet; train one first: clear-mlflow train"
-            )
-        return client.get_experiment(runs[0].info.experiment_id)
+    has_kind = f"tags.`{names.KIND_TAG}` != ''"
+    runs = client.search_runs(find_experiment_ids(client), has_kind, max_results=1)
+    if not runs:
+        raise TrackingError(
+            "the store contains no run of clear_mlflow yet; train one first: clear-mlflow train"
+        )
+    return str(runs[0].info.experiment_id)

@@ -13,16 +13,13 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import mlflow
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
-from mlflow.environment_variables import (
-    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING,
-    MLFLOW_RUN_ID,
-)
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING as _SYSTEM_METRICS
+from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
@@ -57,7 +54,6 @@ from clear_mlflow.store.lease import (
     check_has_lease,
     check_not_being_trained,
     format_lease,
-    is_being_trained,
     wait_for_expiry,
 )
 from clear_mlflow.store.ui_urls import format_run_links
@@ -76,7 +72,7 @@ class RunResult:
     run_id: str | None  # None if training ended before a run was opened
     error: str | None = None  # one line
     problem: ClearError | None = None  # why the record is incomplete or not stored, if it is
-    diverged: DivergedError | None = None
+    diverged: bool = False  # the loss or the output was not a finite number
     scores: Scores | None = None  # of the stored rows
     members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
     links: tuple[str, ...] = ()  # lines with addresses of the run
@@ -95,7 +91,7 @@ class RunResult:
     def build_outcome(self, *, sets_status: bool = True) -> Outcome:
         """Return what is stored. sets_status: False to leave the status of the run unchanged."""
         status = self.status if sets_status else None
-        return Outcome(status, self.error, self.diverged is not None)
+        return Outcome(status, self.error, self.diverged)
 
     def add_problem(self, problem: ClearError, *, keep_status: bool = False) -> RunResult:
         """Return a copy with one more error, and an exit code other than 0.
@@ -132,7 +128,7 @@ def build_result(
         return RunResult(128 + received_signals[0], "KILLED", run_id, message)
     if isinstance(error, ClearError):
         exit_code = os.EX_TEMPFAIL if isinstance(error, LeaseHeldError) else 2
-        diverged = error if isinstance(error, DivergedError) else None
+        diverged = isinstance(error, DivergedError)
         return RunResult(exit_code, "FAILED", run_id, str(error), diverged=diverged)
     if isinstance(error, TrainingDied):
         if -error.returncode in _STOP_SIGNALS:
@@ -155,12 +151,9 @@ def open_run(
     Makes it MLflow's active run and acquires its lease, the right of this process to write to it.
     Raises TrackingError if another process is training into it.
 
-    Args:
-        client: client of the run's store.
-        name: name of a new run. A run that exists keeps its name unless MLflow generated it.
-        check: called with a run that exists, before that is changed. It may raise.
-        rename: give a run that exists *name* in any case.
-        system_metrics: log them, unless MLflow's environment variable says otherwise.
+    name: name of a new run, or of one whose name MLflow generated. check: called with a run that
+    exists, before that is changed. It may raise. rename: set the name of a run that exists in any
+    case. system_metrics: default of MLflow's environment variable for logging them.
     """
     run_id = MLFLOW_RUN_ID.get()
     new_name: str | None = name
@@ -175,7 +168,7 @@ def open_run(
             lambda: mlflow.start_run(
                 run_name=new_name,
                 tags=build_lease_tags(),
-                log_system_metrics=_read_system_metrics_setting(system_metrics),
+                log_system_metrics=None if _SYSTEM_METRICS.is_set() else system_metrics,
             )
         )
     return str(opened.info.run_id)
@@ -191,7 +184,7 @@ def reopen_run(run_id: str, tags: Mapping[str, str] | None = None) -> None:
             run_id=run_id,
             # Not the holder's tag: a process that lost the lease must not take it back here.
             tags={names.PROCESS_TAG: format_lease(), **(tags or {})},
-            log_system_metrics=_read_system_metrics_setting(True),
+            log_system_metrics=None if _SYSTEM_METRICS.is_set() else True,
         )
 
 
@@ -211,8 +204,7 @@ def join_run(client: MlflowClient, run_id: str) -> None:
     """
     with mlflow_errors(f"join run {run_id}"):
         wait_for_expiry(client, run_id)
-        if is_being_trained(client, client.get_run(run_id)):
-            raise TrackingError(f"run {run_id} is being trained into already; end that first")
+        check_not_being_trained(client, client.get_run(run_id), "end that first")
     lease = Lease(client, run_id)
     lease.acquire()
     lease.renew()
@@ -239,56 +231,44 @@ def end_run(
 ) -> RunResult:
     """Score the stored rows of a run, log its models and set its final status and error.
 
+    Returns the result with scores and links, and with an error if the run's record is incomplete.
     If the store cannot be reached, status and error are written to local disk for ``clear-mlflow
     sync``. A run that another process took over is left as it is.
 
-    Returns the result with scores and links, and with an error if the run's record is incomplete.
-
-    Args:
-        client: client of the run's store.
-        run_id: id of the run.
-        result: how the training ended.
-        sets_status: False for a run that the user opened: its status stays as it is.
-        stored_rows: numbers of the rows that this process stored. If the store lacks one of them,
-            the result has an error.
+    result: how the training ended. sets_status: False for a run that the user opened. stored_rows:
+    numbers of the rows that this process stored; it is an error if the store lacks one of them.
     """
     if result.has_lost_lease:
         _detach_run(run_id)
         return result
+    if result.unsent is not None:
+        _leave_for_sync(client, run_id, result, sets_status)
+        return result.add_problem(result.unsent, keep_status=True)
     training_result = result
-    if (unsent := result.unsent) is not None:
-        _leave_for_sync(client, run_id, result, sets_status, unsent.folder)
-        return result.add_problem(unsent, keep_status=True)
     try:
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
         check_has_lease(run)
-        scores = score(client, run_id)
-        result = replace(result, scores=scores)
-        log_models(client, run, scores)
-        _check_stored_rows(run, scores, stored_rows)
-    except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
-    except ClearError as error:
-        result = result.add_problem(error)
-    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
-        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
-        with suppress(ClearError):
-            store_outcome(client, run_id, outcome, check=check_has_lease)
-        raise
-    outcome = result.build_outcome(sets_status=sets_status)
-    try:
-        run = store_outcome(client, run_id, outcome, check=check_has_lease)
+        result = _score_run(client, run, result, stored_rows)
+        outcome = result.build_outcome(sets_status=sets_status)
+        run = store_outcome(client, run_id, outcome, needs_lease=True)
         with mlflow_errors(f"look at run {run_id}"):
             return replace(result, links=tuple(format_run_links(client, run)))
     except LeaseLostError as error:
-        return _abandon_run(run_id, training_result, error)
+        _detach_run(run_id)
+        result = training_result.add_problem(error, keep_status=True)
+        return replace(result, problem=error)
     except ClearError as error:
         result = result.add_problem(error, keep_status=True)
         if is_permanent_error(error):
             return result
         hint = _leave_for_sync(client, run_id, training_result, sets_status)
         return replace(result, error="; ".join(filter(None, (result.error, hint))))
+    except BaseException as error:  # a bug, or Ctrl-C: the run must not stay open
+        outcome = build_result(error, run_id).build_outcome(sets_status=sets_status)
+        with suppress(ClearError):
+            store_outcome(client, run_id, outcome, needs_lease=True)
+        raise
 
 
 def end_expired_run(client: MlflowClient, run: Run) -> None:
@@ -313,20 +293,19 @@ def end_shared_run(run_id: str, error: BaseException | None = None) -> None:
     store_outcome(MlflowClient(), run_id, build_result(error, run_id).build_outcome())
 
 
-def end_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
-    """End the run that ``mlflow run`` opened in addition to the training's run. Return *result*.
+def end_project_run(result: RunResult) -> RunResult:
+    """End the run that ``mlflow run`` opened, unless a process trained into it. Return *result*.
 
-    run_id: id of that run. None: the run of MLFLOW_RUN_ID, if it is open and *result* is KILLED;
-    in other cases MLflow ends it by the exit code. Failures are ignored.
+    Ignores failures: ``mlflow run`` sets the status of the run, too.
     """
-    opened_id = run_id or (MLFLOW_RUN_ID.get() if result.status == "KILLED" else None)
-    if opened_id:
-        with suppress(ClearError), mlflow_errors(f"close run {opened_id}"):
+    run_id = MLFLOW_RUN_ID.get()
+    if run_id and run_id != result.run_id:
+        with suppress(ClearError), mlflow_errors(f"close run {run_id}"):
             client = MlflowClient()
-            run = client.get_run(opened_id)
-            is_open = MLFLOW_PROJECT_ENTRY_POINT in run.data.tags and run.info.status == "RUNNING"
-            if run_id is not None or is_open:
-                store_outcome(client, opened_id, Outcome(result.status, result.error))
+            run = client.get_run(run_id)
+            is_untouched = run.info.status == "RUNNING" and names.PROCESS_TAG not in run.data.tags
+            if is_untouched and MLFLOW_PROJECT_ENTRY_POINT in run.data.tags:
+                store_outcome(client, run_id, Outcome(result.status, result.error))
     return result
 
 
@@ -335,49 +314,56 @@ def log_member_summary(
 ) -> None:
     """Log mean and sample standard deviation of each metric over the members of an ensemble.
 
-    Skips metrics that are undefined for a member. Logs nothing if a member has no rows.
+    Skips metrics that are undefined for a member. Logs nothing if a member lacks rows.
     """
     if not scores_by_seed or any(scores.record is None for scores in scores_by_seed.values()):
         return
-    now = get_current_time_millis()
+    time = get_current_time_millis()
     metrics = []
     rows = [scores.results.values_by_name for scores in scores_by_seed.values()]
     for name, column in pd.DataFrame(rows).dropna(axis="columns").items():
         values = column.tolist()
-        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
+        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), time, 0))
         if len(values) > 1:
-            metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
+            metrics.append(Metric(f"std/{name}", statistics.stdev(values), time, 0))
     tags = [RunTag(names.MEMBERS_TAG, str(len(scores_by_seed)))]
     with mlflow_errors(f"log the summary of run {run_id}"):
         client.log_batch(run_id, metrics=metrics, tags=tags)
 
 
-def _check_stored_rows(run: Run, scores: Scores, expected_rows: Collection[int]) -> None:
-    """Raise RecordError if *scores*, as read back from the run, lack one of the expected rows."""
-    stored_rows = scores.record.rows if scores.record else ()
-    if missing_rows := sorted(set(expected_rows).difference(stored_rows)):
-        raise RecordError(
-            f"run {run.info.run_id} stored rows that are missing now in "
-            f"{safe_repr(str(run.info.artifact_uri), 200)}: {', '.join(map(str, missing_rows))}; "
-            f"put their files back, then run 'clear-mlflow evaluate {run.info.run_id}'"
-        )
+def _score_run(
+    client: MlflowClient, run: Run, result: RunResult, expected_rows: Collection[int]
+) -> RunResult:
+    """Score the stored rows of a run and log its models. Return the result with scores or errors.
+
+    expected_rows: numbers of rows that the run must have.
+    """
+    run_id = run.info.run_id
+    try:
+        scores = score(client, run_id)
+        result = replace(result, scores=scores)
+        log_models(client, run, scores)
+        stored_rows = scores.record.rows if scores.record else ()
+        if missing_rows := sorted(set(expected_rows).difference(stored_rows)):
+            raise RecordError(
+                f"run {run_id} stored rows that are missing now in "
+                f"{safe_repr(str(run.info.artifact_uri), 200)}: "
+                f"{', '.join(map(str, missing_rows))}; put their files back, then run "
+                f"'clear-mlflow evaluate {run_id}'"
+            )
+    except ClearError as error:
+        return result.add_problem(error)
+    return result
 
 
-def _leave_for_sync(
-    client: MlflowClient,
-    run_id: str,
-    result: RunResult,
-    sets_status: bool,
-    folder: Path | None = None,
-) -> str:
+def _leave_for_sync(client: MlflowClient, run_id: str, result: RunResult, sets_status: bool) -> str:
     """Write the final status and error of a run to local disk, and return how to upload them.
 
-    folder: the run folder to try first. If no disk can be written, prints a warning and returns "".
+    If no disk can be written, prints a warning and returns "".
     """
     if sets_status:
         _detach_run(run_id)
-    existing = [folder] if folder else find_run_folders(run_id)
-    for path in (*existing, *list_candidate_folders(run_id)):
+    for path in (*find_run_folders(run_id), *list_candidate_folders(run_id)):
         try:
             if (path / HEADER_JSON).is_file():
                 run_folder = RunFolder.reopen(path)
@@ -395,21 +381,9 @@ def _leave_for_sync(
     return ""
 
 
-def _abandon_run(run_id: str, result: RunResult, error: LeaseLostError) -> RunResult:
-    """Stop using a run that another process took over, and return *result* with *error*."""
-    _detach_run(run_id)
-    return replace(result.add_problem(error, keep_status=True), problem=error)
-
-
 def _detach_run(run_id: str) -> None:
     """Make MLflow forget its active run, so that MLflow does not set the run's status at exit."""
     forget_active_run(run_id)
     if monitor := forget_system_metrics(run_id):
         # In a thread: it may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
-
-
-def _read_system_metrics_setting(default: bool | None) -> bool | None:
-    """Return the setting of MLflow's environment variable, or *default* if it is not set."""
-    variable = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    return variable.get() if variable.is_set() else default

@@ -47,7 +47,7 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     run_id = run.info.run_id
     weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
     with mlflow_errors(f"list the models of run {run_id}"):
-        rows = {names.parse_model_file_name(name) for name in weights.list_sizes()} - {None}
+        rows = {names.parse_model_file_name(name) for name in weights.list_sizes()}
         models_by_row = {
             model.tags.get(names.MODEL_ROW_TAG): model for model in _search_models(client, run)
         }
@@ -79,11 +79,9 @@ def _log_model(
     weights_folder: ArtifactFolder,
     unfinished_model: LoggedModel | None,
 ) -> bool:
-    """Log the weights after one bucket as an MLflow model, and return True if that was possible.
+    """Log the weights after *row* buckets as an MLflow model, and return True if it was possible.
 
-    Returns False if the file is too large or has no description of its predictions.
-
-    row: number of trained buckets. weights_folder: the folder of the run's weights.
+    Returns False if the file is too large or lacks a description of its predictions.
     unfinished_model: the model if an earlier call did not finish it, or None.
     """
     run_id, file = run.info.run_id, names.format_model_file_name(row)
@@ -141,7 +139,10 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
         example = np.zeros((1, description.width), dtype=np.float32)
     else:
         input_schema = Schema([ColSpec(DataType.binary, "image")])
-        example = pd.DataFrame({"image": [_encode_grey_image(description.image_size)]})
+        png_file = io.BytesIO()
+        side = description.image_size
+        Image.new("RGB", (side, side), "grey").save(png_file, "PNG")
+        example = pd.DataFrame({"image": [png_file.getvalue()]})
     params: Any = None
     if description.classes_by_bucket:
         params = ParamSchema([ParamSpec("bucket", DataType.string, default="")])
@@ -155,13 +156,6 @@ def _save_model(folder: Path, weights: Path, description: ModelDescription, mode
         input_example=example,
         pip_requirements=list(description.requirements),
     )
-
-
-def _encode_grey_image(side: int) -> bytes:
-    """Return a grey square as a PNG file. side: its width in pixels."""
-    content = io.BytesIO()
-    Image.new("RGB", (side, side), (128, 128, 128)).save(content, "PNG")
-    return content.getvalue()
 
 
 def _build_metrics(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:

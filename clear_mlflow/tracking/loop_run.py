@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOOP_JSON = "own_loop.json"
-_MAX_NAME_CHARACTERS = 150
+_ROW_FIELDS = ("dataset", "protocol", "split", "seed")  # of LoopMetadata and RowRecord
 Cost: TypeAlias = RowCost | Mapping[str, object] | None
 
 
@@ -100,9 +100,9 @@ def track(
     Use it as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left
     open. Without one, a run is opened, and closed with the right status. Each call stores one row
     of the accuracy matrix: the results on all buckets after training on one. After the block, even
-    after an error, the stored rows are scored, and ``run.metrics`` and ``run.matrix`` contain the
-    result; ``clear_mlflow.load(run.run_id)`` returns the stored run, with data frames and JSON. A
-    run that already contains rows of the same loop is continued.
+    after an error, ``run.metrics`` and ``run.matrix`` contain the scores of the stored rows, and
+    ``clear_mlflow.load(run.run_id)`` returns the run. A run that contains rows of the same loop is
+    continued.
 
     Args:
         buckets: names of all buckets in stream order, which may be whole numbers and dates, or
@@ -125,15 +125,11 @@ def track(
         test_labels: true class of each test image, a list per bucket, for
             ``run.log_predictions(i, ...)``, which also accepts it. ``num_instances`` follows.
         test_ids: name of each test image, a list per bucket.
-        score: what the rows measure if it is not accuracy, for example "rmse" or "perplexity".
-            Rows are then logged by ``run.log_values(i, [...])``, with any finite numbers.
+        score: what the rows measure if it is not accuracy, for example "rmse". Rows are then
+            logged by ``run.log_values(i, [...])``, with any finite numbers.
         lower_is_better: whether a lower score is better.
         run_name: name of a run that is opened.
-        metrics: metric families to log, for example ["clear", "gem"]; docs/metrics.md lists
-            them.
-
-    Returns:
-        A context manager whose value is itself.
+        metrics: metric families to log, for example ["clear", "gem"]; docs/metrics.md lists them.
 
     Raises:
         ConfigError: a value is out of range, or two values contradict each other.
@@ -156,9 +152,6 @@ class LoopRun:
         metadata: buckets, dataset and parameters of the loop.
         run_name: name of a run that is opened, or None to build one from the metadata.
         metrics: metric families to log, as a list or separated by commas.
-
-    Raises:
-        ConfigError: a family does not exist, or the score has the name of a metric.
     """
 
     expects_last_row = True  # False if a framework numbers the rows, and may stop early
@@ -183,11 +176,7 @@ class LoopRun:
         self._predictions_type: str | None = None  # "labels" or "probs"; None without predictions
 
     def __enter__(self) -> LoopRun:
-        """Open a run or join the active one, load its rows, and log the loop's metadata.
-
-        Raises ConfigError in a process of rank 1 or more, and TrackingError if MLflow cannot store
-        the run or its rows have other metadata.
-        """
+        """Open a run or join the active one, load its rows, and log the loop's metadata."""
         if self._recorder is not None:
             raise TrackingError("this run was entered before; call clear_mlflow.track again")
         dist_env = read_dist_env()
@@ -265,8 +254,7 @@ class LoopRun:
     def log_counts(self, after: int | str, correct: object, *, cost: Cost = None) -> None:
         """Store one row of the accuracy matrix: correct test images per bucket.
 
-        Metrics and pictures follow automatically. Rows may come in any order. A row that is
-        logged twice with the same numbers is stored once.
+        Rows may come in any order. A row that is logged twice with the same numbers is stored once.
 
         Args:
             after: bucket that was trained on last: its number, from 1, or its name as a string. 0
@@ -287,20 +275,14 @@ class LoopRun:
     def log_accuracies(self, after: int | str, accuracies: object, *, cost: Cost = None) -> None:
         """Store one row like :meth:`log_counts`, from accuracies without counts.
 
-        Args:
-            after: bucket, like in :meth:`log_counts`.
-            accuracies: accuracy on each bucket, or a mapping of bucket to accuracy: fractions from
-                0 to 1. NaN, None or an absent key means not measured.
-            cost: cost, like in :meth:`log_counts`.
+        accuracies: accuracy on each bucket, or a mapping of bucket to accuracy: fractions from 0 to
+        1. NaN, None or an absent key means not measured.
         """
         check_accuracy(self._metadata, "accuracies")
         self.log_values(after, accuracies, cost=cost)
 
     def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
-        """Store one row like :meth:`log_accuracies`, with values of the ``score`` of :func:`track`.
-
-        The values may be any finite numbers.
-        """
+        """Store one row like :meth:`log_accuracies`, with any finite values of the ``score``."""
         self._log(after, cost, lambda metadata: (row_of_values(metadata, after, values), None))
 
     def log_predictions(
@@ -313,13 +295,10 @@ class LoopRun:
     ) -> None:
         """Store one row like :meth:`log_counts`, and the predictions that it is counted from.
 
-        Args:
-            after: bucket, like in :meth:`log_counts`.
-            predictions: an array per bucket: (n,) predicted classes, or (n, classes) probabilities
-                after the softmax, in the order of the true labels.
-            truth: true labels like ``test_labels`` of :func:`track`, if that did not have them:
-                from the first row on, and the same in all rows.
-            cost: cost, like in :meth:`log_counts`.
+        predictions: an array per bucket: (n,) predicted classes, or (n, classes) probabilities
+        after the softmax, in the order of the true labels. truth: true labels like ``test_labels``
+        of :func:`track`, if that did not have them: from the first row on, and the same in all
+        rows.
         """
         self._log(after, cost, lambda loop: row_of_predictions(loop, after, predictions), truth)
 
@@ -330,10 +309,9 @@ class LoopRun:
         count: Callable[[LoopMetadata], tuple[AccuracyRow, RowPredictions | None]],
         truth: Sequence[Any] | None = None,
     ) -> None:
-        """Store the row that *count* returns, unless it is stored with the same numbers.
+        """Store the row that *count* returns with its predictions, unless it is stored already.
 
-        after: bucket that was trained on last. count: function that returns the row and its
-        predictions, or None without predictions. truth: true labels, or None if they are not new.
+        after: bucket that was trained on last. truth: true labels, or None if they are not new.
         Raises RecordError if the row is stored with other numbers.
         """
         with self._lock_recorder(f"the row after {safe_repr(after)}", "rows") as recorder:
@@ -386,8 +364,8 @@ class LoopRun:
     ) -> None:
         """Store a test of all buckets within the training of one bucket.
 
-        The metrics of continual evaluation (docs/metrics.md) are computed from such tests. Pass
-        the test at the end of a bucket to :meth:`log_counts`.
+        Metrics of continual evaluation are computed from such tests. Pass the test at the end of a
+        bucket to :meth:`log_counts`, which raises the same errors.
 
         Args:
             bucket: bucket in training: its number, from 1, or its name as a string.
@@ -397,11 +375,6 @@ class LoopRun:
             num_tests: number of tests within the bucket, the same in all of them.
             step: optimiser steps on this bucket so far, from 1.
             num_steps: all optimiser steps of the bucket; more than *step*.
-
-        Raises:
-            ConfigError: the loop has no counts of test images, or a value is out of range.
-            RecordError: the numbers do not fit the loop, or the test is stored with other numbers.
-            TrackingError: the block has ended.
         """
         with self._lock_recorder(f"a test inside bucket {safe_repr(bucket)}", "tests") as recorder:
             row = measured_test(
@@ -437,8 +410,7 @@ class LoopRun:
     def matrix(self) -> AccuracyMatrix:
         """The accuracy matrix of the rows so far. After the block, it is read back from the store.
 
-        Raises:
-            TrackingError: there is no row.
+        Raises TrackingError if there is no row.
         """
         if (record := self._record) is None:
             raise TrackingError("there is no row yet; log one with log_counts")
@@ -454,10 +426,7 @@ class LoopRun:
         return self._scores.results
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
-        """Draw the matrix without the cells that the protocol excludes.
-
-        See :meth:`AccuracyMatrix.plot`.
-        """
+        """Draw the matrix like :meth:`AccuracyMatrix.plot`, without the excluded cells."""
         return self.matrix.masked(self._metadata.protocol).plot(title, width=width)
 
     def _repr_html_(self) -> str:
@@ -494,15 +463,14 @@ class LoopRun:
         parts = [metadata.grouping.get("strategy", "own loop"), metadata.dataset.name]
         if metadata.seed is not None:
             parts.append(f"seed {metadata.seed}")
-        return self._run_name or truncate(printable(" ".join(parts)), _MAX_NAME_CHARACTERS)
+        return self._run_name or truncate(printable(" ".join(parts)), 150)
 
     @contextmanager
     def _lock_recorder(self, arrival: str, measured: str) -> Iterator[RunRecorder]:
         """Yield the run's recorder, which no other thread can use meanwhile.
 
-        Raises TrackingError if the block has ended, or in a forked process.
-
-        arrival: what was logged, for the message. measured: "rows" or "tests", for the message.
+        Raises TrackingError if the block has ended, or in a forked process. arrival, measured: what
+        was logged, for the message.
         """
         if os.getpid() != self._process_id:  # before the lock, which may be locked for ever here
             raise TrackingError(
@@ -518,10 +486,7 @@ class LoopRun:
             yield self._recorder
 
     def _find_missing_row(self) -> RecordError | None:
-        """Return an error if exactly the last row was not logged, or None.
-
-        That happens if a loop counts buckets from 0 instead of 1.
-        """
+        """Return an error if only the last row is missing, as if a loop counted from 0, or None."""
         last = len(self._metadata.buckets)
         if not self.expects_last_row or self._rows.keys() != set(range(last)):
             return None
@@ -551,22 +516,13 @@ class LoopRun:
             )
             # The first artifact: a store that takes no artifacts is found before any training.
             client.log_text(run_id, _format_loop_json(metadata), LOOP_JSON)
-        recorder.row_fields = {
-            "dataset": metadata.dataset,
-            "protocol": metadata.protocol,
-            "split": metadata.split,
-            "seed": metadata.seed,
-        }
-        profile: dict[str, Any] = {
-            "digest": metadata.dataset.digest,
-            "protocol": metadata.protocol,
-            "split": metadata.split,
-        }
+        profile: dict[str, Any] = {}
         if metadata.num_instances is not None:
             profile["num_test"] = dict(zip(metadata.buckets, metadata.num_instances, strict=True))
         if metadata.class_names:
             profile["num_classes"] = len(metadata.class_names)
-        recorder.log_dataset("own loop", profile)
+        row_fields = {name: getattr(metadata, name) for name in _ROW_FIELDS}
+        recorder.log_dataset("own loop", row_fields, profile)
         recorder.open(run)
         self._recorder, self._run_name = recorder, run.info.run_name
 
@@ -612,7 +568,7 @@ def _check_same_loop(record: RowRecord, loop: LoopMetadata, location: str) -> No
     location: where the row is stored, for the message.
     """
     row, dataset = record.row, record.dataset
-    pairs: Mapping[str, tuple[object, object]] = {
+    pairs: dict[str, tuple[object, object]] = {
         "buckets": (row.buckets, loop.buckets),
         "num_instances": (row.num_instances, loop.num_instances),
         "score": (row.score, loop.score),

@@ -17,13 +17,13 @@ from mlflow.exceptions import MlflowException
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
+from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_index
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
-from clear_mlflow.journal.uploader import list_artifacts, upload_left_folders
+from clear_mlflow.journal.uploader import upload_left_folders
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
@@ -62,7 +62,7 @@ class ResumePoint:
 
     @property
     def is_complete(self) -> bool:
-        """True if all rows are stored and the run is FINISHED or has no training state."""
+        """True if all rows are stored and the run is FINISHED or lacks training states."""
         if not self.records:
             return False
         num_buckets = len(next(iter(self.records.values())).row.buckets)
@@ -74,29 +74,6 @@ class ResumePoint:
     def resume_number(self) -> int:
         """The number of this resume: 1 when the run is resumed for the first time."""
         return _read_num_resumes(self.run) + 1
-
-    @property
-    def earlier_rows(self) -> dict[int, AccuracyRow]:
-        """The stored rows before the row of the training state, by row number."""
-        first = 0 if self.state is None else self.state.manifest.row
-        return {row: record.row for row, record in self.records.items() if row < first}
-
-    def has_logged_dataset(self, metadata: StreamMetadata) -> bool:
-        """Return True if the run has its dataset as an MLflow input, and its evaluation set.
-
-        The evaluation set is needed only if *metadata* has one.
-        """
-        evaluation_set = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
-        inputs = self.run.inputs
-        return bool(inputs and inputs.dataset_inputs) and (
-            not metadata.evaluation_set or evaluation_set in self.artifacts
-        )
-
-    def get_state_time(self, row: int) -> str | None:
-        """Return when a row was measured if the newest state belongs to it, else None."""
-        if self.state is None or self.state.manifest.row != row:
-            return None
-        return self.state.manifest.written_at
 
     def find_stored_row(self, measured: AccuracyRow) -> AccuracyRow | None:
         """Return the stored row with the number of *measured*, or None if there is none.
@@ -135,23 +112,15 @@ def read_resume_point(
 ) -> ResumePoint:
     """Upload what earlier processes left on local disk, and read what a run is resumed from.
 
-    Prints warnings about damaged training states, which are skipped.
+    Skips damaged training states with a warning. Raises RecordError if the configuration or a row
+    is damaged, and TrackingError if the run cannot be resumed, or another process is training into
+    it.
 
-    Args:
-        client: client of the run's store.
-        run_id: id of the run.
-        download_folder: folder for the training state, which is read from there later.
-        assume_dead: do not check whether a process on another machine is training into the run.
-
-    Raises:
-        RecordError: the configuration or a row is damaged.
-        TrackingError: the run cannot be resumed, or another process is training into it.
+    download_folder: folder for the training state, which is read from there later. assume_dead: do
+    not check whether a process on another machine is training into the run.
     """
     run = _get_resumable_run(client, run_id, assume_dead)
-    try:
-        config = TrainConfig.resolve(read_config(client, run))
-    except (RecordError, ConfigError) as error:
-        raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
+    config = _read_config(client, run)
     try:
         upload_left_folders(client, run)
     except FolderLockedError as error:  # that process had no lease yet when the run was read
@@ -164,7 +133,11 @@ def read_resume_point(
     records_by_file, damaged_rows = _read_rows(client, run, state)
     records = {record.row.row: record for record in records_by_file.values()}
     folders = (PREDICTIONS_FOLDER, names.MODELS_FOLDER, ANYTIME_FOLDER)
-    artifacts = frozenset().union(*(list_artifacts(client, run_id, name) for name in folders))
+    artifacts = frozenset(
+        f"{folder}/{name}"
+        for folder in folders
+        for name in ArtifactFolder(client, run, folder).list_sizes()
+    )
     point = ResumePoint(run, config, records, damaged_rows, state_rows, state, artifacts)
     if point.is_complete:
         return point
@@ -184,11 +157,11 @@ def read_resume_point(
             f"it holds {rows} and {reason}; start a new run (config.json of this one repeats it: "
             "clear-mlflow train --config FILE)",
         )
-    state_version, torch_version = state.manifest.torch_version if state else None, version("torch")
-    if state_version not in (None, torch_version):
+    if state is not None and state.manifest.torch_version != version("torch"):
         warn(
-            f"the run was trained with torch {state_version} and this is {torch_version}: rows to "
-            "come may differ in their last digits from what they would have been"
+            f"the run was trained with torch {state.manifest.torch_version} and this is "
+            f"{version('torch')}: rows to come may differ in their last digits from what they "
+            "would have been"
         )
     return point
 
@@ -198,9 +171,8 @@ def resolve_resume_parameters(
 ) -> tuple[dict[str, str], TrainConfig]:
     """Return the parameters that a run is resumed with, as text and as a TrainConfig.
 
-    requested: parameters that the user passed, as text; ``auto`` means the run's value. Raises
-    ConfigError if others differ from the run's, or if the run needs a strategy or dataset class of
-    the user that *requested* does not name.
+    Raises ConfigError if *requested* differs from the run's parameters, or does not name a strategy
+    or dataset class of the user that the run needs. ``auto`` means the run's value.
     """
     overrides = {name: value for name, value in requested.items() if value != AUTO}
     config, run_id = point.config, point.run.info.run_id
@@ -224,10 +196,9 @@ def resolve_resume_parameters(
 
 
 def check_parameters(point: ResumePoint, config: TrainConfig, ignored: Sequence[str] = ()) -> None:
-    """Raise ConfigError if parameters differ from the run's, except those that may change.
+    """Raise ConfigError if parameters differ from the run's.
 
-    Those that may change say only where to train, for example the device. ignored: names of further
-    parameters that are not compared.
+    Skips those that say only where to train, for example the device, and those in *ignored*.
     """
     ignored = (*parameters_with("may_move"), *ignored)
     values = {name: value for name, value in config.as_text().items() if name not in ignored}
@@ -272,8 +243,8 @@ def describe_data(metadata: StreamMetadata) -> dict[str, Any]:
 def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = False) -> None:
     """Acquire the lease of an interrupted run, and make it MLflow's active run.
 
-    From then on, only this process may write to the run. Raises TrackingError if another process is
-    training into it, is about to resume it, or has stored rows since *point* was read.
+    Raises TrackingError if another process is training into it, is about to resume it, or has
+    stored rows since *point* was read.
     """
     run_id = point.run.info.run_id
     with mlflow_errors(f"take over run {run_id}"):
@@ -319,8 +290,8 @@ def is_resume_reserved(run: Run) -> bool:
     return len(reservations) > _read_num_resumes(run) and is_recent_reservation(reservations[-1])
 
 
-def read_config(client: MlflowClient, run: Run) -> dict[str, str]:
-    """Return the parameters in a run's config.json, as text.
+def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
+    """Return the parameters in a run's config.json.
 
     Raises RecordError if the file is damaged, and TrackingError if it does not exist or the run is
     of a custom training loop.
@@ -338,17 +309,17 @@ def read_config(client: MlflowClient, run: Run) -> dict[str, str]:
             raise TrackingError(
                 f"run {run_id} lacks {names.CONFIG_JSON}, which has its parameters; start a new run"
             )
-        with folder.open_scratch() as scratch:
-            content = read_bytes(folder.fetch_file(names.CONFIG_JSON, scratch), MAX_CONFIG_BYTES)
-        return json_texts(content, MAX_CONFIG_BYTES)
+        try:
+            with folder.open_scratch() as scratch:
+                file = folder.fetch_file(names.CONFIG_JSON, scratch)
+                content = read_bytes(file, MAX_CONFIG_BYTES)
+            return TrainConfig.resolve(json_texts(content, MAX_CONFIG_BYTES))
+        except (RecordError, ConfigError) as error:
+            raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
 
 
 def _get_resumable_run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
-    """Return a run, or raise TrackingError if it cannot be resumed here.
-
-    That is the case if it is no training, was trained with another version of this package, or
-    another process is training into it.
-    """
+    """Return a run, or raise TrackingError if it cannot be resumed here and now."""
     with mlflow_errors(f"read run {run_id[:80]}"):
         (run,) = select_runs(client, run_ids=(run_id,))
     if isinstance(run, MissingRun):
@@ -375,8 +346,7 @@ def _read_rows(
 ) -> tuple[dict[str, RowRecord], frozenset[int]]:
     """Return the rows of a run by file name, and the numbers of damaged rows to measure again.
 
-    A damaged row is measured again if training from *state* comes to it. Raises RecordError for any
-    other damaged row.
+    Raises RecordError for a damaged row that training from *state* does not measure again.
     """
     records_by_file: dict[str, RowRecord] = {}
     damaged_rows = set()

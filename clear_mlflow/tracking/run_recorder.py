@@ -20,7 +20,7 @@ from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
 from clear_mlflow.core.text import warn
 from clear_mlflow.core.version import __version__, software
 from clear_mlflow.journal.run_folder import TAGS_JSON, Entry, RunFolder, list_candidate_folders
-from clear_mlflow.journal.uploader import CurveSteps, Uploader, drop_stored_points, read_exit_wait
+from clear_mlflow.journal.uploader import Uploader, read_exit_wait
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import add_cost_metrics, get_family_metrics
 from clear_mlflow.report.page.run_page import load_run_page
@@ -33,17 +33,12 @@ from clear_mlflow.store.lease import RENEW_SECONDS, LeaseLostError
 
 _MAX_STOPPED_WAIT_SECONDS = 10.0  # at the end of a training that failed or was stopped
 _JOIN_SECONDS = 1.0
-_FIRST_ROW_WITH_ALL_METRICS = 2  # the first row after which each summary metric has a value
-_LOADING_SECONDS = 10.0  # on a busy machine; usually one or two
 
 
 class RunRecorder:
     """Writes what a run measures to local disk at once, and uploads it to MLflow in a thread.
 
-    Args:
-        client: client of the tracking store.
-        run_id: id of a RUNNING run.
-        families: names of the groups of metrics to log after each row.
+    run_id: id of a RUNNING run. families: names of the groups of metrics to log after each row.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, families: Sequence[str]) -> None:
@@ -51,7 +46,7 @@ class RunRecorder:
         self.run_id = run_id
         self.families = tuple(families)
         self.row_fields: dict[str, Any] = {}  # fields of RowRecord that all rows have in common
-        self.curve_steps: CurveSteps = {}  # steps of the stored curve, if a run is resumed
+        self.curve_steps: set[tuple[str, int]] = set()  # of a resumed run: metric name and step
         self.uploader = Uploader(client, run_id)
         self.rows: dict[int, AccuracyRow] = {}  # rows of the run's matrix so far, by number
         self._run_name = run_id
@@ -74,10 +69,7 @@ class RunRecorder:
         )
 
     def open(self, run: Run) -> None:
-        """Create the run's folder on local disk, and start the threads that upload and draw.
-
-        Raises TrackingError if no disk can be written.
-        """
+        """Create the run's folder on local disk, and start the threads that upload and draw."""
         self._exit_wait = read_exit_wait()
         self._run_name = run.info.run_name or self.run_id
         self._open_folder()
@@ -87,11 +79,9 @@ class RunRecorder:
     def close(self, error: BaseException | None) -> None:
         """Upload what is not stored yet, stop the threads, and delete empty local folders.
 
-        error: why training ended early, or None.
-
-        Raises:
-            UnsentError: the store did not take everything; the rest stays on local disk.
-            LeaseLostError: another process has taken over the run.
+        Raises UnsentError if the store did not take everything, which stays on local disk, and
+        LeaseLostError if another process has taken over the run. error: why training ended early,
+        or None.
         """
         uploader = self.uploader
         # A process that took over the run measures these steps again.
@@ -126,8 +116,8 @@ class RunRecorder:
     ) -> None:
         """Log parameters and tags, and delete the tags of an earlier error.
 
-        grouping: tags that runs are grouped by; those that the run has already are kept. tags:
-        tags that replace those of the run. libraries: packages whose versions are logged.
+        grouping: tags that do not replace tags of the run. libraries: packages whose versions are
+        logged.
         """
         all_tags = {k: v for k, v in grouping.items() if k not in run.data.tags} | {
             **tags,
@@ -143,18 +133,22 @@ class RunRecorder:
             tags=[RunTag(name, value) for name, value in all_tags.items()],
         )
 
-    def log_dataset(self, source: str, profile: Mapping[str, object]) -> None:
-        """Log the dataset in *row_fields* as an MLflow input.
+    def log_dataset(
+        self, source: str, row_fields: dict[str, Any], profile: Mapping[str, object]
+    ) -> None:
+        """Log the dataset as an MLflow input, and set the fields that all rows have in common.
 
-        source: where the data is from. profile: counts and digests, as JSON.
+        source: where the data is from. profile: counts and digests in addition to *row_fields*.
         """
-        identity, split = self.row_fields["dataset"], self.row_fields["split"]
+        self.row_fields = row_fields
+        identity, split = row_fields["dataset"], row_fields["split"]
+        common = {"digest": identity.digest, "protocol": row_fields["protocol"], "split": split}
         dataset = Dataset(
             name=identity.name,
             digest=names.shorten_digest(identity.digest),
             source_type="local",
             source=json.dumps({"uri": source}),
-            profile=json.dumps(profile),
+            profile=json.dumps({**common, **profile}),
         )
         context = "training" if split == TEST else split
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
@@ -170,14 +164,9 @@ class RunRecorder:
     ) -> None:
         """Write a row of the accuracy matrix, its files and its metrics to disk, and upload them.
 
-        Waits up to 5 seconds per row until they are stored; later, they are uploaded in the
-        background.
-
-        record: the row with its metadata. files: artifact path to content. curve: values of loss,
-        learning rate and speed by step.
-
-        Raises LeaseLostError if another process has taken over the run, and TrackingError if no
-        disk can be written.
+        Waits up to 5 seconds until they are stored. Raises LeaseLostError if another process has
+        taken over the run, and TrackingError if no disk can be written. files: artifact path to
+        content.
         """
         row = record.row
         self.write_file(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
@@ -199,7 +188,7 @@ class RunRecorder:
             self._wait_and_enqueue(points)
         self._unplotted = matrix
         if row.row > 0:  # there is time during the first bucket
-            self._is_loaded.wait(_LOADING_SECONDS)
+            self._is_loaded.wait(10.0)  # on a busy machine; usually it takes one or two seconds
 
     def write_missing_files(
         self, stored: AccuracyRow, *, files: Mapping[str, bytes], curve: Iterable[CurvePoint]
@@ -260,10 +249,7 @@ class RunRecorder:
             self.uploader.enqueue(*metric_files)
 
     def _open_folder(self) -> None:
-        """Create a run folder in the next location that can be written.
-
-        Raises TrackingError if there is none, and prints a warning if it is not the first location.
-        """
+        """Create a run folder in the next location that can be written, or raise TrackingError."""
         problems = []
         for path in self._candidates:
             try:
@@ -282,10 +268,7 @@ class RunRecorder:
         )
 
     def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
-        """Keep points of the curve in memory until they are written to disk.
-
-        Skips values that are not finite, and steps that the store has.
-        """
+        """Keep points of the curve in memory. Skips infinite values, and steps that are stored."""
         metrics = [
             Metric(name, value, point.time, point.step)
             for point in points
@@ -296,13 +279,13 @@ class RunRecorder:
             )
             if math.isfinite(value)  # charts cannot show other values
         ]
-        self._curve += drop_stored_points(metrics, self.curve_steps)
+        self._curve += [m for m in metrics if (m.key, m.step) not in self.curve_steps]
 
     def _write_points(self, points: Sequence[Metric] = ()) -> list[Entry]:
         """Write metric values of a row and of the curve to disk, and return the files.
 
-        If the disk is full, returns []. Nothing is lost then: metrics of rows are computed again
-        when the run is scored, and the curve is written with the next points.
+        Returns [] if the disk is full: metrics of rows are computed again when the run is scored,
+        and the curve is written with the next points.
         """
         try:
             entries = self._folders[-1].append_metrics([*points, *self._curve])
@@ -312,14 +295,13 @@ class RunRecorder:
         return entries
 
     def _sort_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
-        """Return the metrics to upload after a row, in an order that suits MLflow's page.
+        """Return the metrics to upload after a row. At first, metrics of single buckets wait.
 
-        The page sorts metrics by first appearance. Metrics of single buckets are held back until
-        all others have appeared, after row 2.
+        MLflow's page sorts metrics by first appearance, and others first appear up to row 2.
         """
         sorted_points = [point for point in points if not names.is_bucket_series(point.key)]
         self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]
-        if row >= _FIRST_ROW_WITH_ALL_METRICS:
+        if row >= 2:
             sorted_points += self._bucket_points
             self._bucket_points = []
         return sorted_points

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -36,10 +36,6 @@ from clear_mlflow.tracking.lifecycle import log_member_summary
 _KILLED = Outcome("KILLED", "its process was killed while the tracking store was away")
 
 
-class _MembersOpenError(TrackingError):
-    """The run of an ensemble cannot be ended while the run of a member is RUNNING."""
-
-
 @dataclass(frozen=True)
 class SyncResult:
     """The result of uploading the local folder of one run."""
@@ -56,9 +52,8 @@ class SyncResult:
 def select_folders(folder: Path | None) -> list[Path]:
     """Return the run folders to upload: *folder*, those directly in it, or by default all.
 
-    A run folder has the files of one run that the store did not take. All are those in the default
-    locations of this machine. Raises TrackingError if *folder* neither is a run folder nor contains
-    one.
+    All are those in the default locations of this machine. Raises TrackingError if *folder* neither
+    is a run folder nor contains one.
     """
     if folder is None:
         return find_run_folders()
@@ -81,29 +76,17 @@ def sync_folders(
 ) -> Iterator[SyncResult]:
     """Upload the files in run folders and end each run as its training ended.
 
-    Yields a result for each folder, also if its upload failed. Folders of ensembles come last.
+    Yields a result for each folder, also if its upload failed.
 
     use_recorded_store: upload a folder in a default location to the store that its run.json names,
     even if MLFLOW_TRACKING_URI is set to another store.
     """
-    open_ensembles = []
     for folder in folders:
-        try:
-            yield _sync_folder(folder, use_recorded_store)
-        except _MembersOpenError:
-            open_ensembles.append(folder)
-    for folder in open_ensembles:  # their members are closed now
-        try:
-            yield _sync_folder(folder, use_recorded_store)
-        except _MembersOpenError as error:
-            yield SyncResult(folder, read_header(folder).run_id, 0, str(error), is_stored=False)
+        yield _sync_folder(folder, use_recorded_store)
 
 
 def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
-    """Upload one run folder, end its run, and delete the folder.
-
-    Errors are returned in the result, except _MembersOpenError, which is raised.
-    """
+    """Upload one run folder, end its run, and delete the folder. Errors are in the result."""
     run_id, num_sent = None, 0
     try:
         header = read_header(path)
@@ -125,8 +108,6 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
             is_stored = True
         finally:
             folder.close(remove=is_stored)
-    except _MembersOpenError:
-        raise
     except (ClearError, OSError) as error:
         is_live = isinstance(error, FolderLockedError)
         return SyncResult(path, run_id, num_sent, str(error), is_stored=False, is_live=is_live)
@@ -139,41 +120,42 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
 def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
     """Score a run, set its final status and error, and return what was done in one line.
 
-    outcome: final status and error; None keeps the status. Raises _MembersOpenError if the run is
-    of an ensemble and a member's run is RUNNING.
+    outcome: final status and error; None keeps the status.
     """
-    run_id, status = run.info.run_id, str(run.info.status)
-    if run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
-        members = _list_members(client, run)
-        if any(str(member.info.status) == "RUNNING" for member in members):
-            raise _MembersOpenError("its members are not all stored yet")
-        statuses = [str(member.info.status) for member in members]
-        num_seeds = len(run.data.params.get("seeds", "").split(","))
-        if names.MEMBERS_TAG not in run.data.tags and statuses == ["FINISHED"] * num_seeds:
-            scores = {number: read_scores(client, run) for number, run in enumerate(members)}
-            log_member_summary(client, run_id, scores)
-    else:
+    run_id = run.info.run_id
+    is_ensemble = run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE
+    if not is_ensemble:
         score(client, run_id)
-    if outcome is None or outcome.status is None:
-        return f"scored; its status stays {status}"
-    # evaluate sets KILLED on a run whose process is gone and did not report how it ended.
-    is_changed = status in ("RUNNING", "KILLED") and status != outcome.status
-    new_status = outcome.status if is_changed else None
-    closed = store_outcome(client, run_id, Outcome(new_status, outcome.error, outcome.diverged))
-    return f"scored, {closed.info.status}"
+    status = str(run.info.status)
+    message = f"scored; its status stays {status}"
+    if outcome is not None and outcome.status is not None:
+        # evaluate sets KILLED on a run whose process is gone and did not report how it ended.
+        is_changed = status in ("RUNNING", "KILLED") and status != outcome.status
+        outcome = replace(outcome, status=outcome.status if is_changed else None)
+        message = f"scored, {store_outcome(client, run_id, outcome).info.status}"
+    parent_id = run_id if is_ensemble else run.data.tags.get(MLFLOW_PARENT_RUN_ID)
+    if parent_id is not None:
+        _log_summary_of_complete(client, parent_id)
+    return message
 
 
-def _list_members(client: MlflowClient, run: Run) -> list[Run]:
-    """Return the child runs of an ensemble's run, one per member."""
-    with mlflow_errors(f"read the members of run {run.info.run_id}"):
-        return list(
-            client.search_runs(
-                [run.info.experiment_id],
-                f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.info.run_id}' "
-                f"AND tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'",
-                max_results=1000,
-            )
+def _log_summary_of_complete(client: MlflowClient, parent_id: str) -> None:
+    """Log the means over an ensemble's members, if all of them are FINISHED and it lacks them."""
+    with mlflow_errors(f"read the members of run {parent_id}"):
+        parent = client.get_run(parent_id)
+        tags = parent.data.tags
+        if tags.get(names.KIND_TAG) != names.KIND_ENSEMBLE or names.MEMBERS_TAG in tags:
+            return
+        members = client.search_runs(
+            [parent.info.experiment_id],
+            f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent_id}' "
+            f"AND tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'",
+            max_results=1000,
         )
+    num_seeds = len(parent.data.params.get("seeds", "").split(","))
+    if [str(member.info.status) for member in members] == ["FINISHED"] * num_seeds:
+        scores = {number: read_scores(client, member) for number, member in enumerate(members)}
+        log_member_summary(client, parent_id, scores)
 
 
 def _connect(header: RunHeader, folder: Path, use_recorded_store: bool) -> MlflowClient:

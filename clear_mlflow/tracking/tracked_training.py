@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
@@ -18,7 +19,8 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_RUN_NOTE,
 )
 
-from clear_mlflow.core.errors import ClearError, DivergedError, RecordError, TrackingError
+from clear_mlflow.core.distributed import read_dist_env
+from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
 from clear_mlflow.core.text import warn
 from clear_mlflow.journal.uploader import UnsentError
 from clear_mlflow.learning.measured import Training
@@ -59,33 +61,18 @@ def train_in_process(
     """Train in this process and return the scores of the stored rows.
 
     Trains into MLflow's active run, which is left open, or into a new one, which is ended. Raises
-    what training raises, and TrackingError or RecordError if the rows are not stored and scored.
+    what training raises, and TrackingError or RecordError if the run is not stored and scored.
 
     requested: the parameters that the caller passed, as text.
     """
-    result = _train_in_active_run(client, training, requested)
-    if result.scores is None or isinstance(result.problem, RecordError):  # rows are missing
-        problem = result.problem or TrackingError(str(result.error))
-        if result.error != str(problem):  # it names the folder in which the outcome is kept, too
-            warn(str(result.error))
-        raise problem
-    if result.problem is not None:
-        warn(str(result.error))
-    return result.scores
+    return cast("Scores", _train_in_active_run(client, training, requested).scores)
 
 
 def train_ensemble_in_process(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> dict[int, Scores]:
-    """Train an ensemble like :func:`train_in_process`, and return its members' scores by seed.
-
-    Each member has a child run. Raises what training raises, and TrackingError if anything is not
-    stored.
-    """
-    result = _train_in_active_run(client, training, requested)
-    if result.error is not None:
-        raise TrackingError(result.error)
-    return dict(result.members)
+    """Train an ensemble like :func:`train_in_process`, and return its members' scores by seed."""
+    return dict(_train_in_active_run(client, training, requested).members)
 
 
 def train_supervised(
@@ -93,7 +80,6 @@ def train_supervised(
     requested: Mapping[str, str],
     signals: StoppingSignals,
     *,
-    num_processes: int = 1,
     run_name: str | None = None,
     can_wait: bool = True,
 ) -> RunResult:
@@ -102,14 +88,10 @@ def train_supervised(
     Resumes the run that MLFLOW_RUN_ID names if it has rows of an earlier training. Errors are in
     the result.
 
-    Args:
-        process: the child process, with the parameters of the training.
-        requested: the parameters that the user passed, as text.
-        signals: signals that stop the training.
-        num_processes: number of processes that train together, including this one.
-        run_name: name of a new run; None for a generated name.
-        can_wait: wait up to three minutes if a process on another machine may be training into the
-            run. If False, the result has exit code 75 in this case.
+    process: the child process, with the parameters of the training. requested: the parameters that
+    the user passed, as text. signals: they stop the training. run_name: name of a new run; None for
+    a generated name. can_wait: wait up to three minutes if a process on another machine may be
+    training into the run; if False, the result has exit code 75 in this case.
     """
     try:
         with process:  # stops the child if an error is raised
@@ -118,12 +100,11 @@ def train_supervised(
             interrupted_id = _find_interrupted_run(client, signals, can_wait)
             if interrupted_id is None:
                 run_id = open_training_run(client, process.config, run_name)
-                return _train_supervised(client, process, run_id, requested, signals, num_processes)
-            # The child was started with the user's parameters; those of the run count.
-            process.stop()
+                return _train_supervised(client, process, run_id, requested, signals)
+            process.stop()  # a resumed run has its own parameters
     except (ClearError, TrainingDied) as error:
         return end_project_run(build_result(error, None, signals.received))
-    return resume_supervised(interrupted_id, requested, signals, num_processes=num_processes)
+    return resume_supervised(interrupted_id, requested, signals)
 
 
 def resume_supervised(
@@ -131,13 +112,12 @@ def resume_supervised(
     requested: Mapping[str, str],
     signals: StoppingSignals,
     *,
-    num_processes: int = 1,
     assume_dead: bool = False,
     can_wait: bool = True,
 ) -> RunResult:
     """Resume an interrupted run in a child process and end the run, even if the child is killed.
 
-    Errors are in the result. Other arguments are those of :func:`train_supervised`.
+    Errors are in the result. See :func:`train_supervised` for the other arguments.
 
     run_id: id of the run, or its beginning. requested: parameters that the user passed, as text;
     they may not differ from the run's. assume_dead: do not check whether a process on another
@@ -146,14 +126,27 @@ def resume_supervised(
     try:
         client = preflight(opens_run=False)
         run_id = expand_run_id(client, run_id)
-        project_run_id = _tag_project_run(client, run_id)
-    except ClearError as error:
-        return end_project_run(build_result(error, None, signals.received))
-    try:
-        result = _resume(client, run_id, requested, signals, num_processes, assume_dead, can_wait)
+        _tag_project_run(client, run_id)
+        if not assume_dead:
+            wait_for_expiry(
+                client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
+            )
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+            point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
+            parameters, config = resolve_resume_parameters(point, requested)
+            if point.is_complete:
+                return end_project_run(end_complete_run(client, point))
+            with TrainingProcess(config) as process:  # stops the child if an error is raised
+                signals.hand_to(process.stop)
+                check_parameters(point, process.config)
+                check_data(point, process.metadata)
+                take_over(client, point, assume_dead=assume_dead)
+                if point.state is not None:
+                    process.resume_from(point.state.file)
+                result = _train_supervised(client, process, run_id, parameters, signals, point)
     except (ClearError, TrainingDied) as error:
         result = build_result(error, None, signals.received)
-    return result if project_run_id is None else end_project_run(result, project_run_id)
+    return end_project_run(result)
 
 
 def train_sweep_run(
@@ -162,7 +155,6 @@ def train_sweep_run(
     """Train into an existing run of a sweep, in a worker of a cluster.
 
     Returns the exit code, the error in one line or None, and True if the child process was killed.
-    Changes MLflow's environment variables of this process.
     """
     use_store(tracking_uri)
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
@@ -177,7 +169,7 @@ def train_sweep_run(
 def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResult:
     """Score a run that needs no more training, and end it unless it is FINISHED.
 
-    The result's note says that there is nothing to resume.
+    The result has a note that there is nothing to resume.
     """
     run_id = resume_point.run.info.run_id
     note = f"run {run_id} holds all of its rows; there is nothing to resume"
@@ -191,7 +183,10 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
 def _train_in_active_run(
     client: MlflowClient, training: Training, requested: Mapping[str, str]
 ) -> RunResult:
-    """Train in this process into the active run or a new one, which is ended. Raise its errors."""
+    """Train in this process into the active run or a new one, which is ended.
+
+    Raises what training raises, or why the run's record is incomplete or not stored.
+    """
     active_id = get_active_run_id()
     if active_id is not None:
         join_run(client, active_id)
@@ -199,42 +194,13 @@ def _train_in_active_run(
     result, error = _train_and_end_run(
         client, training, run_id, requested, sets_status=active_id is None
     )
-    if error is None:
+    failure = error or result.problem
+    if failure is None:
         return result
-    if result.problem is not None and result.problem is not error:
+    # The result has more to tell than the error, such as the folder that keeps the outcome.
+    if result.problem not in (None, error) and result.error != str(failure):
         warn(str(result.error))
-    raise error
-
-
-def _resume(
-    client: MlflowClient,
-    run_id: str,
-    requested: Mapping[str, str],
-    signals: StoppingSignals,
-    num_processes: int,
-    assume_dead: bool,
-    can_wait: bool,
-) -> RunResult:
-    """Resume a run in a child process and end it. Raises if the run cannot be resumed."""
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-        if not assume_dead:
-            wait_for_expiry(
-                client, run_id, can_wait=can_wait, should_stop=lambda: bool(signals.received)
-            )
-        resume_point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
-        parameters, config = resolve_resume_parameters(resume_point, requested)
-        if resume_point.is_complete:
-            return end_complete_run(client, resume_point)
-        with TrainingProcess(config) as process:  # stops the child if an error is raised
-            signals.hand_to(process.stop)
-            check_parameters(resume_point, process.config)
-            check_data(resume_point, process.metadata)
-            take_over(client, resume_point, assume_dead=assume_dead)
-            if resume_point.state is not None:
-                process.resume_from(resume_point.state.file)
-            return _train_supervised(
-                client, process, run_id, parameters, signals, num_processes, resume_point
-            )
+    raise failure
 
 
 def _train_supervised(
@@ -243,16 +209,12 @@ def _train_supervised(
     run_id: str,
     requested: Mapping[str, str],
     signals: StoppingSignals,
-    num_processes: int,
     resume_point: ResumePoint | None = None,
 ) -> RunResult:
     """Train in a child process into a RUNNING run, and end the run.
 
     If the training was stopped, the result's links include the command that resumes it.
     """
-    if num_processes > 1:
-        with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
-            client.set_tag(run_id, names.PROCESSES_TAG, str(num_processes))
     result, error = _train_and_end_run(
         client, process, run_id, requested, resume_point, signals.received
     )
@@ -263,7 +225,7 @@ def _train_supervised(
         return result
     command = (
         f"clear-mlflow train --resume {run_id}"
-        if num_processes == 1
+        if read_dist_env().size == 1
         else f"the same command with MLFLOW_RUN_ID={run_id} in its environment"
     )
     return replace(result, links=(f"resume   {command}", *result.links))
@@ -375,18 +337,13 @@ def _find_interrupted_run(
         return run_id if has_rows(client, run_id) else None
 
 
-def _tag_project_run(client: MlflowClient, run_id: str) -> str | None:
-    """Tag the run that ``mlflow run -P resume=RUN`` opened with the id of the resumed run.
-
-    Returns its id, or None if this process was not started like that.
-    """
+def _tag_project_run(client: MlflowClient, run_id: str) -> None:
+    """Tag the run that ``mlflow run -P resume=RUN`` opened, if any, with the id of that run."""
     project_run_id = MLFLOW_RUN_ID.get()
     if not project_run_id or project_run_id == run_id:
-        return None
+        return
     with mlflow_errors(f"read run {project_run_id}"):
-        if MLFLOW_PROJECT_ENTRY_POINT not in client.get_run(project_run_id).data.tags:
-            return None
-        note = f"Resumes run {run_id}, which holds all that was measured."
-        tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
-        log_tags(client, project_run_id, {**tags, MLFLOW_RUN_NOTE: note})
-    return str(project_run_id)
+        if MLFLOW_PROJECT_ENTRY_POINT in client.get_run(project_run_id).data.tags:
+            note = f"Resumes run {run_id}, which holds all that was measured."
+            tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
+            log_tags(client, project_run_id, {**tags, MLFLOW_RUN_NOTE: note})

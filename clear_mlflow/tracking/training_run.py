@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import measured_split
 from clear_mlflow.core.predictions import (
@@ -107,34 +108,30 @@ class TrainingRun:
     def log_dataset(self, metadata: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its numbers of images per bucket.
 
-        Logs nothing if a resumed run has the dataset.
+        Changes nothing if a resumed run has the dataset.
         """
         self._metadata = metadata
         extra = _build_optional_row_fields(metadata)
-        self.recorder.row_fields = {
+        row_fields = {
             "dataset": DatasetIdentity(metadata.name, metadata.digest),
             "protocol": metadata.protocol,
             "split": measured_split(metadata.split),
             "seed": self._config.seed,
             "extra": extra,
         }
-        if self._resume_point is not None and self._resume_point.has_logged_dataset(metadata):
-            return
         for warning in metadata.warnings if self._prints_warnings else ():
             warn(f"dataset {metadata.name}: {warning}")
         profile = {
             "num_classes": metadata.num_classes,
             "num_train": dict(zip(metadata.buckets, metadata.num_train, strict=True)),
             "num_test": dict(zip(metadata.buckets, metadata.num_test, strict=True)),
-            "digest": metadata.digest,
-            "protocol": metadata.protocol,
             "split": metadata.split,
             "warnings": metadata.warnings,
             **({"licence": metadata.licence} if metadata.licence else {}),
             **({"absent_classes": metadata.absent} if metadata.absent else {}),
             **extra,
         }
-        self.recorder.log_dataset(metadata.source, profile)
+        self.recorder.log_dataset(metadata.source, row_fields, profile)
         tags = {"dataset_digest": metadata.digest}
         if metadata.features is not None and metadata.features_digest is not None:
             tags |= {"features": metadata.features, "features_digest": metadata.features_digest}
@@ -149,9 +146,8 @@ class TrainingRun:
     def log_row(self, measured: MeasuredRow) -> None:
         """Store a row of the accuracy matrix with its predictions and model weights.
 
-        If a resumed run has the row already, it is kept, and only missing files are stored. If the
-        row was measured again with other numbers, the new one is stored in a separate folder, with
-        a warning.
+        If a resumed run has the row, only missing files are stored. A row with other numbers than
+        the stored one is stored in a separate folder, with a warning.
         """
         row, point = measured.row, self._resume_point
         files = {
@@ -212,7 +208,7 @@ class TrainingRun:
         self.recorder.uploader.enqueue(partial(self._store_state, manifest, state.file))
 
     def _store_state(self, manifest: Manifest, content: bytes) -> None:
-        """Store a training state and delete those of earlier rows, or print a warning."""
+        """Store a training state and delete the states of earlier rows, or print a warning."""
         try:
             self.recorder.uploader.lease.check()
             store_state(self._client, self._run_id, manifest, content)
@@ -233,7 +229,7 @@ class TrainingRun:
     def _remove_states(self, *, before: int | None) -> None:
         """Delete the stored training states of rows before *before*, or all states if it is None.
 
-        Errors are ignored: a state that remains costs only space.
+        Ignores errors: a state that remains costs only space.
         """
         uploader = self.recorder.uploader
         if not uploader.is_failing:
@@ -242,10 +238,7 @@ class TrainingRun:
                 remove_states(self._client, run, before=before)
 
     def _log_configuration(self, run: Run) -> None:
-        """Log parameters, tags and config.json.
-
-        Raises TrackingError if a new run has rows already.
-        """
+        """Log parameters, tags and config.json, or raise TrackingError if a new run has rows."""
         config, point = self._config, self._resume_point
         if point is None:
             check_has_no_rows(self._client, run)
@@ -258,13 +251,15 @@ class TrainingRun:
             "model": config.model,
         }
         tags = {names.KIND_TAG: names.KIND_TRAIN if config.seeds == NONE else names.KIND_ENSEMBLE}
+        if (num_processes := read_dist_env().size) > 1:
+            tags[names.PROCESSES_TAG] = str(num_processes)
         if config.test_interval is not None:
             tags[names.ANYTIME_TAG] = config.test_every
         if (user_commit := _read_commit(Path.cwd())) is not None:
             grouping["git_commit"] = user_commit
         if (_SOURCE_FOLDER / ".git").exists() and (commit := _read_commit(_SOURCE_FOLDER)):
             tags[names.COMMIT_TAG] = commit
-            # MLflow takes the checkout of this program for that of the user.
+            # MLflow takes the checkout of this program for the user's.
             if run.data.tags.get(MLFLOW_GIT_COMMIT) == commit.removesuffix("-dirty"):
                 self._client.delete_tag(self._run_id, MLFLOW_GIT_COMMIT)
                 tags |= {} if user_commit is None else {MLFLOW_GIT_COMMIT: user_commit[:40]}
@@ -277,7 +272,9 @@ class TrainingRun:
             content = config.to_json().encode()
             log_durably(self._client, self._run_id, content, names.CONFIG_JSON)
         else:
-            self.recorder.rows.update(point.earlier_rows)
+            first = 0 if point.state is None else point.state.manifest.row
+            earlier = {row: record.row for row, record in point.records.items() if row < first}
+            self.recorder.rows.update(earlier)
             # Read under the lease: no other process adds points any more.
             self.recorder.curve_steps = read_curve_steps(self._client, run)
 
@@ -287,8 +284,8 @@ def open_training_run(
 ) -> str:
     """Start the run that MLFLOW_RUN_ID names, or a new one, and return its id.
 
-    run_name: name of a new run; None for a name made of the parameters. Raises TrackingError if the
-    named run contains rows already, or another process is training into it.
+    Raises TrackingError if the run contains rows already, or another process is training into it.
+    run_name: name of a new run; None for a name made of the parameters.
     """
     check = partial(check_has_no_rows, client)
     return open_run(client, run_name or format_run_name(config), check, system_metrics=True)

@@ -29,7 +29,7 @@ from clear_mlflow.store.rows import read_row_files
 
 NAME = "my prøject 100% #1? & 'co' $HOME (b)"
 LONG = 240  # seconds: a bound, not a measurement
-MATRIX = "0.9,0.1\n0.5,0.8\n"
+MATRIX = "trained,1,2\n1,0.9,0.1\n2,0.5,0.8\n"
 
 
 def list_commands(group=main, *words):

@@ -62,7 +62,7 @@ def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, preloaded, lo
     """No training was asked for: the process that waits to train ends with it."""
     process = preloaded(options(lr="fast"), dict(os.environ), str(log))
     assert process.wait(LONG) == 2
-    assert log.read_text().startswith("error: lr is 'fast'")
+    assert log.read_text().startswith("error: --lr is 'fast'")
 
 
 def children_of_the_server():

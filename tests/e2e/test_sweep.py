@@ -531,7 +531,7 @@ def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
         (["--cpus", "x"], "cpus is 'x'"),
         (["--engine", "ray", "--gpus", "1.5"], "gpus is 1.5"),
         (["--gpus", "1"], "engine is local, but"),
-        (["--group-by", ","], "group_by is ','"),
+        (["--group-by", ","], "--group-by is ','"),
     ],
 )
 def test_wrong_options_are_told_before_anything_starts(store, grid, arguments, told):

@@ -85,7 +85,7 @@ def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
         with clear_mlflow.track(buckets=2, num_instances=100, dataset="mine", seed=seed) as run:
             for i in range(3):
                 run.log_counts(i, [10 + 20 * i + seed, 20 + 10 * i])
-    (tmp_path / "matrix.csv").write_text("0.9,0.5\n0.8,0.9\n")
+    (tmp_path / "matrix.csv").write_text("trained,1,2\n1,0.9,0.5\n2,0.8,0.9\n")
     ran("import", str(tmp_path / "matrix.csv"), "--experiment", "rows", "--dataset", "other")
     assert "3 unchanged" in ran("evaluate", "--runs", "rows")
     compared = ran("compare", "--runs", "rows", "--group-by", "dataset")

@@ -11,7 +11,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from clear_mlflow.cli import main
-from clear_mlflow.cli.options import apply_run_options
+from clear_mlflow.cli.train import apply_run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import parameter_defaults
 from clear_mlflow.tracking.lifecycle import create_run, open_run

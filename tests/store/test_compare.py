@@ -131,7 +131,7 @@ def test_an_unknown_run_is_one_line(store, experiment_id, runs):
     [
         ([], "no runs are chosen"),
         (["--runs", "other"], "no experiment has the name or id 'other'"),
-        (["--runs", "test", "--group-by", "memory"], "group_by names 'memory'"),
+        (["--runs", "test", "--group-by", "memory"], "--group-by names 'memory'"),
         (["--runs", "test", "--group-by", ","], "expected names with commas"),
         (["--runs", "test", "--rank-by", "speed"], "is 'speed', which no run"),
         (
@@ -301,7 +301,9 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
     run, _ = comparison_of(store, experiment_id)
     assert (run.data.params["baseline"], run.data.params["margin"]) == ("naive", "1")
     result = invoke("--runs", "test", "--margin", "none of it")
-    assert result.output == ("error: margin is 'none of it'; expected a number, for example 0.5\n")
+    assert result.output == (
+        "error: --margin is 'none of it'; expected a number, for example 0.5\n"
+    )
     assert "baseline is 'gdumb', which no group is" in (
         invoke("--runs", "test", "--baseline", "gdumb").output
     )

@@ -149,7 +149,7 @@ def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
     """The first point of a step stays; what the run lacks of each series is added."""
     store.log_metric(run_id, names.CURVE_LOSS, 9.0, timestamp=500, step=FIRST.step)
     writer = RunRecorder(store, run_id, ())
-    writer.curve_steps = {names.CURVE_LOSS: frozenset({FIRST.step})}
+    writer.curve_steps = {(names.CURVE_LOSS, FIRST.step)}
     writer.open(store.get_run(run_id))
     writer.write_curve([FIRST, SECOND])
     writer.close(None)

@@ -142,10 +142,10 @@ def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, c
     (rows_folder(early) / "row_004.json").unlink()
     (rows_folder(damaged) / "row_004.json").write_text("{")
     (whole,) = many("whole")
-    summary = Summary()
+    summary = Summary(dry_run=False)
     for verdict in [*search(store), *search(store) * 17]:
         summary.add(verdict)
-    summary.print(dry_run=False, stopped=False, only_problems=False)
+    summary.print(is_stopped=False, only_problems=False)
     out, err = capsys.readouterr()
     assert early.info.run_id in out
     assert "3 of 4 rows" in out

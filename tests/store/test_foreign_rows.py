@@ -177,7 +177,9 @@ def test_each_run_of_an_experiment_is_told_of(store, foreign):
     assert f"error: run {bad}: 'acc_after_2.json': is no JSON" in done.output
     assert "1 failed, 1 scored, 2 skipped" in done.output
     assert "clear/accuracy" in store.get_run(good).data.metrics
-    done = evaluate("--runs", whole, "--rows", "results/*.csv")
+    options = ("--runs", whole, "--rows", "results/*.csv")
+    assert "pass --rows-orientation rows or --rows-orientation" in evaluate(*options).output
+    done = evaluate(*options, "--rows-orientation", "rows")
     assert done.exit_code == 0, done.output
     assert "clear/accuracy" in store.get_run(whole).data.metrics
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def record_of(store, run):
 @pytest.fixture
 def matrix_file(tmp_path):
     path = tmp_path / "acc.csv"
-    path.write_text(files.savetxt(SQUARE, delimiter=","))
+    path.write_text(files.savetxt(SQUARE, delimiter=",", header="average accuracy: 0.6667"))
     return path
 
 
@@ -48,7 +49,9 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
         "--num-instances", "560,544,528", "--buckets", "2004,2005,2006",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "3 of 3 rows, 10 metrics" in done.output
+    assert "3 of 3 rows, 10 metrics; rows as training: fits average accuracy 0.6667" in " ".join(
+        done.output.split()
+    )
     run = stored(store, experiment_id)["acc"]
     assert run.info.status == "FINISHED"
     record = record_of(store, run)
@@ -95,9 +98,9 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
     (folder / "er" / "results").mkdir(parents=True)
     (folder / ".git").mkdir()
     (folder / ".git" / "acc.csv").write_text("0.5\n")
-    (folder / "a.json").write_text(json.dumps(SQUARE))
+    (folder / "a.json").write_text(json.dumps({"matrix": SQUARE}))
     (folder / "cut.json").write_text(json.dumps(SQUARE)[:-9])
-    (folder / "percent.csv").write_text("92,80\n70,90\n")
+    (folder / "percent.csv").write_text("92\n70,90\n")
     (folder / "README.md").write_text("What we did.\n")
     (folder / "logs.pyd").write_text(
         "".join(files.mammoth_line(SQUARE, seed=seed) for seed in (0, 1))
@@ -126,7 +129,7 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
     ("options", "part"),
     [
         (["--seed", "x"], "seed is 'x'"),
-        (["--num-instances", "5,x"], "num_instances is '5,x'"),
+        (["--num-instances", "5,x"], "--num-instances is '5,x'"),
         (["--num-instances", "5,6"], "must be 3 integers"),
         (["--num-instances", "0"], "of at least 1"),
         (["--buckets", "a,a,b"], "is given twice"),
@@ -169,7 +172,7 @@ def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder)
     (folder / "acc.csv").write_text(files.savetxt(SQUARE, fmt="%.4f", delimiter=","))
     (folder / "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
     (folder / "other.npy").write_bytes(files.npy(np.array(SQUARE) / 2))
-    done = run_import(folder, "--json")
+    done = run_import(folder, "--json", "--orientation", "rows")
     outcomes = {file["file"]: file["outcome"] for file in json.loads(done.output)["files"]}
     assert outcomes == {"acc.csv": "imported", "acc.npy": "passed over", "other.npy": "imported"}
     assert "contains the same matrix as acc.csv" in done.output
@@ -200,7 +203,9 @@ def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
             run.log_counts(row + 1, [8, 16, 24])
     path = tmp_path / "acc.csv"
     path.write_text("0.75,0.5,0.25\n0.625,0.875,0.375\n0.5,0.5625,0.9375\n")
-    done = run_import(path, "--same-data-as", run.run_id, "--strategy", "theirs")
+    done = run_import(
+        *(path, "--same-data-as", run.run_id, "--strategy", "theirs", "--orientation", "rows")
+    )
     assert done.exit_code == 0, done.output
     theirs = record_of(store, stored(store, experiment_id)["acc"])
     assert theirs.dataset == load(run.run_id).record.dataset
@@ -214,7 +219,7 @@ def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
 @pytest.mark.parametrize(
     ("options", "content", "part"),
     [
-        (("--dataset", "other"), "0.5,0.25\n0.5,0.75\n", "leave dataset out"),
+        (("--dataset", "other"), "0.5,0.25\n0.5,0.75\n", "leave --dataset out"),
         (("--buckets", "a,b"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
         (("--num-instances", "4"), "0.5,0.25\n0.5,0.75\n", "but other ones arrived"),
         ((), "0.5,0.25,0.5\n0.5,0.75,0.5\n", "2 bucket keys arrived for 3 columns"),
@@ -227,7 +232,7 @@ def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_refused(
         run.log_counts(1, [4, 4])
     path = tmp_path / "acc.csv"
     path.write_text(content)
-    done = run_import(path, "--same-data-as", run.run_id, *options)
+    done = run_import(path, "--same-data-as", run.run_id, "--orientation", "rows", *options)
     assert done.exit_code == 2
     assert part in done.output
 
@@ -241,3 +246,17 @@ def test_the_experiment_that_is_named_is_the_one_that_is_checked(store, matrix_f
         done = run_import(matrix_file, "--experiment", named)
         assert done.exit_code == exit_code, done.output
         assert ("experiment 'deleted' is deleted" in done.output) == (exit_code == 2)
+
+
+def test_a_log_is_imported_with_the_averages_that_prove_it(store, experiment_id):
+    """Report the averages that fit, and import two classifiers as two runs."""
+    logs = Path(__file__).parent.parent / "support" / "published_logs"
+    done = run_import(logs / "pycil_output.txt", logs / "moe_cil.json")
+    assert done.exit_code == 0, done.output
+    output = " ".join(done.output.split())
+    assert "percent, rows as training: fits accuracy over all images" in output
+    runs = stored(store, experiment_id)
+    assert set(runs) == {"moe_cil", "pycil_output run 1 CNN", "pycil_output run 2 NME"}
+    metrics = runs["pycil_output run 1 CNN"].data.metrics
+    assert metrics["renate/average_accuracy"] == pytest.approx(0.67875)
+    assert runs["moe_cil"].data.metrics["renate/average_accuracy"] == pytest.approx(0.765033, 1e-5)

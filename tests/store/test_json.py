@@ -92,9 +92,11 @@ def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
     assert misfits(document, SHAPES["compare"]) == []
     assert {m["run_id"] for group in document["groups"] for m in group["runs"]} == set(runs)
 
+    assert misfits(told("identify", runs[0], "0.5", "-7"), SHAPES["identify"]) == []
+
     results = tmp_path / "results"
     results.mkdir()
-    Path(results, "good.csv").write_text("0.9,0.5\n0.8,0.7\n")
+    Path(results, "good.csv").write_text("0.9\n0.8,0.7\n")
     Path(results, "bad.csv").write_text("0.9,x\n")
     document = told("import", str(results), code=2)
     assert misfits(document, SHAPES["import"]) == []

@@ -19,6 +19,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.lease import (
     Lease,
     LeaseLostError,
+    build_lease_tags,
     check_not_being_trained,
     format_lease,
 )
@@ -199,7 +200,7 @@ def test_how_a_training_in_this_process_ended():
         assert build_result(error, "r").status == status
     found = build_result(DivergedError("no number"), "r")
     assert (found.status, found.error) == ("FAILED", "no number")
-    assert found.diverged is not None
+    assert found.diverged
     assert build_result(ValueError("x"), "r").error == "ValueError: x"
 
 
@@ -278,12 +279,15 @@ def test_a_run_that_gives_a_sign_of_life_is_not_closed(store, experiment_id):
     assert store.get_run(seen.info.run_id).info.status == "RUNNING"
 
 
-def test_what_mlflow_run_opened_for_nothing_is_closed(store, experiment_id, monkeypatch):
-    """Stopped before it began; a run of a person's own is left alone."""
-    for tags, status in (({"mlflow.project.entryPoint": "main"}, "KILLED"), ({}, "RUNNING")):
+def test_a_project_run_without_a_training_is_ended(store, experiment_id, monkeypatch):
+    """Check that a run of the user, or one that a process trained into, is left as it is."""
+    project = {"mlflow.project.entryPoint": "main"}
+    for tags, status in (
+        (project, "KILLED"),
+        ({}, "RUNNING"),
+        ({**project, **build_lease_tags()}, "RUNNING"),
+    ):
         run_id = store.create_run(experiment_id, tags=tags).info.run_id
         monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-        end_project_run(RunResult(2, "FAILED", None, error="no"))
-        assert store.get_run(run_id).info.status == "RUNNING"
         end_project_run(RunResult(130, "KILLED", None, error="stopped"))
         assert store.get_run(run_id).info.status == status

@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-    (tmp_path / "matrix.csv").write_text("0.9,0.5\n0.8,0.7\n")
+    (tmp_path / "matrix.csv").write_text("0.9\n0.8,0.7\n")
     (tmp_path / "grid.yaml").write_text(
         "fixed: {strategy: ncm, features: pixels, dataset: digits}\ngrid: {seed: [0, 1]}\n"
     )

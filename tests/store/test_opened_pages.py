@@ -138,9 +138,7 @@ def test_import_and_a_loop_of_ones_own_end_with_the_links(store, experiment_id, 
     told = capfd.readouterr().err
     assert f"clear-mlflow open {loop.run_id}" in told
     for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text(
-            "0.5,0.25\n0.5,0.5\n" if name == "a.csv" else "0.9,0.2\n0.5,0.75\n"
-        )
+        (tmp_path / name).write_text("0.5\n0.5,0.5\n" if name == "a.csv" else "0.9\n0.5,0.75\n")
     for files, target in ((["a.csv"], None), (["a.csv", "b.csv"], "test")):
         paths = [str(tmp_path / name) for name in files]
         answer = CliRunner().invoke(main, ["import", *paths, "--again"])

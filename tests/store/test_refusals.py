@@ -42,7 +42,10 @@ def test_a_memory_of_a_strategy_without_memory_is_refused(store, experiment_id):
     """On the command line and in Python; a grid may set it for all of its strategies."""
     done = CliRunner().invoke(main, ["train", "--strategy", "ewc", "--memory", "100"])
     assert done.exit_code == 2
-    assert "error: memory is 100, but strategy ewc does not use it; leave" in done.output
+    assert (
+        "error: --memory is 100, but strategy ewc does not use it; leave --memory out"
+        in done.output
+    )
     with pytest.raises(ConfigError, match="memory is 100, but strategy naive does not use it"):
         clear_mlflow.train(memory=100)
     assert store.search_runs([experiment_id]) == []

@@ -16,7 +16,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.api.live import NotebookProgress, is_notebook
+from clear_mlflow.api.train import NotebookProgress, is_notebook
 from clear_mlflow.cli import main
 from clear_mlflow.comparison.tables import _powers
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError

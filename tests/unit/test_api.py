@@ -22,6 +22,7 @@ PUBLIC = [
         "compare",
         "evaluate",
         "export",
+        "identify",
         "load",
         "metrics",
         "renate",

@@ -33,6 +33,7 @@ RENATE = "metrics_summary_update_2_2026-01-31.csv"
 PARTS = {"matrix": SQUARE, "initial": INITIAL}
 PAST = AccuracyMatrix(PAST_ONLY, INITIAL)
 CSV = files.savetxt(SQUARE, delimiter=",")
+ROWS_ARE_TESTS = {"orientation": "rows"}
 
 
 def result_file(name: str, content: str | bytes, **options) -> ResultFile:
@@ -54,27 +55,41 @@ def assert_equal(matrix: AccuracyMatrix, rows, initial=None) -> None:
 
 # Name of the format, name of the file, content, rows, initial row, what a person has to say.
 SAMPLES = [
-    ("text", "acc.csv", CSV, SQUARE, None, {}),
-    ("text", "a", files.savetxt(SQUARE, header="acc"), SQUARE, None, {}),
-    ("text", "a.tsv", files.savetxt(SQUARE, delimiter="\t", fmt="%g"), SQUARE, None, {}),
-    ("text", "a.csv", files.savetxt(np.multiply(SQUARE, 100)), SQUARE, None, {"scale": "percent"}),
+    ("text", "acc.csv", CSV, SQUARE, None, ROWS_ARE_TESTS),
+    ("text", "a", files.savetxt(SQUARE, header="acc"), SQUARE, None, ROWS_ARE_TESTS),
+    (
+        "text",
+        "a.tsv",
+        files.savetxt(SQUARE, delimiter="\t", fmt="%g"),
+        SQUARE,
+        None,
+        ROWS_ARE_TESTS,
+    ),
+    (
+        "text",
+        "a.csv",
+        files.savetxt(np.multiply(SQUARE, 100)),
+        SQUARE,
+        None,
+        {"scale": "percent", **ROWS_ARE_TESTS},
+    ),
     ("text", "a.csv", "0.75,,\n0.625,0.875,\n0.5,0.5625,0.9375", PAST_ONLY, None, {}),
     ("text", "a.csv", "0.75\n0.625,0.875\n0.5,0.5625,0.9375", PAST_ONLY, None, {}),
-    ("text", "a.csv", "0,1,2\n" + CSV, SQUARE, None, {}),
+    ("text", "a.csv", "0,1,2\n" + CSV, SQUARE, None, ROWS_ARE_TESTS),
     (
         "text",
         "a.csv",
         "bucket,1,2\n1,0.75,0.5\n2,0.625,0.875",
         [r[:2] for r in SQUARE[:2]],
         None,
-        {},
+        ROWS_ARE_TESTS,
     ),
     ("text", "matrix.csv", matrix_csv(PAST), PAST_ONLY, INITIAL, {}),
     ("text", "a", files.savetxt([INITIAL, *SQUARE]), SQUARE, INITIAL, {"initial": "first-row"}),
     ("text", "a.csv", files.savetxt(ZEROS), PAST_ONLY, None, {"future": "not-tested"}),
-    ("numpy", "acc.npy", files.npy(np.array(SQUARE)), SQUARE, None, {}),
+    ("numpy", "acc.npy", files.npy(np.array(SQUARE)), SQUARE, None, ROWS_ARE_TESTS),
     ("numpy", "acc.npz", files.npz(R=SQUARE, initial=INITIAL, loss=SQUARE), SQUARE, INITIAL, {}),
-    ("json", "acc.json", json.dumps(SQUARE), SQUARE, None, {}),
+    ("json", "acc.json", json.dumps(SQUARE), SQUARE, None, ROWS_ARE_TESTS),
     ("json", "a.json", json.dumps(PARTS), SQUARE, INITIAL, {}),
     ("json", "matrix.json", matrix_json(PAST), PAST_ONLY, INITIAL, {}),
     ("avalanche-csv", "e.csv", files.avalanche_csv(TWELVE, TWELVE[0]), TWELVE, TWELVE[0], {}),
@@ -108,7 +123,7 @@ def test_a_file_is_known_and_read(sample):
 TRANSPOSED = [list(column) for column in zip(*ZEROS, strict=True)]
 EMPTIES = "0.75,0.625,0.5\n,0.875,0.5625\n,,0.9375\n"
 CLARENA = "after_training_task,average_accuracy,test_on_task_1,test_on_task_2,test_on_task_3\n"
-CLARENA += "1,0.75,0.75\n2,0.75,0.625,0.875\n3,0.6,0.5,0.5625,0.9375\n"
+CLARENA += "1,0.75,0.75\n2,0.75,0.625,0.875\n3,0.66666667,0.5,0.5625,0.9375\n"
 ROWS = [",".join(map(str, row)) for row in SQUARE]
 
 
@@ -126,16 +141,24 @@ ROWS = [",".join(map(str, row)) for row in SQUARE]
         (",0.5,0.25\n,,0.375\n,,\n", {}, [[NAN, 0.5, 0.25], [NAN, NAN, 0.375]]),
         ("trained,1,2\n1,0.75,0.5\n2,,0.875\n", {}, [[0.75, 0.5], [NAN, 0.875]]),
         # NumPy breaks long rows.
-        (str(np.array(SQUARE)), {}, SQUARE),
+        (str(np.array(SQUARE)), ROWS_ARE_TESTS, SQUARE),
         (str(np.full((12, 12), 0.123456789)), {}, np.full((12, 12), 0.12345679)),
         # CLArena: clarena/metrics/cl_acc.py at bf58528.
         (CLARENA, {}, PAST_ONLY),
         (f"epoch,task1,task2,task3,avg,std\n1,{ROWS[0]},0.5,0.1\n", {}, SQUARE[:1]),
-        (",1,2,3\n3," + f"{ROWS[2]}\n1,{ROWS[0]}\n2,{ROWS[1]}\n", {}, SQUARE),
+        (",1,2,3\n3," + f"{ROWS[2]}\n1,{ROWS[0]}\n2,{ROWS[1]}\n", ROWS_ARE_TESTS, SQUARE),
         (f"trained,bus,car,van\nvan,{ROWS[2]}\nbus,{ROWS[0]}\ncar,{ROWS[1]}\n", {}, SQUARE),
         (f"after 3,{ROWS[2]}\nafter 1,{ROWS[0]}\nafter 2,{ROWS[1]}\n", {}, SQUARE),
-        (f"2,{ROWS[1]}\n3,{ROWS[2]}\n1,{ROWS[0]}\n", {"row_labels": "use"}, SQUARE),
-        (f"9,{ROWS[0]}\n5,{ROWS[1]}\n7,{ROWS[2]}\n", {"row_labels": "ignore"}, SQUARE),
+        (
+            f"2,{ROWS[1]}\n3,{ROWS[2]}\n1,{ROWS[0]}\n",
+            {"row_labels": "use", **ROWS_ARE_TESTS},
+            SQUARE,
+        ),
+        (
+            f"9,{ROWS[0]}\n5,{ROWS[1]}\n7,{ROWS[2]}\n",
+            {"row_labels": "ignore", **ROWS_ARE_TESTS},
+            SQUARE,
+        ),
         ("lr,b,a,c\n1,0.5,0.75,0.25\n", {"columns": ("a", "b", "c")}, SQUARE[:1]),
         ("9,0.5,0.75,0.25\n", {"columns": ("3", "2", "4")}, SQUARE[:1]),
     ],
@@ -175,7 +198,8 @@ def test_reading_options_that_a_format_contradicts_are_refused():
 
 def test_every_format_has_a_sample():
     """A format that no test reads is one nobody knows to work."""
-    assert {sample[0] for sample in SAMPLES} == set(FORMATS)
+    read_as_logs = {"pycil", "libcontinual", "zscl", "mtil"}  # by test_import_logs.py
+    assert {sample[0] for sample in SAMPLES} == set(FORMATS) - read_as_logs
 
 
 def test_runs_that_stopped_have_fewer_rows():
@@ -265,14 +289,19 @@ def test_counts_and_keys_are_kept_or_said():
     matrix = run.matrix
     assert (matrix.num_instances.tolist(), matrix.buckets) == ([16, 32, 48], ("a", "b", "3"))
     assert run.metadata == {"strategy": "er"}
-    said = read("a.csv", CSV, num_instances=(160,), buckets=("x", "y", "z"))
+    said = read("a.csv", CSV, num_instances=(160,), buckets=("x", "y", "z"), **ROWS_ARE_TESTS)
     assert (said.num_instances.tolist(), said.buckets) == ([160] * 3, ("x", "y", "z"))
-    years = read("a.csv", "2004,2005\n0.5,0.25\n0.5,0.75\n", buckets=("2004", "2005"))
+    years = read(
+        "a.csv", "2004,2005\n0.5,0.25\n0.5,0.75\n", buckets=("2004", "2005"), **ROWS_ARE_TESTS
+    )
     assert (years.num_rows, years.buckets) == (2, ("2004", "2005"))
     # 0.333 is a third to its last digit, and 549.0 / 550 to more of them.
-    assert read("a.csv", "0.333,1\n1,0.99818181\n", num_instances=(3, 550)).num_rows == 2
+    assert (
+        read("a.csv", "0.333,1\n1,0.99818181\n", num_instances=(3, 550), **ROWS_ARE_TESTS).num_rows
+        == 2
+    )
     npz = files.npz(R=SQUARE, num_instances=[16, 32, 48], buckets=["a", "b", "c"])
-    assert read("a.npz", npz).buckets == ("a", "b", "c")
+    assert read("a.npz", npz, **ROWS_ARE_TESTS).buckets == ("a", "b", "c")
 
 
 TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss\n0,1,0.5,0,1,0"
@@ -280,14 +309,14 @@ WRONG = [
     (
         "a.csv",
         "92,80\n70,90",
-        {},
+        ROWS_ARE_TESTS,
         "contains 92.0, which is not a fraction: if they are percent, pass",
     ),
-    ("a.csv", "0.5,0.4\n0.3,0.9", {"scale": "percent"}, 'scale="percent" seems wrong'),
+    ("a.csv", "0.5\n0.3,0.9", {"scale": "percent"}, 'scale="percent" seems wrong'),
     ("a.csv", "0.5,0\n0.3,0.9", {}, 'pass future="not-tested"'),
-    ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested"}, "cannot be true"),
+    ("a.csv", "0.5,0.1\n0.3,0.9", {"future": "not-tested", **ROWS_ARE_TESTS}, "cannot be true"),
     ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, 'pass initial="first-row"'),
-    ("a.csv", "0.5,-0.1\n0.3,0.9", {}, "never below 0"),
+    ("a.csv", "0.5\n-0.1,0.9", {}, "never below 0"),
     ("a.csv", "nan,nan\nnan,nan", {}, "no measured accuracy"),
     (
         "a.csv",
@@ -342,12 +371,12 @@ WRONG = [
         for corner, label in (("bucket", "1"), ("Task", "b"))
         for score in (ACCURACY, Score("rmse"))
     ),
-    ("a.csv", "0.5,1\n0.5,1\n", {"num_instances": (3,)}, "0.5, which no number of 3 test"),
+    ("a.csv", "0.5,1\n", {"num_instances": (3,)}, "0.5, which no number of 3 test"),
     ("a.json", "[[0.5, 0.4], [0.3]]", {}, "contains rows of [2, 1] numbers; expected a number for"),
     ("logs.pyd", "{'accuracy_1_task1': f(5)}", {}, "expected a number"),
     ("logs.pyd", "{'accuracy_1_task99999': 5.0}", {}, "buckets are read"),
     ("a.npz", files.npz(a=SQUARE, b=SQUARE), {}, "expected one matrix"),
-    ("a.npz", files.npz(a=SQUARE), {"future": "not-tested"}, "other than 0"),
+    ("a.npz", files.npz(a=SQUARE), {"future": "not-tested", **ROWS_ARE_TESTS}, "other than 0"),
     ("e.json", json.dumps({files.avalanche_name(0): 0.5}), {}, "expected its steps and its values"),
     ("a.npy", files.npy(np.array([SQUARE], dtype=object)), {}, "expected numbers"),
     ("a.npy", files.npy(np.array(SQUARE))[:-8], {}, "is cut off"),
@@ -355,6 +384,7 @@ WRONG = [
     ("a.json", '[[0.5, "x"]]', {}, "the matrix[0][1]: expected 'float"),
     ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets: expected 'array"),
     ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 101 + "]}", {}, "1 to 100"),
+    ("a.csv", "tested,a1,a2\n0,0.5\n", {}, "contains 1 rows of numbers, but names 2"),
     ("notes.txt", "We had fun.\n", {}, "has no known format"),
 ]
 

@@ -25,7 +25,7 @@ explain, series, summarize = (
 )
 # Families that by_loops computes; one that is added brings a twin of its own.
 TWINS = ("clear", "renate", "gem", "chaudhry", "diaz_rodriguez", "wild_time", "tic", "capymoa")
-TWINS += ("icarl", "worst_bucket", "zscl", "coda_prompt")
+TWINS += ("icarl", "worst_bucket", "zscl", "coda_prompt", "published")
 
 # Test images of 40 classified correctly: what the authors' programs were run on. One bucket is
 # known better before it was trained on than after, and some are known better later on.
@@ -64,13 +64,52 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
+def iter_published(values, counts):
+    """Yield name and value of the variants in published.py, as their sources compute them."""
+    k = len(values)
+    rows, last = range(k), k - 1
+
+    def best(j, end):
+        return max(values[i][j] for i in range(j, end))
+
+    def pool(i):
+        hits = sum(counts[j] * values[i][j] for j in range(i + 1))
+        return hits / sum(counts[: i + 1])
+
+    if k >= 1:
+        yield "lander_forgetting", mean(max(values[i][: i + 1]) - values[last][i] for i in rows)
+        if counts is not None:
+            yield "weighted_incremental_accuracy", mean(pool(i) for i in rows)
+    if k < 2:
+        return
+    end = values[last]
+    yield "forgetting_with_last", mean(best(j, k) - end[j] for j in range(last))
+    yield "forgetting_of_all_buckets", mean(best(j, k) - end[j] for j in rows)
+    highest = [max(row[j] for row in values) for j in range(last)]
+    yield "forgetting_over_all_rows", mean(highest[j] - end[j] for j in range(last))
+    yield "forgetting_since_own_row", mean(values[j][j] - end[j] for j in range(last))
+    steps = [mean(best(j, i) - values[i][j] for j in range(i)) for i in range(1, k)]
+    yield "forgetting_over_steps", mean(steps)
+    drops = [best(j, last) - end[j] for j in range(last)] + [0 - end[last]]
+    yield "podnet_forgetting", sum(drops) / len(["total", *rows])
+    yield "evoprompt_forgetting", sum(drops) / len(["total", *rows, "average_accuracy"])
+    apart = sum(values[i][j] - values[j][j] for i in range(k) for j in range(i - 1))
+    yield "continuum_backward_transfer", apart / (k * (k - 1) / 2)
+    yield "continuum_forgetting", sum(best(j, k - 2) - end[j] for j in range(k - 2)) / (k - 1)
+    yield "gem_backward_transfer", sum(end[j] - values[j][j] for j in range(last)) / k
+    yield "incremental_accuracy_after_first", mean(mean(values[i][: i + 1]) for i in rows[1:])
+    if counts is not None:
+        weighted = sum(counts[j] * drops[j] for j in range(last))
+        yield "weighted_forgetting", weighted / sum(counts[:last])
+
+
 def by_loops(values, initial, counts, width) -> dict[str, float]:
-    """The definitions as loops over plain lists; every cell is measured, no joint run is named."""
+    """Compute the definitions by loops over plain lists in which every cell is measured."""
     k = len(values)
     rows, last, split = range(k), k - 1, math.ceil(width / 2) - 1
     cells = [(i, j) for i in rows for j in range(width)]
     change = mean(values[i][j] - values[j][j] for i, j in cells if j < i)
-    found = {
+    by_name = {
         "clear/in_domain_accuracy": mean(values[i][j] for i, j in cells if i == j),
         "clear/next_domain_accuracy": mean(values[i][j] for i, j in cells if j == i + 1),
         "clear/backward_transfer": mean(values[i][j] for i, j in cells if j < i),
@@ -82,50 +121,51 @@ def by_loops(values, initial, counts, width) -> dict[str, float]:
             sum(values[i][j] for j in range(i + 1)) / (i + 1) for i in rows
         ),
     }
-    first_four = list(found.values())[:4]
-    found["clear/challenge_score"] = None if None in first_four else mean(first_four)
+    first_four = list(by_name.values())[:4]
+    by_name["clear/challenge_score"] = None if None in first_four else mean(first_four)
     if k >= 1:
-        found["renate/average_accuracy"] = mean(values[last][j] for j in rows)
-        found["capymoa/accuracy_final"] = mean(values[last])
-        found["worst_bucket/final_accuracy"] = min(values[last][j] for j in rows)
-        found["worst_bucket/lowest_accuracy"] = min(values[i][j] for i, j in cells if j <= i)
+        by_name["renate/average_accuracy"] = mean(values[last][j] for j in rows)
+        by_name["capymoa/accuracy_final"] = mean(values[last])
+        by_name["worst_bucket/final_accuracy"] = min(values[last][j] for j in rows)
+        by_name["worst_bucket/lowest_accuracy"] = min(values[i][j] for i, j in cells if j <= i)
         if counts is not None:
             hits = sum(counts[j] * values[last][j] for j in rows)
-            found["renate/micro_average_accuracy"] = hits / sum(counts[j] for j in rows)
+            by_name["renate/micro_average_accuracy"] = hits / sum(counts[j] for j in rows)
     if k >= 2:
         best = [max(values[i][j] for i in range(last)) for j in range(last)]
-        found["renate/forgetting"] = mean(best[j] - values[last][j] for j in range(last))
-        found["renate/backward_transfer"] = mean(
+        by_name["renate/forgetting"] = mean(best[j] - values[last][j] for j in range(last))
+        by_name["renate/backward_transfer"] = mean(
             values[last][j] - values[j][j] for j in range(last)
         )
-        found["diaz_rodriguez/remembering"] = 1 - abs(min(change, 0))
-        found["diaz_rodriguez/positive_backward_transfer"] = max(change, 0)
+        by_name["diaz_rodriguez/remembering"] = 1 - abs(min(change, 0))
+        by_name["diaz_rodriguez/positive_backward_transfer"] = max(change, 0)
         if initial is not None:
             gains = [values[j - 1][j] - initial[j] for j in range(1, k)]
-            found["renate/forward_transfer"] = mean(gains)
+            by_name["renate/forward_transfer"] = mean(gains)
         since = [max(values[i][j] for i in range(j, last)) for j in range(last)]
-        found["chaudhry/forgetting_since_trained"] = mean(
+        by_name["chaudhry/forgetting_since_trained"] = mean(
             since[j] - values[last][j] for j in range(last)
         )
-        found["coda_prompt/forgetting"] = mean(
+        by_name["coda_prompt/forgetting"] = mean(
             mean(values[i - 1][j] - values[i][j] for j in range(i)) for i in range(1, k)
         )
+    by_name |= {f"published/{name}": value for name, value in iter_published(values, counts)}
     if k >= 1 and width >= 2:
-        found["zscl/transfer"] = mean(
+        by_name["zscl/transfer"] = mean(
             mean(values[i][j] for i in rows if i < j) for j in range(1, width)
         )
     if k > split:
         if counts is not None:
             hits = sum(counts[j] * values[split][j] for j in range(split + 1))
-            found["wild_time/fix_id_accuracy"] = hits / sum(counts[: split + 1])
+            by_name["wild_time/fix_id_accuracy"] = hits / sum(counts[: split + 1])
         if after := values[split][split + 1 :]:
-            found["wild_time/fix_ood_average"] = mean(after)
-            found["wild_time/fix_ood_worst"] = min(after)
+            by_name["wild_time/fix_ood_average"] = mean(after)
+            by_name["wild_time/fix_ood_worst"] = min(after)
     if ahead := [[values[i][i + d] for d in (1, 2, 3)] for i in rows if i + 3 < width]:
-        found["wild_time/stream_average"] = mean(mean(near) for near in ahead)
-        found["wild_time/stream_worst"] = mean(min(near) for near in ahead)
-    found |= {name: found.get(other) for name, other in SAME.items()}
-    return {name: value for name, value in found.items() if value is not None}
+        by_name["wild_time/stream_average"] = mean(mean(near) for near in ahead)
+        by_name["wild_time/stream_worst"] = mean(min(near) for near in ahead)
+    by_name |= {name: by_name.get(other) for name, other in SAME.items()}
+    return {name: value for name, value in by_name.items() if value is not None}
 
 
 fractions = st.integers(0, 1000).map(lambda n: n / 1000)
@@ -142,7 +182,7 @@ def measured_matrices(draw):
 
 
 def of_twins(found):
-    """What the loops above define."""
+    """Return the metrics that the loops above define."""
     return {name: value for name, value in found.items() if name.split("/")[0] in TWINS}
 
 
@@ -393,8 +433,8 @@ def test_what_is_undefined_says_why(matrix, reasons):
     told = explain(matrix)
     assert reasons.items() <= told.items()
     if len(reasons) > 10:  # the first case is all that is undefined there
-        of_costs = {name for name in told if name.startswith("cost/")}  # which the matrix lacks
-        assert told.keys() - reasons.keys() == ({*SAME} & told.keys()) | of_costs
+        others = {name for name in told if name.startswith(("cost/", "published/"))}
+        assert told.keys() - reasons.keys() == ({*SAME} & told.keys()) | others
 
 
 def test_forgetting_of_a_lower_triangular_matrix():

@@ -39,7 +39,7 @@ def test_every_command_that_tracks_is_an_entry_point():
     """A group of commands on local folders is none, nor what opens no run or one for each file."""
     groups = {name for name, command in main.commands.items() if isinstance(command, click.Group)}
     assert groups == {"data"}
-    none = {"export", "import", "open", "show", "sync"}
+    none = {"export", "identify", "import", "open", "show", "sync"}
     assert {command_of(e).name for e in ENTRY_POINTS} == set(main.commands) - groups - none
 
 

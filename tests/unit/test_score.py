@@ -161,6 +161,11 @@ def test_what_needs_an_accuracy_is_left_out_with_its_reason():
         "clear/challenge_score",
         "cost/challenge_score_per_pflop",
         "diaz_rodriguez/remembering",
+        "published/evoprompt_forgetting",
+        "published/lander_forgetting",
+        "published/podnet_forgetting",
+        "published/weighted_forgetting",
+        "published/weighted_incremental_accuracy",
         "renate/micro_average_accuracy",
         "wild_time/fix_id_accuracy",
     }
@@ -372,7 +377,7 @@ def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
         return read_runs(ResultFile(name, content, ReadOptions(**options)))[0].matrix
 
     errors = b"2,4,6\n3,2.5,5\n3.5,3,1.5\n"
-    matrix = read("errors.csv", errors, score=RMSE)
+    matrix = read("errors.csv", errors, score=RMSE, orientation="rows")
     np.testing.assert_array_equal(matrix.values, ERRORS)
     assert matrix.score == RMSE
     # Our own file contains its score, and no option may contradict it.
@@ -382,4 +387,4 @@ def test_a_plain_matrix_is_imported_as_the_score_that_the_user_states():
     with pytest.raises(ConfigError, match=r"score is 'macro_f1', but .* contains rmse, lower"):
         read("matrix.json", own, score=MACRO_F1)
     with pytest.raises(ConfigError, match="scale is 'percent', which applies only to accuracies"):
-        read("errors.csv", errors, score=RMSE, scale="percent")
+        read("errors.csv", errors, score=RMSE, scale="percent", orientation="rows")

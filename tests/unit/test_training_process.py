@@ -38,7 +38,7 @@ child.run(Connection(0), Connection(int(sys.argv[1])))
 
 
 def start():
-    """A process that sends a state and 5,000 other messages at the same time."""
+    """Start a process that sends a state and 5,000 other messages at the same time."""
     child_commands, commands = Pipe(duplex=False)
     messages, child_messages = Pipe(duplex=False)
     process = subprocess.Popen(
@@ -53,7 +53,7 @@ def start():
 
 
 def receive_all(connection):
-    """All messages up to the end of the process, or up to one that is cut off."""
+    """Return all messages up to the end of the process, or up to one that is cut off."""
     received = []
     while True:
         try:

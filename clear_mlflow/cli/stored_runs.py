@@ -1,0 +1,123 @@
+"""Commands that work on stored runs: ``compare``, ``show``, ``export`` and ``sync``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clear_mlflow.api.compare import compare as compare_runs
+from clear_mlflow.api.export import export as export_runs
+from clear_mlflow.cli import output
+from clear_mlflow.cli.command import COMPARISON, METRICS, SELECTION, command
+from clear_mlflow.core.text import one_line
+from clear_mlflow.process.signals import interrupt_on_signal
+
+
+@command(
+    compare_runs,
+    arguments={"runs": "[RUN|EXPERIMENT|BUNDLE]..."},
+    headings={
+        SELECTION: "runs filter",
+        COMPARISON: "group_by rank_by lower_is_better baseline margin at_equal",
+        METRICS: "metrics",
+    },
+    options=[output.JSON_OPTION],
+    omit=("log",),
+    examples=(
+        "clear-mlflow compare first",
+        "clear-mlflow compare RUN_ID RUN_ID bundles/",
+        "clear-mlflow compare first --group-by strategy,memory --baseline naive",
+        "clear-mlflow compare first --margin 1",
+    ),
+    is_entry_point=True,
+)
+def compare(**options: Any) -> None:
+    """Compare runs, store the comparison, and print it."""
+    compared = compare_runs(**options)
+    if output.wants_json():
+        output.print_json(compared.to_dict())
+        return
+    output.print_comparison(compared.comparison)
+    click.echo()
+    output.print_links(compared.links)
+
+
+@command(
+    arguments={"run": "RUN|BUNDLE"},
+    options=[output.JSON_OPTION],
+    examples=("clear-mlflow show RUN_ID", "clear-mlflow show RUN_ID --json"),
+)
+def show(run: str) -> None:
+    """Show a run's accuracy matrix, and each metric with its value or why it is undefined.
+
+    Everything is computed from the run's artifacts; nothing is written.
+
+    Args:
+        run: id of a run or its first six digits or more, or path of a bundle.
+    """
+    from clear_mlflow.api.load import load
+
+    stored_run = load(run)
+    if output.wants_json():
+        output.print_json(stored_run.to_dict())
+        return
+    stored_run.record  # noqa: B018  (raises if there are no rows, as --json does)
+    click.echo(f"{stored_run.name} {stored_run.status}\n")
+    output.print_scores(stored_run.scores)
+    output.print_links(stored_run.links)
+
+
+@command(
+    export_runs,
+    arguments={"runs": "[RUN|EXPERIMENT]...", "to": "DIR|FILE.tar.xz"},
+    headings={SELECTION: "filter"},
+    examples=(
+        "clear-mlflow export RUN_ID bundles/replay-0",
+        "clear-mlflow export paper supplement.tar.xz --licence CC-BY-4.0",
+    ),
+)
+def export(**options: Any) -> None:
+    """Export runs, and print the path that was written."""
+    click.echo(f"written to {export_runs(**options)}")
+
+
+@command(arguments={"folder": "[FOLDER]"})
+def sync(folder: Path | None = None) -> None:
+    """Send what trainings kept on local disk while their tracking store could not be reached.
+
+    Runs whose training has ended are closed. FOLDER is the folder of one run, or contains several.
+    Without it, all runs are sent that are in the cache folder (CLEAR_MLFLOW_CACHE) or in
+    unsent_rows of the working folder. Each is sent to the store that its training wrote to; with
+    FOLDER, MLFLOW_TRACKING_URI takes precedence. Sending twice duplicates nothing.
+
+    Args:
+        folder: folder of one run, or of several.
+    """
+    from clear_mlflow.store.client import set_up_mlflow
+    from clear_mlflow.tracking.sync import select_folders, sync_folders
+
+    set_up_mlflow()
+    folders = select_folders(folder)
+    if not folders:
+        click.echo("nothing waits for a store")
+        return
+    has_failed = False
+    links: tuple[str, ...] = ()
+    with interrupt_on_signal() as received, suppress(KeyboardInterrupt):
+        for synced in sync_folders(folders, use_recorded_store=folder is None):
+            has_failed |= not (synced.is_stored or synced.is_live)
+            links = synced.links or links
+            name = f"run {synced.run_id}" if synced.run_id else str(synced.folder)
+            line = one_line(f"{name}: {synced.num_sent} sent; {synced.message}")
+            with suppress(OSError):
+                click.echo(line, err=not synced.is_stored)
+    if received:
+        output.print_error("stopped; what is left waits for the next sync")
+        sys.exit(128 + received[0])
+    with suppress(OSError):
+        output.print_links(links)  # of the last one
+    sys.exit(2 if has_failed else 0)

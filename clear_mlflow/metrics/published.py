@@ -1,0 +1,251 @@
+"""Variants of forgetting, transfer and average accuracy that published numbers were computed with.
+
+Each docstring names the repository, commit and file that computes the variant. Programs that test
+past buckets only have zeros above the diagonal, so that their maximum over all rows starts at the
+bucket's own row. ``clear-mlflow identify`` searches this family like all others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.metrics import chaudhry, renate
+from clear_mlflow.metrics._metric import (
+    change,
+    declare,
+    level,
+    require_trained,
+    select_trained_values,
+    select_values,
+)
+
+
+def forgetting_with_last(matrix: AccuracyMatrix) -> float:
+    """Average the drop from each earlier bucket's best accuracy, the last row included.
+
+    Formula: mean over j < last of (max over j <= i <= last of R[i, j]) - R[last, j]. Defined when
+    k >= 2. Lower is better. A bucket that is best at the end counts as 0.
+
+    Source: ``train_continual.py`` of google-research/l2p, dd8836e; the same line in KU-VGI/VIL (its
+    issue 1) and in ``trainer.py`` of Estrella-fugaz/CVPR25-DUCT, ecfb579.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    return float(_compute_drops(matrix)[:-1].mean())
+
+
+def forgetting_of_all_buckets(matrix: AccuracyMatrix) -> float:
+    """Average the drop from the best accuracy over all buckets, the last one included.
+
+    Formula: mean over j <= last of (max over j <= i <= last of R[i, j]) - R[last, j]. Defined when
+    k >= 2. Lower is better. The last bucket's drop is 0.
+
+    Source: ``experiment/metrics.py`` of RaptorMai/online-continual-learning, 6175ca0, which its
+    pull request 23 corrects.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    return float(_compute_drops(matrix).mean())
+
+
+def forgetting_over_all_rows(matrix: AccuracyMatrix) -> float:
+    """Average the drop from the best of all rows, those before the bucket was trained included.
+
+    Formula: mean over j < last of (max over i <= last of R[i, j]) - R[last, j]. Defined when
+    k >= 2. Lower is better.
+
+    Source: the line of `published/forgetting_with_last`, where future buckets are tested as well.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    shape = matrix.num_rows, matrix.num_rows - 1
+    past = select_values(matrix, np.ones(shape, dtype=np.bool_)).reshape(shape)
+    return float((past.max(axis=0) - past[-1]).mean())
+
+
+def forgetting_since_own_row(matrix: AccuracyMatrix) -> float:
+    """Average the drop of each earlier bucket since it was trained.
+
+    Formula: mean over j < last of R[j, j] - R[last, j]. Defined when k >= 2. Lower is better. It is
+    minus `renate/backward_transfer`.
+
+    Source: KU-VGI/VIL, issue 1, and tmtuan1307/LANDER, issue 4, which ask for it; ``main.py`` of
+    divyam3897/UCL (its issue 4).
+    """
+    return 0.0 - renate.backward_transfer(matrix)
+
+
+def forgetting_over_steps(matrix: AccuracyMatrix) -> float:
+    """Average the forgetting after each bucket, the first one excluded.
+
+    Formula: mean over 0 < i < k of (mean over j < i of (max over j <= h < i of R[h, j]) - R[i, j]).
+    Defined when k >= 2. Lower is better.
+
+    Source: ``AFC/train_incremental_afc.py`` of weiguoPian/AV-CIL_ICCV2023, 6dd105d.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    steps = range(2, matrix.num_rows + 1)
+    return float(np.mean([chaudhry.forgetting_since_trained(matrix.after(k)) for k in steps]))
+
+
+def weighted_forgetting(matrix: AccuracyMatrix) -> float:
+    """Average the drop since each bucket was trained, weighted with its test images.
+
+    Formula: sum of n[j] ((max over j <= i < last of R[i, j]) - R[last, j]) / sum of n[j], over
+    j < last. Defined when k >= 2 and the number of test images per bucket is known. Lower is
+    better; in [-1, 1].
+
+    Source: xialeiliu/GFR-IL, issue 7, which states the weighting without code.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    drops, counts = _compute_earlier_drops(matrix), _get_counts(matrix)[:-1]
+    return float((drops * counts).sum() / counts.sum())
+
+
+def podnet_forgetting(matrix: AccuracyMatrix) -> float:
+    """Sum the drops, minus the accuracy on the newest bucket, over k + 1.
+
+    Formula: ((sum over j < last of (max over j <= i < last of R[i, j]) - R[last, j]) -
+    R[last, last]) / (k + 1). Defined when k >= 2. Lower is better; in [-1, 1]. The newest bucket's
+    earlier accuracy counts as 0, and the accuracy on all images as one more bucket.
+
+    Source: ``inclearn/lib/metrics.py`` of arthurdouillard/incremental_learning.pytorch, 0738da5,
+    if a bucket has ten classes.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    drops = _compute_earlier_drops(matrix)
+    return float(drops.sum() - matrix.values[-1, len(drops)]) / (matrix.num_rows + 1)
+
+
+def evoprompt_forgetting(matrix: AccuracyMatrix) -> float:
+    """Sum the drops, minus the accuracy on the newest bucket, over k + 2.
+
+    Formula: ((sum over j < last of (max over j <= i < last of R[i, j]) - R[last, j]) -
+    R[last, last]) / (k + 2). Defined when k >= 2. Lower is better; in [-1, 1]. Compared with
+    `published/podnet_forgetting`, the average accuracy counts as one more bucket.
+
+    Source: ``inclearn/lib/metrics.py`` of MIV-XJTU/EvoPrompt, c5b4323 (its issue 2).
+    """
+    return podnet_forgetting(matrix) * (matrix.num_rows + 1) / (matrix.num_rows + 2)
+
+
+def lander_forgetting(matrix: AccuracyMatrix) -> float:
+    """Average the best accuracy in each row, minus the last row's on the row's bucket.
+
+    Formula: mean over i <= last of (max over j <= i of R[i, j]) - R[last, i]. Defined when k >= 1.
+    Lower is better; in [-1, 1]. The maximum is over buckets, not over rows.
+
+    Source: ``forgetting_calculator/forgetting_cal.py`` of tmtuan1307/LANDER, 44d7acc (its issue 4).
+    """
+    values = _select_triangle(matrix)
+    return float((values.max(axis=1) - values[-1]).mean())
+
+
+def continuum_forgetting(matrix: AccuracyMatrix) -> float:
+    """Sum the drops of all buckets except the last two, over k - 1.
+
+    Formula: (sum over j < k - 2 of (max over j <= i < k - 2 of R[i, j]) - R[last, j]) / (k - 1).
+    Defined when k >= 2. Lower is better. It is 0 after two buckets.
+
+    Source: releases 1.2.4 to 1.2.7 of Continvvm/continuum (its issues 281 and 291), which
+    arthurdouillard/dytox logs (its issue 12). `chaudhry/forgetting_since_trained` is its main
+    branch, 43ba009.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    values, past = _select_triangle(matrix), matrix.num_rows - 2
+    drops = values[:past, :past].max(axis=0, initial=-np.inf) - values[-1, :past]
+    return float(drops.sum() / (matrix.num_rows - 1))
+
+
+def continuum_backward_transfer(matrix: AccuracyMatrix) -> float:
+    """Sum the changes since trained, except in the row after it, over all pairs.
+
+    Formula: (sum over j < i - 1 and i < k of R[i, j] - R[j, j]) / (k (k - 1) / 2). Defined when
+    k >= 2. It is 0 after two buckets.
+
+    Source: the same releases. Their forward transfer is `clear/backward_transfer`.
+    """
+    require_trained(matrix, 2, "a past bucket")
+    values, k = _select_triangle(matrix), matrix.num_rows
+    return float(np.tril(values - np.diagonal(values), -2).sum() / (k * (k - 1) / 2))
+
+
+def gem_backward_transfer(matrix: AccuracyMatrix) -> float:
+    """Sum the changes of the earlier buckets since trained, over k instead of k - 1.
+
+    Formula: (sum over j < last of R[last, j] - R[j, j]) / k. Defined when k >= 2.
+
+    Source: ``metrics/metrics.py`` of facebookresearch/GradientEpisodicMemory, 34c6b8e.
+    """
+    return renate.backward_transfer(matrix) * (matrix.num_rows - 1) / matrix.num_rows
+
+
+def incremental_accuracy_after_first(matrix: AccuracyMatrix) -> float:
+    """Average the mean accuracy on the buckets trained so far over all rows except the first.
+
+    Formula: mean over 0 < i < k of (mean of R[i, j] over j <= i). Defined when k >= 2.
+
+    Source: papers that exclude the base session; `icarl/average_incremental_accuracy` includes it.
+    """
+    require_trained(matrix, 2, "a second trained bucket")
+    select_trained_values(matrix)
+    return float(np.mean([matrix.values[i, : i + 1].mean() for i in range(1, matrix.num_rows)]))
+
+
+def weighted_incremental_accuracy(matrix: AccuracyMatrix) -> float:
+    """Average over rows the accuracy on all test images of the buckets trained so far.
+
+    Formula: mean over i < k of (sum of n[j] R[i, j] / sum of n[j], over j <= i). Defined when
+    k >= 1 and the number of test images per bucket is known.
+
+    Source: the mean of "Weighted Average" in ``test.py`` of xialeiliu/GFR-IL, 4b33a69; "Average
+    top1" in ``trainer.py`` of Estrella-fugaz/CVPR25-DUCT, ecfb579.
+    """
+    counts, values = _get_counts(matrix), _select_triangle(matrix)
+    return float((np.where(values < 0, 0, values) @ counts / counts.cumsum()).mean())
+
+
+def _select_triangle(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """Return the (k, k) values with j <= i, and minus infinity above the diagonal."""
+    select_trained_values(matrix)
+    k = matrix.num_rows
+    return np.where(np.tri(k, dtype=np.bool_), matrix.values[:, :k], -np.inf)
+
+
+def _compute_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """Return the best accuracy of each bucket since it was trained, minus its last."""
+    values = _select_triangle(matrix)
+    drops: NDArray[np.float64] = values.max(axis=0) - values[-1]
+    return drops
+
+
+def _compute_earlier_drops(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """Return the drops of the earlier buckets, from their best accuracy before the last row."""
+    values = _select_triangle(matrix)[:, :-1]
+    drops: NDArray[np.float64] = values[:-1].max(axis=0) - values[-1]
+    return drops
+
+
+def _get_counts(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """Return the test images of each trained bucket, or raise UndefinedMetricError if unknown."""
+    if matrix.num_instances is None:
+        raise UndefinedMetricError("needs test counts per bucket")
+    return matrix.num_instances[: matrix.num_rows].astype(np.float64)
+
+
+METRICS = (
+    change(forgetting_with_last, higher_is_better=False),
+    change(forgetting_of_all_buckets, higher_is_better=False),
+    change(forgetting_over_all_rows, higher_is_better=False),
+    change(forgetting_since_own_row, higher_is_better=False),
+    change(forgetting_over_steps, higher_is_better=False),
+    change(continuum_forgetting, higher_is_better=False),
+    declare(weighted_forgetting, higher_is_better=False),
+    declare(podnet_forgetting, higher_is_better=False),
+    declare(evoprompt_forgetting, higher_is_better=False),
+    declare(lander_forgetting, higher_is_better=False),
+    change(continuum_backward_transfer),
+    change(gem_backward_transfer),
+    level(incremental_accuracy_after_first, "incremental_{score}_after_first"),
+    declare(weighted_incremental_accuracy),
+)

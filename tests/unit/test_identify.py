@@ -1,0 +1,235 @@
+"""Which formula gave a published number: numbers of threads and logs, and every definition."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from published import SECOND_PLACE
+
+from clear_mlflow import AccuracyMatrix, Score, identify
+from clear_mlflow.core.errors import ConfigError, DataError, RecordError
+from clear_mlflow.metrics import ALL_METRICS, MATRIX, summarize
+
+
+def build_lower(*rows: str, unit=100, **fields) -> AccuracyMatrix:
+    """Return a matrix that was tested on past buckets only."""
+    values = np.full((len(rows), len(rows)), np.nan)
+    for i, row in enumerate(rows):
+        values[i, : len(row.split())] = np.array(row.split(), dtype=float) / unit
+    return AccuracyMatrix(values, **fields)
+
+
+def list_names(identification) -> set[str]:
+    return {name for match in identification.matches for name in match.names}
+
+
+# Estrella-fugaz/CVPR25-DUCT, logs/CDDB/Reproduce_1993_mbtc_vit_cddb_2_2_2024-05-09-03_28_25.log
+# of its first commit, c264236.
+CDDB = build_lower(
+    "54.44",
+    "56.67 88.75",
+    "53.33 91.5 92.12",
+    "53.33 80.5 93.75 75.86",
+    "53.33 73.75 94.88 72.37 97.7",
+)
+# xialeiliu/GFR-IL, issue 1: CIFAR-100, 50 classes and then five in each task.
+GFR = build_lower(
+    ".780",
+    ".714 .706",
+    ".699 .658 .630",
+    ".673 .588 .502 .644",
+    unit=1,
+    num_instances=[5000, 500, 500, 500],
+)
+# The same repository, logs/ at ecfb579: DomainNet, 2026-01-16.
+DOMAINNET = build_lower(
+    "73.95",
+    "78.94 44.13",
+    "79.18 44.89 76.63",
+    "79.05 42.54 75.67 61.23",
+    "77.62 41.25 72.14 57.65 87.04",
+    "75.29 40.3 70.76 55.84 86.19 69.84",
+)
+# The log that the author of arthurdouillard/dytox issue 12 posted in its issue 2; continuum 1.2.4.
+DYTOX = build_lower("92.5", "87.7 83.4", "80.0 74.0 82.0")
+# ours/nohup_ours.log of weiguoPian/AV-CIL_ICCV2023, 15098a8, for issue 8. It prints the accuracy on
+# all videos of 4 tasks (104, 106, 105 and 79) and the forgetting at each step. Rows 1 to 3 are the
+# only numbers of correct videos that fit both, and row 4 is the first of two solutions.
+AV_CIL = build_lower(
+    f"{83 / 104}",
+    f"{75 / 104} {87 / 106}",
+    f"{66 / 104} {85 / 106} {74 / 105}",
+    f"{61 / 104} {83 / 106} {81 / 105} {42 / 79}",
+    unit=1,
+)
+# Continvvm/continuum, tests/test_metrics.py, 43ba009.
+CONTINUUM = AccuracyMatrix([[1, 0.25], [0.25, 0.25]])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "number", "changed", "expected", "step"),
+    [
+        # DUCT issue 7 asks how 6.145 was computed; VIL issue 1 asks whether the same line takes
+        # the maximum of the row, or the bucket's own accuracy.
+        (CDDB, "6.145", "6.146", {"published/forgetting_with_last"}, 5),
+        (DOMAINNET, "4.118", "4.119", {"published/forgetting_with_last"}, 6),
+        # dytox issue 12 and continuum issue 281: forgetting, bwt and fwt of the same line.
+        (DYTOX, "6.25", "6.26", {"published/continuum_forgetting"}, 3),
+        (DYTOX, "-4.17", "-4.15", {"published/continuum_backward_transfer"}, 3),
+        (DYTOX, "80.57", "80.58", {"clear/backward_transfer"}, 3),
+        # AV-CIL issue 8: "Average Forgetting", which was not used to find the matrix.
+        (AV_CIL, "0.076319", "0.076317", {"published/forgetting_over_steps"}, 4),
+        # GFR-IL issues 1 and 7: "Average" and the class-weighted "Weighted Average".
+        (GFR, "0.651", "0.652", {"renate/micro_average_accuracy"}, 4),
+        (GFR, "0.662", "0.663", {"renate/average_accuracy"}, 3),
+        # continuum issue 281: the repaired forgetting, as its own test has it.
+        (CONTINUUM, ".75", ".74", {"chaudhry/forgetting_since_trained"}, 2),
+        # The numbers of the challenge's second place, as its organisers published them.
+        (
+            AccuracyMatrix(np.array(SECOND_PLACE)),
+            "0.9228127",
+            "0.9228128",
+            {"clear/in_domain_accuracy"},
+            10,
+        ),
+        # l2p issue 29: avg_acc is the mean of the last row. InfLoRA issue 5, by whose author its
+        # ACC is L2P's, has such a row and the average.
+        (
+            AccuracyMatrix(
+                [[math.nan] * 10] * 9
+                + [[0.927, 0.856, 0.866, 0.85, 0.912, 0.785, 0.837, 0.878, 0.915, 0.799]]
+            ),
+            "86.25",
+            "86.24",
+            {"renate/average_accuracy"},
+            10,
+        ),
+    ],
+)
+def test_the_formula_of_a_published_number_is_found(matrix, number, changed, expected, step):
+    """And none for a number with another last digit."""
+    result, other = identify(matrix, [number, changed])
+    names = {name for match in result.matches if match.step == step for name in match.names}
+    assert expected <= names
+    assert other.matches == ()
+    assert str(other).startswith(f"{changed}: none of ")
+
+
+def test_a_number_tells_variants_of_forgetting_apart():
+    """The definition that VIL issue 1 proposes does not produce 6.145."""
+    (result,) = identify(CDDB, ["6.145"])
+    assert list_names(result) == {"published/forgetting_with_last"}
+    (match,) = result.matches
+    assert (match.step, match.orientation, match.scale) == (5, "rows", "percent")
+    assert match.formula.startswith("mean over j < last of (max over j <= i <= last")
+    assert result.expected_by_chance < 0.01
+
+
+@given(st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=4, max_size=4))
+def test_continuum_logs_no_forgetting_after_two_buckets(values):
+    """Issue 12 of dytox: "forgetting metric to be 0.0" after two tasks, whatever the matrix."""
+    (result,) = identify(AccuracyMatrix(np.array(values).reshape(2, 2)), ["0.0"])
+    names = {name for match in result.matches if match.step == 2 for name in match.names}
+    assert "published/continuum_forgetting" in names
+
+
+fractions = st.integers(0, 1000).map(lambda n: n / 1000)
+
+
+@st.composite
+def square_matrices(draw):
+    size = draw(st.integers(2, 5))
+    values = draw(st.lists(fractions, min_size=size**2, max_size=size**2))
+    counts = draw(st.lists(st.integers(1, 1000), min_size=size, max_size=size))
+    return AccuracyMatrix(np.array(values).reshape(size, size), num_instances=counts)
+
+
+@settings(deadline=None)
+@given(square_matrices(), st.integers(2, 6), st.sampled_from([1, 100]), st.booleans(), st.data())
+def test_what_a_definition_gives_is_identified_as_it(matrix, digits, factor, transpose, data):
+    """Rounded, at any step, as a fraction or in percent, from the matrix or its transpose."""
+    step = data.draw(st.integers(1, matrix.num_rows))
+    metrics = [metric for metric in ALL_METRICS if metric.needs == MATRIX]
+    name, value = data.draw(
+        st.sampled_from(sorted(summarize(matrix.after(step), metrics=metrics).items()))
+    )
+    stored = AccuracyMatrix(matrix.values.T, None, matrix.num_instances) if transpose else matrix
+    (result,) = identify(stored, [f"{value * factor:.{digits}f}"])
+    assert any(
+        name in match.names
+        and match.step == step
+        and match.orientation == ("columns" if transpose else "rows")
+        and match.scale == {1: "fraction", 100: "percent"}[factor]
+        and match.value == pytest.approx(value * factor)
+        for match in result.matches
+    )
+
+
+def test_a_number_that_was_cut_off_ranks_below_one_that_was_rounded():
+    result, cut_off = identify(AccuracyMatrix([[0.86667]]), ["86.7", "86.6"])
+    assert {match.rounding for match in result.matches} == {"rounded"}
+    assert {match.rounding for match in cut_off.matches} == {"cut off"}
+
+
+def test_what_explains_more_numbers_ranks_first():
+    """A number of the transpose decides how 0.5 is read."""
+    matrix = AccuracyMatrix([[0.5, 0.31], [0.72, 0.5]])
+    single = identify(matrix, ["0.5"])[0]
+    together = identify(matrix, ["0.5", "-0.19"])[0]
+    assert single.matches[0].orientation == "rows"
+    assert together.matches[0].orientation == "columns"
+    assert {m.orientation for m in together.matches} == {"rows", "columns"}
+
+
+def test_matches_by_chance_fall_with_digits():
+    """Ten times fewer with each digit more, as long as more values than one are near."""
+    matrix = AccuracyMatrix(np.array(SECOND_PLACE))
+    expected = [
+        result.expected_by_chance for result in identify(matrix, ["0.923", "0.9228", "0.92281"])
+    ]
+    assert expected[0] > 1 > expected[1] > expected[2]
+    assert expected[0] == pytest.approx(10 * expected[1], rel=0.1)
+
+
+def test_another_score_has_no_percent():
+    """Its values are what they are, and metrics that need accuracies are not tried."""
+    rmse = AccuracyMatrix([[2.1, 3.8], [2.6, 2.2]], score=Score("rmse", higher_is_better=False))
+    result, in_percent = identify(rmse, ["2.4", "240"])
+    assert "renate/average_rmse" in list_names(result)
+    assert {match.scale for match in result.matches} == {"score"}
+    assert in_percent.matches == ()
+
+
+def test_counts_make_weighted_averages_known(tmp_path):
+    file = tmp_path / "gfr.csv"
+    np.savetxt(file, np.nan_to_num(GFR.values), delimiter=",", fmt="%.3f")
+    counts = identify(file, ["0.651"], future="not-tested", num_instances="5000, 500, 500, 500")
+    assert counts == identify(GFR, ["0.651"])
+    classes = identify(AccuracyMatrix(GFR.values), ["0.651"], num_instances="50,5,5,5")
+    assert classes == counts
+    equal = identify(GFR, ["0.602"], num_instances="1")
+    assert "renate/micro_average_accuracy" in list_names(equal[0])
+    assert identify(file, ["0.651"], future="not-tested")[0].matches == ()
+
+
+def test_files_are_read_as_import_reads_them(tmp_path):
+    """With the same options, and the same errors."""
+    file = tmp_path / "cddb.csv"
+    rows = np.nan_to_num(CDDB.values * 100)
+    np.savetxt(file, rows, delimiter=",", fmt="%.2f")
+    options = {"scale": "percent", "future": "not-tested"}
+    assert identify(str(file), ["6.145"], **options) == identify(CDDB, ["6.145"])
+    with pytest.raises(RecordError, match="percent"):
+        identify(file, ["6.145"])
+    with pytest.raises(DataError, match=r"'missing\.csv' is not a file"):
+        identify(tmp_path / "missing.csv", ["6.145"])
+    with pytest.raises(ConfigError, match="num_instances is '5,x'; expected numbers"):
+        identify(file, ["6.145"], num_instances="5,x", **options)
+
+
+@pytest.mark.parametrize("number", ["x", "", "nan", "inf", "1e999", None, "6,145"])
+def test_a_value_that_is_no_number_is_one_line(number):
+    with pytest.raises(ConfigError, match=r"expected numbers such as 6\.145"):
+        identify(CDDB, [number])
