@@ -12,7 +12,7 @@ import pytest
 from clear_mlflow.engines import Task, local
 from clear_mlflow.engines.local import LocalEngine
 
-TASK = Task(asked={}, run_id="a", experiment_id="b", tracking_uri="c")
+TASK = Task(parameters={}, run_id="a", experiment_id="b", tracking_uri="c")
 
 
 class Process:

@@ -17,7 +17,7 @@ from clear_mlflow.api import import_, load
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.grids.grid import read_grid
-from clear_mlflow.importers import ResultFile, read_runs
+from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 from clear_mlflow.store.client import preflight
 
 
@@ -56,10 +56,10 @@ def test_a_memory_of_a_strategy_without_memory_is_refused(store, experiment_id):
 def test_messages_spell_options_as_they_are_typed(store, tmp_path):
     """With dashes on the command line and as arguments in Python."""
     (tmp_path / "x.csv").write_text("75,50\n70,90\n")
-    done = CliRunner().invoke(main, ["import", str(tmp_path / "x.csv")])
+    done = CliRunner().invoke(main, ["import", str(tmp_path / "x.csv"), "--orientation", "rows"])
     assert "pass --scale percent" in done.output
     with pytest.raises(RecordError, match='pass scale="percent"'):
-        read_runs(ResultFile("x.csv", b"75,50\n70,90\n"))
+        read_runs(ResultFile("x.csv", b"75,50\n70,90\n"), ReadOptions(orientation="rows"))
     arguments = ["--strategy", "ncm", "--model", "mlp:8", "--features", "pixels"]
     done = CliRunner().invoke(main, ["train", *arguments])
     assert "pass --model linear, and standardise=first" in done.output

@@ -123,7 +123,7 @@ def test_a_dry_run_creates_no_store(tmp_path, monkeypatch):
         ([{"dataset": "clear10", "data_root": "/no/where"}], "data root /no/where"),
         ([{"dataset_args": "nope=1"}], "nope"),
         ([{"seed": 0}, {"test_every": "200"}], "test_every is 200"),
-        ([{"seeds": [0, 1]}], "in a sweep it is `seed`"),
+        ([{"seeds": [0, 1]}], "in a sweep, use `seed`"),
     ],
 )
 def test_a_run_that_cannot_be_trained_is_refused_before_anything_starts(
@@ -187,8 +187,10 @@ def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
                 store.update_run(theirs[0], status="SCHEDULED")
             return super().create_run(*arguments, **options)
 
-    engine = SimpleNamespace(check_store=lambda uri: None, room=lambda: 1)  # starts nothing
-    engine.ended = lambda timeout: []
+    engine = SimpleNamespace(
+        check_store=lambda uri: None, count_free_slots=lambda: 1
+    )  # starts nothing
+    engine.wait_for_results = lambda timeout: []
     result = train_and_compare(grid, Late(store.tracking_uri), experiment_id, engine)
     assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *theirs)]
     found = store.search_runs(
