@@ -59,7 +59,7 @@ def test_messages_spell_options_as_they_are_typed(store, tmp_path):
     done = CliRunner().invoke(main, ["import", str(tmp_path / "x.csv"), "--orientation", "rows"])
     assert "pass --scale percent" in done.output
     with pytest.raises(RecordError, match='pass scale="percent"'):
-        read_runs(ResultFile("x.csv", b"75,50\n70,90\n"), ReadOptions(orientation="rows"))
+        read_runs(ResultFile("x.csv", b"75,50\n70,90\n", ReadOptions(orientation="rows")))
     arguments = ["--strategy", "ncm", "--model", "mlp:8", "--features", "pixels"]
     done = CliRunner().invoke(main, ["train", *arguments])
     assert "pass --model linear, and standardise=first" in done.output
