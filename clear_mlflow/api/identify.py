@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ from clear_mlflow.api._arguments import check_arguments
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.importers import ReadOptions, load_file, read_runs
+from clear_mlflow.importers._proofs import OrientationError
 from clear_mlflow.metrics._identify import Identification, identify_numbers
 
 
@@ -60,7 +62,10 @@ def identify(
         matrices = {"": load(matrix).record.masked_matrix}
     else:
         options = ReadOptions(scale=scale, future=future, orientation=orientation)
-        runs = read_runs(load_file(path, options), format)
+        try:
+            runs = read_runs(load_file(path, options), format)
+        except OrientationError:  # both orientations are tried in any case
+            runs = read_runs(load_file(path, replace(options, orientation="rows")), format)
         matrices = {run.label: run.matrix for run in runs}
     if num_instances is not None:
         matrices = {name: _set_counts(m, num_instances) for name, m in matrices.items()}

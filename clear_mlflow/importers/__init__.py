@@ -97,7 +97,7 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
             raise RecordError("contains no run")
         return runs
     except RecordError as error:
-        raise RecordError(f"{name} (read as {file_format.name}): {error}") from error
+        raise type(error)(f"{name} (read as {file_format.name}): {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
 

@@ -21,6 +21,10 @@ from clear_mlflow.importers._base import (
 _Cells: TypeAlias = "NDArray[np.float64]"
 
 
+class OrientationError(RecordError):
+    """Nothing proves whether a row or a column is one test after training."""
+
+
 def find_orientation(
     cells: _Cells, printed: Sequence[PrintedNumber], marked_orientation: str
 ) -> tuple[str, str]:
@@ -28,7 +32,7 @@ def find_orientation(
 
     cells: NaN or 0 where nothing was measured. printed: averages from the same file.
     marked_orientation: the one that names or the format prove, or "auto". Raises RecordError if
-    the averages contradict it, or if nothing proves it, with the results of both.
+    the averages contradict it, and OrientationError if nothing proves it, with the results of both.
     """
     is_square = cells.shape[0] == cells.shape[1] > 1
     if marked_orientation != "auto" or not is_square:
@@ -48,7 +52,7 @@ def find_orientation(
             'other averages, pass orientation="rows" or orientation="columns"'
         )
     if not proven and len(fitting) > 1:
-        raise RecordError(
+        raise OrientationError(
             f"does not prove whether a row or a column is one test after training: {results}; pass "
             'orientation="rows" or orientation="columns"'
         )

@@ -36,6 +36,15 @@ def test_a_stored_number_is_identified(source):
     assert "12345.6: none of " in table
 
 
+def test_a_file_that_does_not_prove_its_orientation_is_read_in_both(tmp_path):
+    """The last row and the last column of the file are both tests after the last bucket."""
+    path = tmp_path / "m.csv"
+    path.write_text("0.9,0.4,0.3\n0.8,0.9,0.5\n0.6,0.7,0.95\n")
+    for number in ("0.750", "0.583"):
+        (result,) = clear_mlflow.identify(path, [number])
+        assert "renate/average_accuracy" in {name for m in result.matches for name in m.names}
+
+
 def test_a_negative_number_is_a_value(store, experiment_id):
     run = kept_run(store, experiment_id)
     done = CliRunner().invoke(main, ["identify", run.info.run_id, "-0.9999", "-5"])
