@@ -1,4 +1,4 @@
-"""Training with several seeds: each member is the training that it would have been alone."""
+"""Training with several seeds: each member equals the training with its seed."""
 
 from __future__ import annotations
 

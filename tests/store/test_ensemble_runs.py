@@ -58,7 +58,7 @@ def finished(store, experiment_id):
 
 
 def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experiment_id):
-    """Name, parameters, tags, rows, predictions, scores and reports; of a run of its own."""
+    """Name, parameters, tags, rows, predictions, scores and reports."""
     _, members = finished
     assert set(members) == {4, 2}
     alone_asked = {**ASKED, "seed": "2", "seeds": "none"}
