@@ -106,6 +106,7 @@ def test_every_command_works(folder, monkeypatch):
     trained = re.search(r"run ([0-9a-f]{32}) FINISHED", output)[1]
     assert "clear/in_domain_accuracy" in commands.run("show", trained)
     commands.run("evaluate", trained)
+    assert "50.0: " in commands.run("identify", trained, "50.0")
     commands.run("train-distributed", "--processes", "1", "--seed", "1", *train_options)
     options = zip(train_options[::2], train_options[1::2], strict=True)
     fixed = {name.removeprefix("--").replace("-", "_"): str(value) for name, value in options}
