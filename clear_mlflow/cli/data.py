@@ -105,7 +105,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
 
 
 def _print_findings(findings: Findings) -> None:
-    """Print a summary of a dataset, a table of its buckets, and its problems by kind."""
+    """Print a summary of a dataset, a table of its buckets, and its problems by type."""
     from clear_mlflow.data.problems import KINDS
 
     def format_path(path: Path) -> str:
@@ -124,9 +124,9 @@ def _print_findings(findings: Findings) -> None:
     rows = [(*key, f"{sum(n)}", f"{min(n)} to {max(n)}") for key, n in images.items()]
     output.print_table(("bucket", "split", "images", "per class"), rows, numbers_from=2)
     click.echo("" if findings.problems else "\nnothing is wrong")
-    for kind in dict.fromkeys(problem.kind for problem in findings.problems):
-        problems = [problem for problem in findings.problems if problem.kind == kind]
-        click.secho(f"{kind}: {KINDS[kind]} ({len(problems)})", bold=True)
+    for problem_type in dict.fromkeys(problem.kind for problem in findings.problems):
+        problems = [problem for problem in findings.problems if problem.kind == problem_type]
+        click.secho(f"{problem_type}: {KINDS[problem_type]} ({len(problems)})", bold=True)
         for problem in problems:
             others = ", ".join(map(format_path, problem.others))
             line = f"  {format_path(problem.path)}: {printable(problem.detail)}"

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from clear_mlflow.api.rescore import ScoringResult
     from clear_mlflow.scoring import Scores
 
-_MAX_LISTED = (
-    50  # up to this many runs are all listed; of more, those with problems or without rows
-)
+_MAX_LISTED = 50  # longer lists contain only runs that have a problem or lack rows
 _MAX_NAME_LENGTH = 100
 
 

@@ -35,7 +35,7 @@ _JSON_FILE = "clear_mlflow.json_file"  # key of a context's meta: the file that 
 def _reserve_stdout_for_json(context: click.Context, _: click.Parameter, is_passed: bool) -> None:
     """If --json was passed, reserve standard output for :func:`print_json` until the command ends.
 
-    All other output goes to standard error, that of C libraries and child processes, too.
+    All other output goes to standard error, also from C libraries and child processes.
     """
     if not is_passed:
         return
@@ -124,7 +124,7 @@ def print_links(lines: Iterable[str]) -> None:
 def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
     """Print the URLs of a run, or of several runs, the URL of the last one's experiment.
 
-    Prints nothing if there are no runs. Raises TrackingError if the run cannot be read.
+    Prints nothing without runs. Raises TrackingError if the run cannot be read.
     """
     from clear_mlflow.store.client import mlflow_errors
     from clear_mlflow.store.ui_urls import format_run_links
@@ -140,7 +140,7 @@ def print_run_links(client: MlflowClient, run_ids: Sequence[str]) -> None:
 
 
 def print_scores(scores: Scores) -> None:
-    """Print a run's accuracy matrix and metrics. Prints nothing if it has no rows."""
+    """Print a run's accuracy matrix and metrics. Prints nothing if it lacks rows."""
     if scores.record is None:
         return
     from clear_mlflow.report.terminal_tables import run_text

@@ -173,8 +173,8 @@ def train_distributed(
 ) -> None:
     """Train as `train` does, in several processes on this machine: one per GPU.
 
-    Each process takes its share of every batch, so the matrix is that of one process except for
-    rounding. For several machines, start `train` with torchrun: see docs/distributed.md.
+    Each process takes its share of every batch, so the matrix equals the one of one process except
+    for rounding. For several machines, start `train` with torchrun: see docs/distributed.md.
 
     Args:
         processes: number of processes on this machine, which share every batch. auto: one per GPU,
