@@ -8,11 +8,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_IMAGES
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
@@ -31,7 +33,7 @@ from clear_mlflow.scoring.run_record import (
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_bytes
-from clear_mlflow.store.client import log_tags, mlflow_errors
+from clear_mlflow.store.client import log_tags, mlflow_errors, retry_on_conflict
 from clear_mlflow.store.sqlite import lock_store_writes
 from clear_mlflow.store.ui_urls import format_artifact_link
 
@@ -143,16 +145,31 @@ def log_results(client: MlflowClient, scores: Scores) -> None:
             client.log_text(run_id, matrix_csv(matrix), names.MATRIX_CSV)
             content = heatmap_png(matrix, stored.run_name)
             log_bytes(client, run_id, content, names.HEATMAP_PNG)
-            # MLflow's chart view shows images with one key side by side, one run next to another.
-            # It starts at the first step, so the final matrix has its own key with one step.
-            client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
+            _log_final_image(client, run_id, content)
         if changes.page:
             page = run_page(build_report(stored, scores.results))
             client.log_text(run_id, page, names.REPORT_HTML)
         for start in range(0, len(changes.metric_values), _BATCH):
-            client.log_batch(run_id, metrics=changes.metric_values[start : start + _BATCH])
+            batch = changes.metric_values[start : start + _BATCH]
+            retry_on_conflict(partial(client.log_batch, run_id, metrics=batch))
         if changes.tags:
             log_tags(client, run_id, changes.tags)
+
+
+def _log_final_image(client: MlflowClient, run_id: str, content: bytes) -> None:
+    """Log the heat map as an image. content: bytes of its PNG file.
+
+    MLflow's chart view shows images with one key side by side, one run next to another. It starts
+    at the first step, so the final matrix has its own key with one step.
+    """
+    try:
+        client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
+    except MlflowException as error:
+        # MLflow stores the image, then sets a tag. If another process sets that tag for the first
+        # time in the same moment, a server with PostgreSQL refuses one of the two.
+        if error.error_code != "BAD_REQUEST":
+            raise
+        log_tags(client, run_id, {MLFLOW_LOGGED_IMAGES: "True"})
 
 
 def build_report(stored: StoredRun, results: MetricResults) -> RunReport:
