@@ -31,7 +31,6 @@ def readme() -> str:
 def with_source(text: str, url: str | None) -> str:
     """README with the badges that there are, and its ``git clone`` with the address."""
     badges = [
-        "[![Coverage](docs/images/coverage.svg)](CONTRIBUTING.md)",
         "[![Python](docs/images/python.svg)](docs/install.md)",
         "[![Licence](docs/images/licence.svg)](LICENSE)",
     ]
