@@ -38,10 +38,21 @@ class Buffer(ABC):
     def __len__(self) -> int:
         return len(self.picks)
 
-    def offer(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A bucket's images compete; gives what is held, indices into what was and the bucket."""
+    def offer(
+        self,
+        position: int,
+        labels: NDArray[np.int64],
+        indices: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.int64]:
+        """Let a bucket's images compete, all of them or those at *indices*.
+
+        Returns what is kept, as indices into the images before followed by those of the bucket.
+        """
+        arriving = whole_bucket(position, len(labels))
+        if indices is not None:
+            arriving, labels = arriving.take(indices), labels[indices]
         kept = self._choose(labels, generator(self.seed, RngPurpose.BUFFER, position))
-        candidates = joined(self.picks, whole_bucket(position, len(labels)))
+        candidates = joined(self.picks, arriving)
         self.picks = candidates.take(kept)
         self.labels = np.concatenate([self.labels, labels])[kept]
         return kept

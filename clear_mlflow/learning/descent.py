@@ -116,7 +116,7 @@ class GradientDescent:
         bounds = batch_bounds(len(samples), config.batch_size)
         curve, tests, costs, budget = self.curve, self.tests, self.costs, self.budget
         passing = self.passing
-        curve.begin(config.epochs * len(bounds), None if budget is None else budget.for_steps)
+        curve.begin(config.epochs * len(bounds), None if budget is None else budget.limit)
         if is_apart(samples.images.device, self._device):
             self._say_apart(samples, position)
         if tests is not None:
@@ -149,7 +149,7 @@ class GradientDescent:
                 replayed = [part.total for part in rehearsed]
                 shape = (position > 0, len(self._learning), batch.total, *replayed)
                 if budget is not None:
-                    if not budget.allows(shape):
+                    if budget.is_spent:
                         is_over = True
                         break
                     chosen.append(batch.chosen)

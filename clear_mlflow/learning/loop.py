@@ -34,7 +34,8 @@ from clear_mlflow.learning.samples.decoded import (
     batch_bounds,
     normalised,
 )
-from clear_mlflow.learning.spending.budget import budget_of, check_memory, within_memory
+from clear_mlflow.learning.spending.budget import build_budget, check_memory
+from clear_mlflow.learning.spending.meter import stored_bytes
 from clear_mlflow.learning.spending.passing import passing_of
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
@@ -76,7 +77,6 @@ def train(
 ) -> Iterator[Trained]:
     """Rows from 0 on, or those after a saved one; the next bucket waits until it is asked for."""
     kind = load_strategy(config.strategy)
-    config = within_memory(config, stream, kind)
     model = fresh_model(stream, config)
     # Before its layers wait for other processes.
     of_naive = config.budget != OFF or config.stream_rate != OFF
@@ -85,10 +85,10 @@ def train(
     arguments = check_strategy(config)
     strategy = kind(config, stream, model, arguments)
     strategy.group = group
-    check_memory(config, strategy, model)
+    check_memory(config, stored_bytes(strategy, len(stream.keys) - 1))
     descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
     costs = descent.costs
-    descent.budget = budget = budget_of(config, strategy, twin, stream, costs)
+    descent.budget = budget = build_budget(config, twin, stream, costs)
     descent.passing = passing = passing_of(config, twin, stream, costs)
 
     def right_now() -> tuple[int, ...] | None:
@@ -111,9 +111,9 @@ def train(
         costs.trained()
         with costs.test():
             found = measure_row(model, stream, config, trained=trained, group=group)
-        found = replace(
-            found, row=replace(found.row, cost=costs.row(model, strategy, trained=trained))
-        )
+        cost = costs.row(model, strategy, trained=trained)
+        check_memory(config, cost.stored_bytes)
+        found = replace(found, row=replace(found.row, cost=cost))
         progress.row_measured(found.row)
         return replace(found, snapshot=lambda: capture(model, strategy, descent))
 
@@ -129,11 +129,10 @@ def train(
         if budget is not None:
             budget.begin(position)
         strategy.learn(position, descent)
-        of_steps = 0 if budget is None else budget.spent
         with costs.counted():
             strategy.after_bucket(position)
         if budget is not None:
-            budget.end(of_steps)
+            budget.end(position, key)
         if passing is not None:
             passing.end()
         yield tested(position + 1)

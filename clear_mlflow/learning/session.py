@@ -27,7 +27,7 @@ from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
-from clear_mlflow.learning.anytime.schedule import MOST_TESTS, OFF
+from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
 from clear_mlflow.learning.device import (
@@ -54,14 +54,9 @@ from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup, check_devi
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, FULL, NONE
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
-from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.decoded import (
-    DecodedStream,
-    FeatureStream,
-    TrainingStream,
-    batch_bounds,
-)
-from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
+from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream, TrainingStream
+from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
@@ -118,8 +113,8 @@ def check_parameters(config: TrainConfig) -> None:
                 f"test_every is {config.test_every} and a bucket takes no more epochs than that; "
                 "it is tested at its end in any case: pass steps, for example test_every=10steps"
             )
-    stops = strategy.descends_in_every_bucket or strategy.fixed_cost is not Strategy.fixed_cost
-    if config.budget != OFF and not stops:
+    spends_in_every_bucket = strategy.descends_in_every_bucket or config.strategy in WITHOUT_STEPS
+    if config.budget != OFF and not spends_in_every_bucket:
         raise ConfigError(
             f"budget is {config.budget}, but strategy {config.strategy} does not train in each "
             "bucket: leave budget at off"
@@ -170,34 +165,9 @@ class StreamTraining:
     saved: Path | None = None  # a state to resume from; of several processes, the first reads it
 
     def __post_init__(self) -> None:
-        self._check_number_of_tests()
         fewest = min(len(bucket.train) for bucket in self.stream.buckets)
         if self.features is None and fewest == 1:  # check has tried batches of two and more
             check_model(self.config.model, image_size=self.config.image_size, batch_size=1)
-
-    def _check_number_of_tests(self) -> None:
-        """Raise ConfigError where tests inside buckets are none, or more than a run may hold."""
-        config = self.config
-        if (interval := config.test_interval) is None:
-            return
-        strategy, arguments = load_strategy(config.strategy), check_strategy(config)
-        num_train = [len(bucket.train) for bucket in self.stream.buckets]
-        epochs = strategy.epochs(config, arguments)
-        tests = [
-            interval.num_tests(epochs, len(batch_bounds(images, config.batch_size)))
-            for images in strategy.images_in_epochs(config, arguments, num_train)
-        ]
-        if sum(tests) > MOST_TESTS:
-            raise ConfigError(
-                f"test_every is {config.test_every}, which is {sum(tests):,} tests inside the "
-                f"buckets; a run holds at most {MOST_TESTS:,}: test less often"
-            )
-        if interval.unit == "steps" and not all(tests):
-            key = self.stream.buckets[tests.index(0)].key
-            raise ConfigError(
-                f"test_every is {config.test_every}, and bucket {key} takes no more than "
-                f"{interval.number} steps: test more often"
-            )
 
     @property
     def metadata(self) -> StreamMetadata:

@@ -208,7 +208,7 @@ def spent(rows):
 
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
 def test_a_run_spends_its_budget(strategy, tmp_path):
-    """As much as naive learning, but for less than the last step, whatever a step takes."""
+    """As much as naive learning, and less than a step more; EWC's importances are charged later."""
     changes = {
         "epochs": "12",
         "lr": "0.001",
@@ -219,8 +219,10 @@ def test_a_run_spends_its_budget(strategy, tmp_path):
     rows = rows_of(stream, on_images(strategy, budget="naive:1", **changes))
     of_naive = naive[1].row.cost.training_flops // naive[1].row.cost.images
     step = 12 * of_naive  # of four images, and twice four of the buffer
-    assert 0 <= spent(naive) - spent(rows) < step
-    assert all(0 <= left < step for left in lefts(naive, rows))
+    if strategy == "ewc":  # two images, and five gradients of each
+        step += 100 * of_naive
+    assert 0 <= spent(rows) - spent(naive) < step
+    assert all(-step < left <= 0 for left in lefts(naive, rows))
     if strategy == "naive":
         same = zip(naive[-1].model.parameters(), rows[-1].model.parameters(), strict=True)
         assert all(torch.equal(one, other) for one, other in same)
@@ -239,7 +241,7 @@ def lefts(naive, rows):
 
 @pytest.mark.parametrize("strategy", ["derpp", "ewc", "replay"])
 def test_a_budget_is_resumed(strategy, tmp_path):
-    """What was left, and what follows a bucket's steps, is in the state."""
+    """What a bucket overspent is in the state."""
     stream = image_stream(tmp_path)
     settings = on_images(strategy, epochs="9", lr="0.001", budget="naive:0.9")
     whole = list(train(stream, settings, progress=TrainingProgress()))
@@ -256,9 +258,9 @@ def test_a_budget_is_resumed(strategy, tmp_path):
 
 
 def test_a_budget_of_images(tmp_path):
-    """Whole steps of four, or three; what does not suffice for one is spent in the next bucket."""
+    """Whole steps of two to five; what a step exceeds is taken from the next bucket."""
     rows = rows_of(image_stream(tmp_path), on_images("naive", budget="images:10"))
-    assert [one.row.cost.images for one in rows] == [0, 7, 12, 10]
+    assert [one.row.cost.images for one in rows] == [0, 11, 10, 10]
 
 
 def test_the_schedule_ends_with_the_budget(tmp_path):
@@ -283,7 +285,7 @@ SCHEDULES = {
 def test_learning_rates_are_shares_of_the_budget(strategy, schedule, tmp_path):
     """Each rate trains the same share of a bucket as without a budget, within one step.
 
-    Where the budget is not a multiple of a step, up to one step is left at the end.
+    Where the budget is not a multiple of a step, the last step exceeds it.
     """
     settings = on_images(
         strategy,
@@ -334,62 +336,48 @@ def record_rates(stream, settings):
     return rates_by_bucket
 
 
-def test_new_shapes_of_steps_stay_within_a_budget(tmp_path):
-    """In each bucket's one epoch both shapes are new: the second is not taken to be free."""
-    changes = {"epochs": "3", "batch_size": "16", "memory": "30", "lr": "0.001"}
-    stream = image_stream(tmp_path, train=(18, 18, 18))
-    costs = [
-        one.row.cost for one in rows_of(stream, on_images("er_ace", budget="naive:0.6", **changes))
-    ]
-    naive = costs[1].training_flops // costs[1].images * 18 * 3
-    assert all(cost.images for cost in costs[1:])
-    total = 0
-    for cost in costs[1:]:
-        total += 0.6 * naive - cost.training_flops
-        assert total >= 0
+@pytest.mark.parametrize("features", [False, True])
+def test_derpp_keeps_images_with_logits_only(features, tmp_path):
+    """A budget of seven steps, of ten in an epoch: images of no step are not in the buffer."""
+    if features:
+        stream, on_stream = feature_stream((40, 40, 40)), on_features
+    else:
+        stream, on_stream = image_stream(tmp_path, train=(40, 40, 40)), on_images
+    settings = on_stream(strategy="derpp", budget="images:28", memory="100", batch_size="4")
+    trained_images = [0]
+    for one in train(stream, settings, progress=TrainingProgress()):
+        tensors = one.snapshot().tensors
+        (logits,) = [tensor for name, tensor in tensors.items() if name.endswith("_logits")]
+        (indices,) = [tensor for name, tensor in tensors.items() if name.endswith("/index")]
+        trained_images.append(trained_images[-1] + one.row.cost.images)
+        assert len(logits) == len(indices) == trained_images[-1]
+    assert 0 < trained_images[-1] < 120
 
 
-def test_derpp_has_an_answer_to_each_image(tmp_path):
-    """Two batches of the buffer are full, however few new images are beside them."""
-    stream = image_stream(tmp_path, train=(20, 20, 20))
-    changes = {"batch_size": "16", "memory": "60", "lr": "0.001"}
-    least = 20 + 2 * 2 * 16
-    rows = train(
-        stream, on_images("derpp", budget=f"images:{least}", **changes), progress=TrainingProgress()
-    )
-    for one in rows:
-        found = one.snapshot().tensors.items()
-        (logits,) = [tensor for name, tensor in found if name.endswith("_logits")]
-        assert logits.any(dim=1).all()
-    settings = on_images("derpp", budget=f"images:{least - 1}", **changes)
-    with pytest.raises(ConfigError, match=f"an epoch of strategy derpp takes {least} there"):
-        rows_of(stream, settings)
-
-
-class Thorough(Naive):
-    """Computes more after a bucket than its first budget knows of."""
+class Extravagant(Naive):
+    """Computes after each bucket as much as 15 steps."""
 
     def after_bucket(self, position):
         self.model(torch.zeros(180, 3, 8, 8))
 
 
-def test_what_a_bucket_spends_beyond_its_budget_is_missing_in_the_next(tmp_path):
-    """What follows the first bucket's steps takes 15 steps, which was not known before."""
+def test_what_a_bucket_overspends_is_missing_in_the_next(tmp_path):
+    """What follows the steps of a bucket is charged to the next one, and known by then."""
     changes = {"epochs": "40", "lr": "0.001"}
     naive = rows_of(
         image_stream(tmp_path / "naive", train=(8, 8, 8)), on_images("naive", **changes)
     )
     own = rows_of(
         image_stream(tmp_path / "own", train=(8, 8, 8)),
-        on_images(f"{__name__}:Thorough", budget="naive:1", **changes),
+        on_images(f"{__name__}:Extravagant", budget="naive:1", **changes),
     )
     step = naive[1].row.cost.training_flops // 80
     (_, first, second, third) = lefts(naive, own)
     assert first < -10 * step
-    assert 0 <= second < step
-    assert 0 <= third < step
+    assert first - step < second <= first + step
+    assert first - step < third <= first + step
     assert own[1].row.cost.images == 320
-    assert own[2].row.cost.images < own[3].row.cost.images < 320
+    assert 200 < own[2].row.cost.images < 280
 
 
 def test_seconds_of_tests_are_not_of_the_training(monkeypatch):
@@ -430,30 +418,30 @@ class Curve(TrainingProgress):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "budget", "told"),
-    [
-        (
-            "naive",
-            "1e3",
-            r"1,000 FLOPs in bucket key0, and one step of the model takes [\d,]+ there",
-        ),
-        ("naive", "images:3", "3 images in bucket key0, and one step of the model takes 4 there"),
-        ("derpp", "naive:1", r"and an epoch of strategy derpp takes [\d,]+ there"),
-        ("ewc", "naive:1", r"with what strategy ewc computes after a bucket takes [\d,]+ there"),
-    ],
+    ("strategy", "budget", "unit"),
+    [("naive", "1e3", "FLOPs"), ("naive", "images:2", "images"), ("ewc", "naive:1", "FLOPs")],
 )
-def test_a_budget_for_nothing_is_refused(strategy, budget, told, tmp_path):
-    """In one line, before any training."""
-    settings = on_images(strategy, budget=budget)
-    with pytest.raises(ConfigError, match=told) as error:
-        next(train(image_stream(tmp_path), settings, progress=TrainingProgress()))
+def test_an_impossible_budget_fails_in_the_first_bucket(strategy, budget, unit, tmp_path):
+    """In one line, when nothing is left for the second bucket."""
+    rows = train(
+        image_stream(tmp_path), on_images(strategy, budget=budget), progress=TrainingProgress()
+    )
+    assert next(rows).row.row == 0
+    message = rf"[\d,]+ {unit} in bucket key0; training took [\d,]+ there.*; pass more"
+    with pytest.raises(ConfigError, match=message) as error:
+        next(rows)
     assert "\n" not in str(error.value)
 
 
-def test_a_closed_form_that_takes_more_than_its_budget_is_refused():
-    settings = on_features(strategy="slda", budget="1000")
-    with pytest.raises(ConfigError, match="strategy slda takes"):
-        next(train(feature_stream(), settings, progress=TrainingProgress()))
+def test_a_closed_form_that_takes_more_than_its_budget_fails_in_the_first_bucket():
+    rows = train(
+        feature_stream(),
+        on_features(strategy="slda", budget="500"),
+        progress=TrainingProgress(),
+    )
+    next(rows)
+    with pytest.raises(ConfigError, match="nothing remains for the next bucket"):
+        next(rows)
 
 
 @pytest.mark.parametrize("budget", ["naive", "naive:0", "images:1.5", "-1", "much", "naive:x"])
@@ -479,10 +467,11 @@ def test_a_buffer_fills_its_bytes(strategy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "bytes_needed"), [("ewc", "three"), ("si", "three"), ("cumulative", 18 * 192)]
+    ("strategy", "bytes_needed", "rows_before"),
+    [("ewc", "three", 1), ("si", "three", 0), ("cumulative", 18 * 192, 0)],
 )
-def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, tmp_path):
-    """Just what it keeps is enough; a byte less is refused, before any training."""
+def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, rows_before, tmp_path):
+    """Just what it keeps is enough; a byte less is refused, once it is kept or certain."""
     stream = image_stream(tmp_path)
     if bytes_needed == "three":
         bytes_needed = 12 * sum(
@@ -490,8 +479,12 @@ def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, tmp
         )
     enough = rows_of(stream, on_images(strategy, memory_budget=bytes_needed))
     assert enough[-1].row.cost.stored_bytes == bytes_needed
+    settings = on_images(strategy, memory_budget=bytes_needed - 1)
+    rows = train(stream, settings, progress=TrainingProgress())
+    for _ in range(rows_before):
+        next(rows)
     with pytest.raises(ConfigError, match=f"strategy {strategy} keeps {bytes_needed:,}"):
-        rows_of(stream, on_images(strategy, memory_budget=bytes_needed - 1))
+        next(rows)
 
 
 def test_what_ewc_keeps_are_trained_weights(tmp_path):
@@ -505,7 +498,7 @@ def test_what_ewc_keeps_are_trained_weights(tmp_path):
 def test_what_is_kept_beside_a_buffer_is_in_the_bytes(tmp_path):
     """Of a strategy of one's own; the buffer has room for as many images as fit without it."""
     settings = on_images(f"{__name__}:WithACopy", memory_budget=2000)
-    with pytest.raises(ConfigError, match="pass memory=N images, and memory_budget=0"):
+    with pytest.raises(ConfigError, match="or memory=N images and memory_budget=0"):
         rows_of(image_stream(tmp_path), settings)
 
 

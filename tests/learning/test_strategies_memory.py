@@ -35,7 +35,7 @@ from clear_mlflow.learning.samples.decoded import (
     FeatureStream,
     training_batches,
 )
-from clear_mlflow.learning.strategies._base import check_strategy, images_in_memory
+from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies.er_ace import classes_of, cross_entropy_of_present
 from clear_mlflow.learning.strategies.naive import Naive
@@ -55,10 +55,17 @@ def test_memory_zero_is_one_line(strategy):
 def test_memory_can_be_a_fraction_of_the_stream(strategy):
     """Of 26 training images, rounded down; less than one image is refused."""
     stream = feature_stream()
-    made, _ = strategy_on(stream, on_features(strategy=strategy, memory=0.4), random_head()[0])
+    head, _ = random_head()
+    made, _ = strategy_on(stream, on_features(strategy=strategy, memory=0.4), head)
     assert made._buffer.capacity == 10
-    of_hundredths = [on_features(memory=f"0.{n:02d}") for n in range(1, 100)]
-    assert [images_in_memory(one, 100) for one in of_hundredths] == list(range(1, 100))
+    of_hundred = feature_stream((40, 40, 20))
+    capacities = [
+        strategy_on(of_hundred, on_features(strategy=strategy, memory=f"0.{n:02d}"), head)[
+            0
+        ]._buffer.capacity
+        for n in range(1, 100)
+    ]
+    assert capacities == list(range(1, 100))
     small = on_features(memory="0.00005")
     assert TrainConfig.resolve(small.as_text()) == small
     with pytest.raises(ConfigError, match="of 26 training images is not one"):

@@ -7,7 +7,7 @@ import dataclasses
 import feature_streams
 import pytest
 import torch
-from learning_streams import config, random_stream
+from learning_streams import config
 from strategy_runs import feature_stream, image_stream, on_features, trained
 from torch import nn
 
@@ -16,7 +16,7 @@ from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import batch_bounds
-from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies._base import load_strategy
 
@@ -138,42 +138,31 @@ def test_a_strategy_without_steps_in_every_bucket_is_refused(strategy):
 
 
 def test_an_interval_as_long_as_a_bucket_is_refused(tmp_path):
-    """Where epochs say so before any data is read, and where steps do when it is."""
+    """Where epochs say so before any data is read, and where steps do in the first bucket."""
     with pytest.raises(ConfigError, match="test_every is 2 and a bucket takes no more epochs"):
         check(config(epochs=2, test_every=2))
-    stream, _ = random_stream(tmp_path, train=(12, 8), test=(2, 2), side=8)
-
-    def prepared(**changes):
-        settings = check(config(**changes))
-        return StreamTraining(settings, stream, "nowhere", TrainingProgress())
-
-    with pytest.raises(ConfigError, match="bucket key1 takes no more than 4 steps"):
-        prepared(epochs=2, test_every="4steps")
-    prepared(epochs=2, test_every="3steps")
-    with pytest.raises(ConfigError, match=r"is 19,998 tests .* a run holds at most 10,000"):
-        prepared(epochs=4000, test_every="1steps")
+    stream = image_stream(tmp_path, train=(12, 8))
+    with pytest.raises(ConfigError, match="bucket key0 takes 6 steps, after which it is tested"):
+        inside_of(stream, config(epochs=2, test_every="6steps"))
+    progress, _ = inside_of(stream, config(epochs=2, test_every="5steps"))
+    assert [(test.bucket, test.step) for test in progress.tests] == [(1, 5)]
+    with pytest.raises(ConfigError, match=r"is 11,999 tests .* stores at most 10,000 in all"):
+        inside_of(stream, config(epochs=4000, test_every="1steps"))
 
 
-def test_a_strategy_says_how_many_steps_a_bucket_takes(tmp_path):
-    """Its epochs and its memory count, and not the run's epochs and the bucket's images."""
+def test_a_strategy_says_how_many_epochs_a_bucket_takes(tmp_path):
+    """Its epochs count, not the run's; steps are those of what it trains on."""
     ten = {"strategy": "gdumb", "strategy_args": "epochs=10", "epochs": 2, "memory": 4}
     check(config(**ten, test_every=9))
     check(config(**ten, warmup_epochs=9))
     for few, named in (({"test_every": 1}, "test_every"), ({"warmup_epochs": 1}, "warmup_epochs")):
         with pytest.raises(ConfigError, match=f"{named} is 1 and a bucket takes"):
             check(config(strategy="gdumb", strategy_args="epochs=1", epochs=6, **few))
-    stream, _ = random_stream(tmp_path, train=(12, 8), test=(2, 2), side=8)
+    stream = image_stream(tmp_path, train=(12, 8))
     for strategy, fewest in (("gdumb", 2), ("naive", 4), ("replay", 6), ("cumulative", 6)):
-
-        def prepared(steps, strategy=strategy):
-            asked = {"strategy": strategy, "epochs": 2, "memory": 4, "test_every": f"{steps}steps"}
-            return StreamTraining(check(config(**asked)), stream, "nowhere", TrainingProgress())
-
-        found, _ = inside_of(prepared(1).on_device(), prepared(1).config)
+        asked = {"strategy": strategy, "epochs": 2, "memory": 4, "test_every": "1steps"}
+        found, _ = inside_of(stream, config(**asked))
         assert min(test.num_steps for test in found.tests) == fewest
-        prepared(fewest - 1)
-        with pytest.raises(ConfigError, match=f"takes no more than {fewest} steps"):
-            prepared(fewest)
 
 
 class Twice(naive.Naive):

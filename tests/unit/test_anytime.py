@@ -15,7 +15,6 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import RowRecord, row_index
 from clear_mlflow.learning.anytime.schedule import (
-    EvalInterval,
     parse_interval,
 )
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS as METRICS
@@ -250,16 +249,6 @@ def test_an_interval_is_epochs_or_steps(text):
     """Nothing else."""
     with pytest.raises(ValueError, match="as 200steps"):
         parse_interval(text)
-
-
-@given(
-    st.integers(1, 12), st.integers(1, 6), st.integers(1, 20), st.sampled_from(["epochs", "steps"])
-)
-def test_as_many_tests_are_announced_as_fall_inside_a_bucket(number, epochs, steps, unit):
-    """Each multiple of the interval, the end of the bucket left out."""
-    every = number * (steps if unit == "epochs" else 1)
-    expected = sum(1 for step in range(1, epochs * steps) if step % every == 0)
-    assert EvalInterval(number, unit).num_tests(epochs, steps) == expected
 
 
 def heights(chart):

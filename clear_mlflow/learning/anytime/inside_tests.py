@@ -10,7 +10,7 @@ from torch import nn
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, DivergedError
-from clear_mlflow.learning.anytime.schedule import EvalInterval
+from clear_mlflow.learning.anytime.schedule import MOST_TESTS, EvalInterval
 
 
 class InsideTests:
@@ -46,6 +46,18 @@ class InsideTests:
         self._step = 0
         self._num_steps = epochs * steps_an_epoch
         self._every = self._interval.steps(steps_an_epoch)
+        num_tests, key = (self._num_steps - 1) // self._every, self._keys[position]
+        if position == 0 and num_tests == 0:
+            raise ConfigError(
+                f"test_every is {self._interval}, and bucket {key} takes {self._num_steps} steps, "
+                "after which it is tested in any case: test more often"
+            )
+        if num_tests * len(self._keys) > MOST_TESTS:
+            raise ConfigError(
+                f"test_every is {self._interval}, which is {num_tests:,} tests inside bucket {key};"
+                f" a run of {len(self._keys)} buckets stores at most {MOST_TESTS:,} in all: test "
+                "less often"
+            )
 
     def step_done(self) -> None:
         """An optimiser step is done; test the model if it is time."""

@@ -27,14 +27,6 @@ class EvalInterval:
         """The same in optimiser steps."""
         return self.number * (steps_an_epoch if self.unit == "epochs" else 1)
 
-    def num_tests(self, epochs: int, steps_an_epoch: int) -> int:
-        """Tests inside a bucket; its end is none: the row is measured there.
-
-        >>> EvalInterval(2, "epochs").num_tests(6, 10), EvalInterval(7, "steps").num_tests(2, 10)
-        (2, 2)
-        """
-        return (epochs * steps_an_epoch - 1) // self.steps(steps_an_epoch)
-
 
 def parse_interval(text: str) -> EvalInterval | None:
     """What ``test_every`` says; None where it is off. Raises ValueError where it is no interval.

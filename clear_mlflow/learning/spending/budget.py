@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from decimal import Decimal
-from fractions import Fraction
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,147 +13,97 @@ from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.models import trainable
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import FeatureStream, TrainingStream, batch_bounds
-from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter, Shape, stored_bytes
-from clear_mlflow.learning.strategies._weights import trained_weights
+from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter
 
 _IMAGES = "images"
 
 
 class Budget:
-    """How much each bucket's training may cost; what one leaves, the next may spend."""
+    """How much the training of each bucket may cost.
 
-    def __init__(
-        self, unit: str, of_buckets: list[int], after: list[int], costs: CostMeter
-    ) -> None:
-        self._unit = unit
-        self._of_buckets = of_buckets
-        self._of_after = after  # what follows each bucket's steps; 0 where a strategy does not say
+    A bucket ends with the step that uses up its budget. What a bucket overspends, its last step or
+    what follows its steps, is taken from the next one.
+    """
+
+    def __init__(self, config: TrainConfig, bucket_budgets: list[int], costs: CostMeter) -> None:
+        self._text = config.budget
+        self._counts_images = config.budget.startswith(_IMAGES)
+        self._bucket_budgets = bucket_budgets
         self._costs = costs
-        # What the buckets before left; below 0 where one spent more, as its last step or what
-        # follows its steps was not known.
-        self._carried = 0
-        self._after = 0  # what follows the bucket's steps, else what followed those before
-        self._limit = 0
-        self._last: Shape | None = None  # of the bucket's steps so far
+        self._carried = 0  # below 0: what the buckets so far overspent
+        self.limit = 0  # of the bucket
 
     @property
     def spent(self) -> int:
-        """By the bucket so far."""
-        return self._costs.seen if self._unit == _IMAGES else self._costs.flops
+        """What the bucket has cost so far."""
+        return self._costs.seen if self._counts_images else self._costs.flops
 
     @property
-    def for_steps(self) -> int:
-        """What the bucket's steps may spend."""
-        return max(0, self._limit - self._after)
+    def is_spent(self) -> bool:
+        """True if the bucket takes no further step."""
+        return self.spent >= self.limit
 
     def begin(self, position: int) -> None:
-        """The training of a bucket begins."""
-        self._limit = self._of_buckets[position] + self._carried
-        self._after = self._of_after[position] or self._after
-        self._last = None
-
-    def allows(self, shape: Shape) -> bool:
-        """Whether a step of a shape fits; an image of a new one costs what it did in the last."""
-        step = sum(shape[2:]) if self._unit == _IMAGES else self._flops(shape)
-        self._last = shape
-        return self.spent + step <= self.for_steps
-
-    def _flops(self, shape: Shape) -> int:
-        known = self._costs.flops_of
-        if shape in known or self._last is None:
-            return known.get(shape, 0)
-        return math.ceil(Fraction(known[self._last] * sum(shape[2:]), sum(self._last[2:])))
+        """Start a bucket."""
+        self.limit = self._bucket_budgets[position] + self._carried
 
     def epoch(self, epochs: int) -> int:
-        """Return the epoch of a schedule whose epochs are equal shares of the budget."""
-        return epochs * self.spent // max(1, self.for_steps)
+        """Return the epoch of the schedule, whose epochs are equal shares of the budget."""
+        return epochs * self.spent // self.limit
 
-    def end(self, of_steps: int) -> None:
-        """The bucket is done; its steps spent so much."""
-        self._after = self.spent - of_steps
-        self._carried = self._limit - self.spent
+    def end(self, position: int, key: str) -> None:
+        """Charge what the bucket overspent to the next one. Raises ConfigError if it needs all."""
+        self._carried = self.limit - self.spent
+        following = self._bucket_budgets[position + 1 : position + 2]
+        if following and following[0] + self._carried <= 0:
+            unit = "images" if self._counts_images else "FLOPs"
+            raise ConfigError(
+                f"budget is {self._text}, which is {self._bucket_budgets[position]:,} {unit} in "
+                f"bucket {key}; training took {self.spent:,} there, so nothing remains for the "
+                "next bucket; pass more, or budget=off"
+            )
 
     def state_dict(self) -> dict[str, int]:
-        """What a resumed run continues with."""
-        return {"carried": self._carried, "after": self._after}
+        """Return what a resumed run continues with."""
+        return {"carried": self._carried}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
-        self._carried, self._after = state["carried"], state["after"]
+        """Continue from what :meth:`state_dict` returned."""
+        self._carried = state["carried"]
 
 
-def budget_of(
-    config: TrainConfig,
-    strategy: Any,
-    twin: nn.Module | None,  # of the model, without numbers
-    stream: TrainingStream,
-    costs: CostMeter,
+def build_budget(
+    config: TrainConfig, meta_model: nn.Module | None, stream: TrainingStream, costs: CostMeter
 ) -> Budget | None:
-    """The budget that a configuration names, or None; ConfigError where nothing fits into it."""
-    if twin is None or config.budget == OFF:
+    """Return the budget that a configuration names, or None if it names none.
+
+    meta_model: a copy of the model on the device "meta".
+    """
+    if meta_model is None or config.budget == OFF:
         return None
-    kind, _, number = config.budget.rpartition(":")
-    counts = stream.train_counts
-    unit = "images" if kind == _IMAGES else "FLOPs"
-    steps = [[stop - start for start, stop in batch_bounds(n, config.batch_size)] for n in counts]
-    if kind != _IMAGES:
-        of_size = naive_steps(config, twin, stream, {n for sizes in steps for n in sizes})
-        steps = [[of_size[size] for size in sizes] for sizes in steps]
-    of_buckets = [int(Decimal(number))] * len(counts)
-    if kind == "naive":
-        of_buckets = [int(Decimal(number) * config.epochs * sum(sizes)) for sizes in steps]
-    after = [0] * len(counts)
-    if kind != _IMAGES:
-        after = strategy.flops_after(_empty(config, stream, 1)) or after
-    for position, key in enumerate(stream.keys):
-        fixed = strategy.fixed_cost(position)
-        least, what = max(steps[position]) + after[position], "one step of the model"
-        if after[position]:
-            what += f" with what strategy {config.strategy} computes after a bucket"
-        if fixed is not None:
-            least, what = fixed[kind == _IMAGES], f"strategy {config.strategy}"
-        elif images := strategy.least_images(position):
-            least = images * sum(steps[position]) // counts[position]
-            what = f"an epoch of strategy {config.strategy}"
-        if not 0 < least <= of_buckets[position]:
-            raise ConfigError(
-                f"budget is {config.budget}, which is {of_buckets[position]:,} {unit} in bucket "
-                f"{key}, and {what} takes {least:,} there; pass more, or budget=off"
-            )
-    return Budget(kind, of_buckets, after, costs)
-
-
-def within_memory(config: TrainConfig, stream: TrainingStream, kind: Any) -> TrainConfig:
-    """The same, its memory the images that memory_budget has room for; *kind*: the strategy's."""
-    if config.memory_budget == 0:
-        return config
-    of_classes = 8 * stream.num_classes  # how many of each a buffer has seen
-    of_image = stream.image_bytes + kind.bytes_beside_image(stream.num_classes)
-    images = (config.memory_budget - of_classes) // of_image
-    if kind.needs_memory and images < 1:
-        raise ConfigError(
-            f"memory_budget is {config.memory_budget:,} bytes, and an image in the memory of "
-            f"strategy {config.strategy} takes {of_image:,}; pass more, or memory_budget=0"
+    unit, _, amount = config.budget.rpartition(":")
+    bucket_budgets = [int(Decimal(amount))] * len(stream.keys)
+    if unit == "naive":
+        sizes = [
+            [stop - start for start, stop in batch_bounds(count, config.batch_size)]
+            for count in stream.train_counts
+        ]
+        step_flops = naive_steps(
+            config, meta_model, stream, {n for bucket in sizes for n in bucket}
         )
-    return replace(config, memory=max(0, min(images, sum(stream.train_counts))))
+        bucket_budgets = [
+            int(Decimal(amount) * config.epochs * sum(step_flops[size] for size in bucket))
+            for bucket in sizes
+        ]
+    return Budget(config, bucket_budgets, costs)
 
 
-def check_memory(config: TrainConfig, strategy: Any, model: nn.Module) -> None:
-    """Raise ConfigError where what a strategy keeps whatever its memory has no room."""
-    if config.memory_budget == 0:
-        return
-    weights = sum(weight.nbytes for weight in trained_weights(model))
-    least = stored_bytes(strategy, len(strategy.stream.keys) - 1) or 0
-    least += strategy.later_copies * weights
-    advice = "pass more, or memory_budget=0"
-    if strategy.needs_memory:  # whose buffer has as many images as if nothing else were kept
-        of_image = strategy.bytes_beside_image(strategy.stream.num_classes)
-        least += int(config.memory) * (strategy.stream.image_bytes + of_image)
-        advice = "pass memory=N images, and memory_budget=0"
-    if least > config.memory_budget:
+def check_memory(config: TrainConfig, num_bytes: int | None) -> None:
+    """Raise ConfigError if a strategy keeps more bytes than memory_budget allows."""
+    if config.memory_budget and (num_bytes or 0) > config.memory_budget:
         raise ConfigError(
             f"memory_budget is {config.memory_budget:,} bytes, and strategy {config.strategy} "
-            f"keeps {least:,}; {advice}"
+            f"keeps {num_bytes:,}; pass more, or memory=N images and memory_budget=0"
         )
 
 

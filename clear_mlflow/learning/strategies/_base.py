@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream
 
+_INDEX_BYTES = 4 * 8  # of each image in a buffer: its bucket, index, label and priority
 # What a strategy is given anew when it is built again.
 _GIVEN = frozenset({"config", "stream", "model", "arguments", "group"})
 
@@ -66,8 +67,6 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     # Whether its steps are the first to look at a bucket's images, so that stream_rate can have
     # some pass by: in after_bucket the stream has those alone that were trained on.
     learns_in_passing: ClassVar[bool] = True
-    # Copies of the weights that it keeps once the first bucket is done, beside those of setup.
-    later_copies: ClassVar[int] = 0
     group: ProcessGroup = ALONE  # that train together; the loop says so, once it is built
     # A strategy's own attributes: those that a resumed run continues with, and those that it has
     # as they are when it begins, since they mean nothing between two buckets. Each is in one.
@@ -147,45 +146,14 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
             else:
                 setattr(self, name, _placed(value, self.stream.device))
 
-    @classmethod
-    def bytes_beside_image(cls, num_classes: int) -> int:
-        """What a buffer keeps of an image beside it: bucket, place, label, and a priority."""
-        return 4 * 8
-
     def num_kept_images(self, position: int) -> int:
         """How many of the stream's images it keeps once the bucket at *position* is done."""
         return 0
-
-    def fixed_cost(self, position: int) -> tuple[int, int] | None:
-        """FLOPs and images of a bucket that is not learned in steps; a budget cannot end it."""
-        return None
-
-    def least_images(self, position: int) -> int:
-        """Images in steps, of all kinds, without which a bucket is of no use: a budget has room."""
-        return 0
-
-    def flops_after(self, image: Tensor) -> list[int]:
-        """FLOPs of :meth:`after_bucket` at each bucket, which a budget sets aside.
-
-        Args:
-            image: the shape of a batch of one image, or one vector, on the device "meta".
-
-        Returns:
-            Nothing where they are not known: then those of the bucket before are set aside.
-        """
-        return []
 
     @classmethod
     def epochs(cls, config: TrainConfig, arguments: Any) -> int:
         """How many passes over :meth:`training_set` :meth:`learn` makes in each bucket."""
         return config.epochs
-
-    @classmethod
-    def images_in_epochs(
-        cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
-    ) -> list[int]:
-        """Images in an epoch at each bucket, with *num_train* in them; a buffer counts as full."""
-        return list(num_train)
 
     @classmethod
     def build_model(cls, config: TrainConfig, stream: TrainingStream) -> nn.Module | None:
@@ -285,28 +253,40 @@ def share_of_mean(
     return mean(logits, target) * batch.weight
 
 
-def images_in_memory(config: TrainConfig, total: int) -> int:
-    """The run's memory as a number of images: of a fraction, of so many in the stream."""
-    memory = config.memory
-    # As it is written: 0.29 of 100 images are 29, and the nearest float is below that.
-    return memory if isinstance(memory, int) else int(Decimal(str(memory)) * total)
-
-
-def new_buffer(
+def build_buffer(
     config: TrainConfig,
     stream: TrainingStream,
     arguments: BufferArguments,
-    kind: type[Buffer] | None = None,
+    buffer_class: type[Buffer] | None = None,
+    *,
+    extra_bytes: int = 0,
 ) -> Buffer:
-    """An empty buffer of the run's memory: images, or a fraction of the stream."""
+    """Build an empty buffer that holds as many images as ``memory`` or ``memory_budget`` allows.
+
+    extra_bytes: what the strategy itself keeps with each image, such as logits.
+
+    Raises ConfigError if not even one image has room.
+    """
     total = sum(stream.train_counts)
-    images = images_in_memory(config, total)
-    if images == 0:
-        raise ConfigError(
-            f"memory is {config.memory}, which of {total} training images is not one; pass more"
-        )
-    return (kind or load_buffer(arguments.buffer))(
-        capacity=images, num_classes=stream.num_classes, seed=config.seed, alpha=arguments.alpha
+    if config.memory_budget:
+        image_bytes = stream.image_bytes + _INDEX_BYTES + extra_bytes
+        count_bytes = 8 * stream.num_classes  # a buffer may count the images of each class
+        capacity = min((config.memory_budget - count_bytes) // image_bytes, total)
+        if capacity < 1:
+            raise ConfigError(
+                f"memory_budget is {config.memory_budget:,} bytes, and an image in the memory of "
+                f"strategy {config.strategy} takes {image_bytes:,}; pass more, or memory_budget=0"
+            )
+    else:
+        memory = config.memory
+        # In decimal: 0.29 of 100 images are 29, and the nearest float is below that.
+        capacity = memory if isinstance(memory, int) else int(Decimal(str(memory)) * total)
+        if capacity == 0:
+            raise ConfigError(
+                f"memory is {memory}, which of {total} training images is not one; pass more"
+            )
+    return (buffer_class or load_buffer(arguments.buffer))(
+        capacity=capacity, num_classes=stream.num_classes, seed=config.seed, alpha=arguments.alpha
     )
 
 

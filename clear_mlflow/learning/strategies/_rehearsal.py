@@ -14,9 +14,9 @@ from clear_mlflow.learning.models import input_dtype
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._base import Strategy, build_buffer
 
-_RESERVOIR = BufferArguments(buffer="reservoir")
+RESERVOIR = BufferArguments(buffer="reservoir")
 
 
 class RehearsalStrategy(Strategy):
@@ -28,9 +28,9 @@ class RehearsalStrategy(Strategy):
     scratch: ClassVar[tuple[str, ...]] = ("_held",)
 
     def setup(self) -> None:
-        """An empty buffer."""
-        chosen = self.arguments if isinstance(self.arguments, BufferArguments) else _RESERVOIR
-        self._buffer = new_buffer(self.config, self.stream, chosen)
+        """Build an empty buffer."""
+        chosen = self.arguments if isinstance(self.arguments, BufferArguments) else RESERVOIR
+        self._buffer = build_buffer(self.config, self.stream, chosen)
         self._held: Samples | None = None  # the buffer's images
 
     @property

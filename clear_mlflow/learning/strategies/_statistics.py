@@ -39,16 +39,11 @@ class ClosedFormStrategy(Strategy):
 
     def pass_over(self, position: int, descent: GradientDescent) -> Iterator[tuple[Tensor, Tensor]]:
         """The bucket's features and labels, some rows at a time; the whole pass is counted."""
-        flops, images = self.fixed_cost(position)
-        descent.costs.flops += flops
-        descent.costs.seen += images
-        descent.costs.images += images
-        yield from rows_of(self.training_set(position), self.stream.device)
-
-    def fixed_cost(self, position: int) -> tuple[int, int]:
-        """Of one pass over the bucket."""
         count, (classes, width) = self.stream.train_counts[position], self._means.shape
-        return self.bucket_flops(images=count, width=width, classes=classes), count
+        descent.costs.flops += self.bucket_flops(images=count, width=width, classes=classes)
+        descent.costs.seen += count
+        descent.costs.images += count
+        yield from rows_of(self.training_set(position), self.stream.device)
 
     def count(self, features: Tensor, labels: Tensor) -> None:
         """Count (N, width), float64, and (N,): as mu += (x - mu) / (n + 1), one after another."""

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any
-
-from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.samples.photos import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
@@ -23,13 +18,6 @@ class Cumulative(Strategy):
     """
 
     several_processes = True
-
-    @classmethod
-    def images_in_epochs(
-        cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
-    ) -> list[int]:
-        """Those of all buckets so far."""
-        return list(accumulate(num_train))
 
     def num_kept_images(self, position: int) -> int:
         """All so far."""

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from clear_mlflow.learning.arguments import check_not_negative
-from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds
-from clear_mlflow.learning.strategies._base import share_of_mean
+from clear_mlflow.learning.samples.decoded import Batch, Samples
+from clear_mlflow.learning.strategies._base import build_buffer, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
+    RESERVOIR,
     RehearsalStrategy,
     joint_logits,
     rehearsal_batches,
@@ -53,34 +54,25 @@ class Derpp(RehearsalStrategy):
             check_not_negative(self, "alpha", "beta")
 
     keeps = (*RehearsalStrategy.keeps, "_logits")
-    scratch = (*RehearsalStrategy.scratch, "_answers", "_recording")
+    scratch = (*RehearsalStrategy.scratch, "_answers", "_has_answer", "_recording")
 
     def setup(self) -> None:
         """Logits beside the buffer."""
         super().setup()
+        logit_bytes = 4 * self.stream.num_classes
+        self._buffer = build_buffer(self.config, self.stream, RESERVOIR, extra_bytes=logit_bytes)
         # (len(buffer), classes), float32: what the model answered to each image that is held.
         self._logits = torch.empty(0, self.stream.num_classes, device=self.stream.device)
         self._answers = self._logits  # (images of the bucket, classes), as _logits
+        self._has_answer = torch.empty(0)  # (images of the bucket,), int32: 1 if a step stored one
         self._recording = False
-
-    @classmethod
-    def bytes_beside_image(cls, num_classes: int) -> int:
-        """Its logits, too."""
-        return super().bytes_beside_image(num_classes) + 4 * num_classes
-
-    def least_images(self, position: int) -> int:
-        """An epoch's, as each image's answer is stored; from the buffer come two batches a step."""
-        counts, size = self.stream.train_counts, self.config.batch_size
-        held = min(self._buffer.capacity, sum(counts[:position]))
-        rehearsed = held if size == "full" else min(size, held)
-        steps = len(batch_bounds(counts[position], size))
-        return counts[position] + 2 * steps * rehearsed
 
     def training_set(self, position: int) -> Samples:
         """The bucket's own images, whose answers are to be recorded."""
         self._answers = self._logits.new_zeros(
             self.stream.train_counts[position], self.stream.num_classes
         )
+        self._has_answer = torch.zeros_like(self._answers[:, 0], dtype=torch.int32)
         return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
@@ -121,14 +113,20 @@ class Derpp(RehearsalStrategy):
         if self._recording:
             where = batch.chosen.to(self._answers.device, non_blocking=True)
             self._answers.index_copy_(0, where, logits.detach().float())
+            self._has_answer.index_fill_(0, where, 1)
         return loss
 
     def after_bucket(self, position: int) -> None:
-        """Let the bucket's images compete for the buffer, and store the logits of those held."""
+        """Let the images with logits compete for the buffer, and store the logits of those held.
+
+        An image has none if a budget ended the bucket before a step trained on it.
+        """
         self._held = None
-        # Each image was answered in one process alone, and is zero in all others: the sum is exact.
+        # Each image is in the batches of one process, and zero in all others: the sum is exact.
         self.group.add_up(self._answers)
-        kept = self._buffer.offer(position, self.stream.labels(position))
+        self.group.add_up(self._has_answer)
         seen = self.stream.seen.get(position, slice(None))
-        candidates = torch.cat([self._logits, self._answers[seen]])
+        indices = self._has_answer[seen].nonzero()[:, 0].cpu().numpy()
+        kept = self._buffer.offer(position, self.stream.labels(position), indices)
+        candidates = torch.cat([self._logits, self._answers[self._has_answer > 0]])
         self._logits = candidates[torch.from_numpy(kept).to(candidates.device)]

@@ -12,7 +12,6 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.device import RngPurpose, free_memory, generator
 from clear_mlflow.learning.samples.decoded import Batch, batch_bounds, batches
-from clear_mlflow.learning.spending.meter import FlopCounter
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
     copied,
@@ -82,7 +81,6 @@ class Ewc(Strategy):
             check_not_negative(self, "images")
 
     several_processes = True
-    later_copies = 3
     keeps = ("_curvature", "_vertex", "_stiffness")
     scratch = ("_weights",)
 
@@ -92,16 +90,6 @@ class Ewc(Strategy):
         self._curvature: list[Tensor] = []  # one per weight; empty before the first bucket is done
         self._vertex: list[Tensor] = []
         self._stiffness: list[Tensor] = []
-
-    def flops_after(self, image: Tensor) -> list[int]:
-        """Of the Fisher information: as much for each image."""
-        one = torch.zeros_like(image, device=self.stream.device)
-        label = torch.zeros(1, dtype=torch.int64, device=one.device)
-        self.model.eval()
-        with FlopCounter() as counter:
-            self._add_fisher(self._zeros(), Batch(one, label, label, total=1), 1, self._at_once())
-        most = self.arguments.images or max(self.stream.train_counts)
-        return [counter.flops * min(count, most) for count in self.stream.train_counts]
 
     def before_step(self) -> None:
         """Add the penalty's gradient."""

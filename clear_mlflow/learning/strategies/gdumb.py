@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from clear_mlflow.core.errors import ConfigError
@@ -14,7 +12,7 @@ from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.strategies._base import Strategy, images_in_memory, new_buffer
+from clear_mlflow.learning.strategies._base import Strategy, build_buffer
 
 
 class Gdumb(Strategy):
@@ -68,18 +66,10 @@ class Gdumb(Strategy):
         """Its own, or the run's."""
         return int(arguments.epochs or config.epochs)
 
-    @classmethod
-    def images_in_epochs(
-        cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
-    ) -> list[int]:
-        """Those of the memory."""
-        memory = images_in_memory(config, sum(num_train))
-        return [min(memory, seen) for seen in accumulate(num_train)]
-
     def setup(self) -> None:
         """The memory."""
-        kind = AuthorsReservoir if self.arguments.update == "authors" else None
-        self._buffer = new_buffer(self.config, self.stream, self.arguments, kind)
+        buffer_class = AuthorsReservoir if self.arguments.update == "authors" else None
+        self._buffer = build_buffer(self.config, self.stream, self.arguments, buffer_class)
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Sample the bucket, then train on the memory: a fresh model, but for the authors."""

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
 
 from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import BufferArguments
-from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.photos import joined, whole_bucket
-from clear_mlflow.learning.strategies._base import images_in_memory, share_of_mean
-from clear_mlflow.learning.strategies._rehearsal import (
-    RehearsalStrategy,
-    joint_logits,
-)
+from clear_mlflow.learning.strategies._base import share_of_mean
+from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, joint_logits
 
 SHUFFLED, BALANCED = "shuffled", "balanced"
 
@@ -50,17 +44,6 @@ class Replay(RehearsalStrategy):
                 raise ConfigError(
                     f"batches is {self.batches!r} in strategy_args; pass {SHUFFLED} or {BALANCED}"
                 )
-
-    @classmethod
-    def images_in_epochs(
-        cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
-    ) -> list[int]:
-        """The bucket's, and those of the buffer where they are shuffled together."""
-        memory = images_in_memory(config, sum(num_train))
-        if arguments.batches == BALANCED:
-            return list(num_train)
-        seen = accumulate(num_train, initial=0)
-        return [new + min(memory, past) for new, past in zip(num_train, seen, strict=False)]
 
     def training_set(self, position: int) -> Samples:
         """The new bucket's images, followed by the buffer's where they are shuffled together."""
