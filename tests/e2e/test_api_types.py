@@ -23,8 +23,8 @@ def test_a_caller_is_checked(project, tmp_path):
         check=False,
         timeout=600,
     )
-    found = [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line]
-    assert found == ["4", "5"], done.stdout
+    error_lines = [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line]
+    assert error_lines == ["4", "5"], done.stdout
 
 
 def test_an_editor_finds_the_package_outside_of_the_checkout(tmp_path):

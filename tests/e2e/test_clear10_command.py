@@ -56,7 +56,7 @@ def hub(archives):
 
 
 @pytest.fixture
-def begin(project, experiment_id, hub, archives, tmp_path):
+def start_download(project, experiment_id, hub, archives, tmp_path):
     """Starts ``mlflow run``, in a process group of its own."""
     begun = []
     patched = tmp_path / "patched"
@@ -64,12 +64,12 @@ def begin(project, experiment_id, hub, archives, tmp_path):
     md5s = [hashlib.md5(content).hexdigest() for content in archives.values()]
     (patched / "sitecustomize.py").write_text(PATCH.format(md5s=md5s))
 
-    def begin(**environment: str) -> ForkedPython:
-        asked = [word for given in ("dataset=clear10", *SHORT) for word in ("-P", given)]
+    def start_download(**environment: str) -> ForkedPython:
+        parameters = [word for option in ("dataset=clear10", *SHORT) for word in ("-P", option)]
         begun.append(
             ForkedPython(
                 *("-m", "mlflow", "run", ".", "--env-manager", "local"),
-                *(*asked, "--experiment-name", "test"),
+                *(*parameters, "--experiment-name", "test"),
                 cwd=project,
                 env={
                     **os.environ,
@@ -86,7 +86,7 @@ def begin(project, experiment_id, hub, archives, tmp_path):
         )
         return begun[-1]
 
-    yield begin
+    yield start_download
     for process in begun:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -107,11 +107,11 @@ def the_error(process: ForkedPython) -> str:
 
 
 def test_killed_while_downloading_and_run_again(
-    begin, hub, store, experiment_id, archives, tmp_path
+    start_download, hub, store, experiment_id, archives, tmp_path
 ):
     """What had arrived stays; the next run says what it fetches, trains, and needs no hub again."""
     hub.moods = ["stall", "good"]
-    first = begin()
+    first = start_download()
     part = tmp_path / "data" / "clear10" / WORK_FOLDER / f"{TRAIN}.part"
     deadline = time.monotonic() + 120
     while not (part.is_file() and part.stat().st_size) and time.monotonic() < deadline:
@@ -119,7 +119,7 @@ def test_killed_while_downloading_and_run_again(
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
 
-    output = finished(begin())
+    output = finished(start_download())
     assert f"clear10 to {tmp_path / 'data' / 'clear10'}: " in output
     assert f"downloading {TEST}\n" in output
     assert hub.ranges == [None, f"bytes={len(archives[TRAIN]) // 2}-", None]
@@ -142,32 +142,34 @@ def test_killed_while_downloading_and_run_again(
     assert hub.asked == []
 
 
-def test_two_at_once_download_once(begin, hub, store, experiment_id):
+def test_two_at_once_download_once(start_download, hub, store, experiment_id):
     """Each archive is asked for once; both runs train."""
-    for output in [finished(process) for process in (begin(), begin())]:
+    for output in [finished(process) for process in (start_download(), start_download())]:
         assert "clear/in_domain_accuracy" in output
     assert hub.ranges == [None, None]
     runs = store.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")
     assert len(runs) == 2
 
 
-@pytest.mark.parametrize("what", ["no network", "offline", "disk"])
-def test_what_cannot_be_downloaded_is_one_line(begin, hub, store, experiment_id, what, tmp_path):
+@pytest.mark.parametrize("cause", ["no network", "offline", "disk"])
+def test_what_cannot_be_downloaded_is_one_line(
+    start_download, hub, store, experiment_id, cause, tmp_path
+):
     """It names the folder, and the command for a machine that has a network; nothing is trained."""
-    if what == "no network":
-        process = begin(HF_ENDPOINT="http://127.0.0.1:9")
-    elif what == "offline":
-        process = begin(HF_HUB_OFFLINE="1")
+    if cause == "no network":
+        process = start_download(HF_ENDPOINT="http://127.0.0.1:9")
+    elif cause == "offline":
+        process = start_download(HF_HUB_OFFLINE="1")
     else:
         hub.sizes = {TRAIN: 10**18}
-        process = begin()
+        process = start_download()
     line = the_error(process)
     assert str(tmp_path / "data" / "clear10") in line
-    if what == "disk":
+    if cause == "disk":
         assert "2000000000.0 GB of disk needed" in line
     else:
         assert "run 'clear-mlflow data download clear10 DIR' where there is one" in line
-        assert ("HF_HUB_OFFLINE forbids it" in line) == (what == "offline")
+        assert ("HF_HUB_OFFLINE forbids it" in line) == (cause == "offline")
     assert hub.ranges == []
     (run,) = store.search_runs([experiment_id])  # which MLflow opened
     assert run.info.status == "FAILED"

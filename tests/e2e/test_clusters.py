@@ -80,10 +80,10 @@ def end_as_if_undisturbed(client, run_id, resumes):
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.tags.get("clear_mlflow.resumed") == resumes
-    (whole,) = (other for other in client.search_runs(["0"]) if other.info.run_id != run_id)
-    assert len(rows_of(whole)) == 11
-    assert of_any_machine(rows_of(run)) == of_any_machine(rows_of(whole))
-    assert history(client, run_id) == history(client, whole.info.run_id)
+    (undisturbed,) = (other for other in client.search_runs(["0"]) if other.info.run_id != run_id)
+    assert len(rows_of(undisturbed)) == 11
+    assert of_any_machine(rows_of(run)) == of_any_machine(rows_of(undisturbed))
+    assert history(client, run_id) == history(client, undisturbed.info.run_id)
 
 
 # The program, with a lease that expires sooner.
@@ -104,8 +104,8 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
     variables = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
     program = on_node("container", sys.executable, "-c", QUICKER, "train", *TRAINED)
 
-    def start(**more):
-        return piped(program, folder, os.environ | variables | more)
+    def start(**arguments):
+        return piped(program, folder, os.environ | variables | arguments)
 
     first = start(MLFLOW_RUN_ID=run_id)
     wait_for_row(client, "0", 2, first, run_id)
@@ -118,9 +118,9 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
         printed, _ = second.communicate(timeout=LONG)
     assert second.returncode == 0, printed
     assert printed.count("waiting up to 10 s for the expiry of its lease") == 1
-    whole = start()
-    printed, _ = whole.communicate(timeout=LONG)
-    assert whole.returncode == 0, printed
+    undisturbed = start()
+    printed, _ = undisturbed.communicate(timeout=LONG)
+    assert undisturbed.returncode == 0, printed
     end_as_if_undisturbed(client, run_id, resumes="1")
 
 

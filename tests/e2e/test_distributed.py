@@ -127,7 +127,7 @@ def rank_variables(rank, size, port):
 @pytest.fixture(scope="module")
 def by_processes(tmp_path_factory):
     """What 1, 2 and 3 processes find in each case: {number: [arrays of each rank]}."""
-    found = {}
+    rows_by_count = {}
     for size, cases in ((2, CASES), (3, OF_THREE)):
         folder = tmp_path_factory.mktemp(f"of{size}")
         (folder / "cases.json").write_text(json.dumps(cases))
@@ -137,9 +137,9 @@ def by_processes(tmp_path_factory):
             for rank in range(size)
         ]
         assert [process.wait(LONG) for process in ranks] == [0] * size
-        found[size] = [dict(np.load(folder / f"{rank}.npz")) for rank in range(size)]
-    found[1] = [results(CASES, tmp_path_factory.mktemp("of1") / "images")]
-    return found
+        rows_by_count[size] = [dict(np.load(folder / f"{rank}.npz")) for rank in range(size)]
+    rows_by_count[1] = [results(CASES, tmp_path_factory.mktemp("of1") / "images")]
+    return rows_by_count
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ OURS = ("-m", "clear_mlflow", "train-distributed", "--processes", "2")
 
 def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     """The entry point gives the matrix of one process, in one run, told once."""
-    asked = "-P processes=2 -P device=cpu -P features=pixels -P epochs=1"
+    options = "-P processes=2 -P device=cpu -P features=pixels -P epochs=1"
     done = run_shell(
-        f"mlflow run {project} --env-manager local -e train_distributed {asked}",
+        f"mlflow run {project} --env-manager local -e train_distributed {options}",
         env=environment(MLFLOW_EXPERIMENT_NAME="test"),
         timeout=LONG,
     )
@@ -231,7 +231,7 @@ def runs_still(process):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "end", "status", "told"),
+    ("launcher", "end", "status", "message"),
     [
         (TORCHRUN, kill_training_of_rank_1, "FAILED", "another process of this training has ended"),
         (OURS, interrupt, "KILLED", "stopped by SIGINT"),
@@ -239,11 +239,11 @@ def runs_still(process):
     ids=["training of rank 1 killed", "interrupted"],
 )
 def test_run_of_several_is_scored_and_closed(
-    project, store, experiment_id, short_stream, launcher, end, status, told
+    project, store, experiment_id, short_stream, launcher, end, status, message
 ):
     """Whichever process dies or is told to stop: rows are kept, and no process stays behind."""
-    asked = {**short_stream, **SLOWLY, "epochs": "150", "batch_size": "2", "device": "cpu"}
-    process = start(project, *launcher, *options(asked))
+    parameters = {**short_stream, **SLOWLY, "epochs": "150", "batch_size": "2", "device": "cpu"}
+    process = start(project, *launcher, *options(parameters))
     until = time.monotonic() + LONG
     while not ((runs := store.search_runs([experiment_id])) and row_is_stored(runs[0], 1)):
         assert process.poll() is None, process.communicate()[0]
@@ -253,11 +253,11 @@ def test_run_of_several_is_scored_and_closed(
     end(process)
     output, _ = process.communicate(timeout=LONG)
     assert process.returncode != 0
-    _, left = psutil.wait_procs(started, 30)
-    assert not [child for child in left if runs_still(child)]
+    _, alive = psutil.wait_procs(started, 30)
+    assert not [child for child in alive if runs_still(child)]
     run = store.get_run(runs[0].info.run_id)
     assert run.info.status == status, output
-    assert told in run.data.tags[names.ERROR_TAG]
+    assert message in run.data.tags[names.ERROR_TAG]
     assert run.data.tags[names.ROWS_TAG] == "partial"
     assert scores_of(run) == summarize(stored_matrix(run))
 
@@ -267,7 +267,7 @@ def row_is_stored(run, row):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ["--strategy", f"{__name__}:ForOne", "--processes", "2"],
@@ -277,13 +277,13 @@ def row_is_stored(run, row):
         (["--lr", "-1"], "lr is '-1'"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_process_starts(arguments, told):
+def test_what_cannot_work_is_refused_before_any_process_starts(arguments, message):
     """One line and exit code 2."""
     done = CliRunner().invoke(main, ["train-distributed", "--device", "cpu", *arguments])
     assert done.exit_code == 2
     (line,) = done.output.splitlines()
     assert line.startswith("error: ")
-    assert told in line
+    assert message in line
 
 
 def test_strategies_that_need_one_process_are_refused():
@@ -296,7 +296,7 @@ def test_strategies_that_need_one_process_are_refused():
 
 def test_place_is_what_torchrun_says():
     """Half of what it says is an error; nothing of it is one process alone."""
-    said = {
+    environment = {
         "RANK": "3",
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
@@ -304,16 +304,16 @@ def test_place_is_what_torchrun_says():
         "MASTER_ADDR": "a",
         "MASTER_PORT": "1",
     }
-    assert read_dist_env(said) == DistributedEnv(rank=3, size=4, local_rank=1, local_size=2)
+    assert read_dist_env(environment) == DistributedEnv(rank=3, size=4, local_rank=1, local_size=2)
     assert read_dist_env({}) is ALONE_HERE
     assert read_dist_env({"WORLD_SIZE": "8"}) is ALONE_HERE
-    assert read_dist_env({**said, "RANK": "0", "WORLD_SIZE": "1"}).size == 1
+    assert read_dist_env({**environment, "RANK": "0", "WORLD_SIZE": "1"}).size == 1
     for changes in ({"RANK": "4"}, {"RANK": "x"}, {"LOCAL_RANK": "2"}):
         with pytest.raises(ConfigError, match="RANK"):
-            read_dist_env({**said, **changes})
-    del said["MASTER_PORT"]
+            read_dist_env({**environment, **changes})
+    del environment["MASTER_PORT"]
     with pytest.raises(ConfigError, match="MASTER_PORT missing"):
-        read_dist_env(said)
+        read_dist_env(environment)
 
 
 def test_python_call_refuses_to_be_one_of_several():

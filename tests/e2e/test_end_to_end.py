@@ -89,8 +89,8 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
 
     copy = store.create_run(experiment_id)
     shutil.copytree(rows_folder(run), rows_folder(copy))
-    asked = ("-e", "evaluate", "-P", f"runs={copy.info.run_id}")
-    evaluator = mlflow_run(project, *asked, forked=True)
+    options = ("-e", "evaluate", "-P", f"runs={copy.info.run_id}")
+    evaluator = mlflow_run(project, *options, forked=True)
     output, _ = evaluator.communicate(timeout=LONG)
     assert evaluator.returncode == 0, output
     copied = store.get_run(copy.info.run_id)
@@ -106,12 +106,12 @@ def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_pat
     options = {"split": "0", "model": "small_cnn", "image_size": "32", "epochs": "1"}
     roots = [write(tmp_path / name, photos) for name, write in LAYOUTS.items()]
     for root in roots[:-1]:
-        asked = {"dataset": "clear10", "data-root": root, **options}
-        pairs = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+        parameters = {"dataset": "clear10", "data-root": root, **options}
+        pairs = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
         done = clear_mlflow("train", *pairs, cwd=project)
         assert done.returncode == 0, done.stderr
-    asked = {"dataset": "clear10", "data_root": roots[-1], **options}
-    pairs = [word for name, value in asked.items() for word in ("-P", f"{name}={value}")]
+    parameters = {"dataset": "clear10", "data_root": roots[-1], **options}
+    pairs = [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
     process = mlflow_run(project, *pairs, forked=True)
     output, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0, output
@@ -149,15 +149,15 @@ def kill_training(process):
 
 def slowly(short_stream):
     """Parameters of mlflow run: the third bucket still trains when the second row has been seen."""
-    asked = {**short_stream, **SLOWLY}
-    return [word for name, value in asked.items() for word in ("-P", f"{name}={value}")]
+    parameters = {**short_stream, **SLOWLY}
+    return [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
 
 
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
 def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_stream, stop):
     """Rows 0 to 2 stay, with the metrics that they define; the run is never left RUNNING."""
-    asked = {"forked": stop is not interrupt, "start_new_session": True}
-    process = mlflow_run(project, *slowly(short_stream), **asked)
+    options = {"forked": stop is not interrupt, "start_new_session": True}
+    process = mlflow_run(project, *slowly(short_stream), **options)
     run = wait_for_row(store, experiment_id, 2, process)
     stop(process)
     output, _ = process.communicate(timeout=LONG)
@@ -210,10 +210,19 @@ def test_options_go_before_a_configuration_file(
 ):
     """Also one that says what the default is; and before the environment."""
     file = tmp_path / "config.json"
-    asked = {"seed": "3", "strategy": "replay", "epochs": "1", "features": "pixels"}
-    file.write_text(json.dumps({**short_stream, **asked}))
-    kept = ("--experiment", "test", "--run-name", "mine", "--tag", "paper=draft", "--tag", "a=b=c")
-    arguments = ("--config", str(file), "--seed", "0", *kept)
+    parameters = {"seed": "3", "strategy": "replay", "epochs": "1", "features": "pixels"}
+    file.write_text(json.dumps({**short_stream, **parameters}))
+    options = (
+        "--experiment",
+        "test",
+        "--run-name",
+        "mine",
+        "--tag",
+        "paper=draft",
+        "--tag",
+        "a=b=c",
+    )
+    arguments = ("--config", str(file), "--seed", "0", *options)
     done = clear_mlflow("train", *arguments, cwd=project, experiment="another")
     assert done.returncode == 0, done.stderr
     run = only_run(store, experiment_id)
@@ -253,7 +262,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--strategy", "rehearse"], "expected one of"),
         (["--dataset", "folder"], "needs its folder"),
@@ -278,12 +287,12 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
         ),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, arguments, told):
+def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, arguments, message):
     """It says what arrived and what was expected, and nothing has begun."""
     done = clear_mlflow("train", *arguments, cwd=project)
     assert done.returncode == 2
     (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: ")]
-    assert told in line
+    assert message in line
     assert "Traceback" not in done.stderr
     assert not store.search_runs([experiment_id])
 
@@ -293,8 +302,8 @@ def test_a_training_that_diverges_keeps_its_rows_and_says_so(
 ):
     """One line, exit code 2, a tag to search by; what was measured before is stored and scored."""
     network = {"model": "small_cnn", "image_size": "32", "batch_size": "4"}
-    asked = ["--lr", "10000", "--epochs", "5", "--optimizer-state", "keep"]
-    done = clear_mlflow("train", *options({**short_stream, **network}), *asked, cwd=project)
+    parameters = ["--lr", "10000", "--epochs", "5", "--optimizer-state", "keep"]
+    done = clear_mlflow("train", *options({**short_stream, **network}), *parameters, cwd=project)
     assert done.returncode == 2, done.stderr
     (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: ")]
     assert "not a finite number" in line or "no longer a finite number" in line

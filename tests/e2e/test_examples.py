@@ -97,25 +97,25 @@ def test_the_page_lists_every_example():
 @pytest.mark.parametrize("command", dict.fromkeys(SHORTER.get(c, c) for c in COMMANDS))
 def test_command(folder, command):
     """It ends well and prints something; what it left in the store is whole."""
-    told = run(command, folder)
-    assert told
+    output = run(command, folder)
+    assert output
     if "import_and_compare" in command:  # six seeds of each, one test set: a verdict, no warning
-        assert "6 imported" in told
-        assert "mine is better than theirs" in told
-        assert "! " not in told
+        assert "6 imported" in output
+        assert "mine is better than theirs" in output
+        assert "! " not in output
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
-    for found in client.search_runs(ids):
-        assert found.info.status == "FINISHED"
-        assert found.data.tags.get("clear_mlflow.rows", "complete") == "complete"
+    for stored_run in client.search_runs(ids):
+        assert stored_run.info.status == "FINISHED"
+        assert stored_run.data.tags.get("clear_mlflow.rows", "complete") == "complete"
 
 
 def test_the_compose_file_is_whole():
     """MLflow knows the server's options; nothing is open to the network; no password is given."""
     services = COMPOSE["services"]
     server = mlflow_command.commands["server"]
-    (plain,) = (shlex.split(line) for line in LINES if line.startswith("mlflow server"))
-    for words in (plain, services["mlflow"]["command"]):
+    (server_command,) = (shlex.split(line) for line in LINES if line.startswith("mlflow server"))
+    for words in (server_command, services["mlflow"]["command"]):
         options = server.make_context("server", list(words[2:]), resilient_parsing=False).params
         assert options["backend_store_uri"].startswith("postgresql+psycopg2://")
         assert options["artifacts_destination"].startswith("s3://")

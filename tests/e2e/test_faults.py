@@ -14,9 +14,9 @@ def test_of_several_processes_on_a_run_one_stores(empty_store, tmp_path):
     Every row that was measured is stored once and stays; every point of every metric is there once;
     who lost the run says so and ends with 2.
     """
-    found = strike_and_take_over(tmp_path, empty_store, times=TIMES, seed=SEED)
-    struck = [found.did[what] for what in ("suspend", "cut_off", "fill", "kill")]
-    assert sum(struck) >= TIMES, found.did
-    assert found.did["lost the run: one line, exit code 2"] >= 1, found.did
-    print(f"{found.rows} rows, seed {SEED}: {dict(found.did)}")
-    assert (found.lost, found.doubled, found.overwritten, found.wrong) == ([], [], [], [])
+    outcome = strike_and_take_over(tmp_path, empty_store, times=TIMES, seed=SEED)
+    struck = [outcome.did[fault] for fault in ("suspend", "cut_off", "fill", "kill")]
+    assert sum(struck) >= TIMES, outcome.did
+    assert outcome.did["lost the run: one line, exit code 2"] >= 1, outcome.did
+    print(f"{outcome.rows} rows, seed {SEED}: {dict(outcome.did)}")
+    assert (outcome.lost, outcome.doubled, outcome.overwritten, outcome.wrong) == ([], [], [], [])

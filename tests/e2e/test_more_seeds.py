@@ -46,12 +46,12 @@ def test_the_printed_command_trains_the_seeds_that_the_next_comparison_uses(
 
     undecided, printed = compared()
     assert undecided["outcome"] == "too few"
-    more = undecided["more_seeds"]
-    assert 3 <= more <= 5
+    suggestion = undecided["more_seeds"]
+    assert 3 <= suggestion <= 5
 
     command = next(line for line in printed.splitlines() if line.startswith("seeds "))
-    setting, program, *arguments = shlex.split(command.removeprefix("seeds "))
-    name, _, value = setting.partition("=")
+    variable, program, *arguments = shlex.split(command.removeprefix("seeds "))
+    name, _, value = variable.partition("=")
     assert (name, value, program) == ("MLFLOW_EXPERIMENT_ID", experiment_id, "clear-mlflow")
     run_forked(*arguments, env={**os.environ, name: value}, check=True, timeout=300)
 
@@ -64,9 +64,9 @@ def test_the_printed_command_trains_the_seeds_that_the_next_comparison_uses(
         )
         for strategy in ("naive", "cumulative")
     }
-    expected = list(range(2 + more))
+    expected = list(range(2 + suggestion))
     assert seeds == {"naive": expected, "cumulative": expected}
     # The sweep's own comparison is of the new seeds alone.
-    found = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
-    counts = sorted(int(run.data.tags[names.COMPARED_COUNT_TAG]) for run in found)
-    assert counts == [4, 4, 2 * more]
+    comparisons = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
+    counts = sorted(int(run.data.tags[names.COMPARED_COUNT_TAG]) for run in comparisons)
+    assert counts == [4, 4, 2 * suggestion]

@@ -8,9 +8,9 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
-def outputs(cell, kind):
+def outputs(cell, output_type):
     """What a cell shows in one of the forms that a notebook knows."""
-    return [out.data[kind] for out in cell.outputs if kind in out.get("data", {})]
+    return [out.data[output_type] for out in cell.outputs if output_type in out.get("data", {})]
 
 
 def test_the_example_notebook_runs(tmp_path, monkeypatch):
@@ -21,12 +21,12 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=300, resources=resources).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    trained, shown, wrong, compared = code[2:]
+    trained, displayed, wrong, compared = code[2:]
     live, result = outputs(trained, "text/html")
     assert "10 of 10 buckets" in live
     assert live.count("after ") == result.count("after ") == 10
     assert "renate/forgetting" in result
-    assert outputs(shown, "image/png")
+    assert outputs(displayed, "image/png")
     (error,) = (out for out in wrong.outputs if out.output_type == "error")
     assert error.ename == "ConfigError"
     assert len(error.traceback) == 1

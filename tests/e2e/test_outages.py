@@ -162,20 +162,20 @@ def requests_of_rows(proxy) -> list[int]:
     """Rows that reached the server, in order."""
     puts = [path for method, path in proxy.tally.requests if method == "PUT"]
     sent = [re.search(r"row_(\d+)\.json$", path) for path in puts]
-    return [int(found[1]) for found in sent if found]
+    return [int(match[1]) for match in sent if match]
 
 
 def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
     """While the server is well; and then nothing of the journal is left."""
     client = preflight()
-    seen = []
+    stored_counts = []
 
     def look():
         _, (run,) = runs_of(server, tmp_path)
-        seen.append(len(rows_in(MlflowClient(server), run.info.run_id)))
+        stored_counts.append(len(rows_in(MlflowClient(server), run.info.run_id)))
 
     train_in_process(client, Events(FOUR_BUCKETS, before=dict.fromkeys(range(5), look)), ASKED)
-    assert seen == [0, 1, 2, 3, 4]
+    assert stored_counts == [0, 1, 2, 3, 4]
     assert journals(tmp_path) == []
     direct, (run,) = runs_of(server, tmp_path)
     check_whole(direct, run.info.run_id)
@@ -187,24 +187,24 @@ def test_training_goes_on_while_the_server_is_away(server, proxy, tmp_path, caps
 
     def come_back():
         (journal,) = journals(tmp_path)
-        found.extend(path.name[9:] for path in sorted(journal.glob("0*")))
+        entry_names.extend(path.name[9:] for path in sorted(journal.glob("0*")))
         proxy.up()
 
-    found: list[str] = []
+    entry_names: list[str] = []
     training = Events(FOUR_BUCKETS, before={2: proxy.down, 4: come_back})
     train_in_process(preflight(), training, ASKED)
     assert training.measured == [0, 1, 2, 3, 4]
     rows = [f"{ROWS_FOLDER.replace('/', '+')}+row_00{i}.json" for i in (2, 3)]
-    assert [name for name in found if name in rows] == rows
-    assert found.count("metrics.json") >= 2
+    assert [name for name in entry_names if name in rows] == rows
+    assert entry_names.count("metrics.json") >= 2
     assert requests_of_rows(proxy) == [0, 1, 2, 3, 4]
     direct, (run,) = runs_of(server, tmp_path)
     check_whole(direct, run.info.run_id)
     assert run.info.status == "FINISHED"
     assert journals(tmp_path) == []
-    told = capsys.readouterr().err
-    assert told.count("training continues") == 1
-    assert "what waited is stored" in told
+    errors = capsys.readouterr().err
+    assert errors.count("training continues") == 1
+    assert "what waited is stored" in errors
 
 
 STUTTERS = [
@@ -240,14 +240,14 @@ def test_a_server_that_stutters_gets_every_row_once(
     assert journals(tmp_path) == []
 
 
-def left_behind(proxy, tmp_path, **more) -> Path:
+def left_behind(proxy, tmp_path, **options) -> Path:
     """The journal of a training whose server went away after the second row and never came back."""
-    training = Events(FOUR_BUCKETS, before={2: proxy.down}, **more)
-    with pytest.raises(UnsentError) as told:
+    training = Events(FOUR_BUCKETS, before={2: proxy.down}, **options)
+    with pytest.raises(UnsentError) as caught:
         train_in_process(preflight(), training, ASKED)
     assert training.measured == [0, 1, 2, 3, 4]
     (journal,) = journals(tmp_path)
-    assert f"clear-mlflow sync {journal}" in str(told.value)
+    assert f"clear-mlflow sync {journal}" in str(caught.value)
     assert mlflow.active_run() is None
     return journal
 
@@ -354,12 +354,14 @@ def test_credentials_are_sent_to_no_store_that_a_journal_names(proxy, tmp_path, 
 
 def test_the_last_member_of_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
     """Its rows into its own run; then the parent run gets the means and ends."""
-    asked = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
+    parameters = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
     lose_server(monkeypatch, proxy, seed=2)
-    with pytest.raises(UnsentError, match="clear-mlflow sync") as told:
-        train_ensemble_in_process(preflight(), features_training(features_config(**asked)), asked)
+    with pytest.raises(UnsentError, match="clear-mlflow sync") as errors:
+        train_ensemble_in_process(
+            preflight(), features_training(features_config(**parameters)), parameters
+        )
     root = tmp_path / "cache" / "unsent"
-    assert str(root) in str(told.value)
+    assert str(root) in str(errors.value)
     assert len(journals(tmp_path)) == 2
     proxy.up()
     result = sync(root)
@@ -379,10 +381,12 @@ def test_the_last_member_of_an_ensemble_is_sent_later_too(server, proxy, tmp_pat
 
 def test_an_outage_between_two_seeds_ends_the_ensemble(server, proxy, tmp_path, monkeypatch):
     """The seed that was trained is FINISHED after sync, and the parent run is FAILED."""
-    asked = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
+    parameters = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
     lose_server(monkeypatch, proxy, seed=4)
     with pytest.raises(UnsentError):
-        train_ensemble_in_process(preflight(), features_training(features_config(**asked)), asked)
+        train_ensemble_in_process(
+            preflight(), features_training(features_config(**parameters)), parameters
+        )
     proxy.up()
     assert sync(tmp_path / "cache" / "unsent").exit_code == 0
     direct, (member, parent) = runs_of(server, tmp_path)

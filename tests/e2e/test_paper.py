@@ -24,8 +24,8 @@ def test_the_commands_of_a_paper(store, tmp_path):
     for command in commands:
         done = run_shell(command.replace("COMPARISON", comparison), cwd=tmp_path, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
-        if found := re.search(r"^open .*clear-mlflow open (\w+)$", done.stdout, re.M):
-            comparison = found[1]
+        if match := re.search(r"^open .*clear-mlflow open (\w+)$", done.stdout, re.M):
+            comparison = match[1]
     assert opens == "clear-mlflow open COMPARISON"  # test_opened_pages.py; it serves for ever
     table = (tmp_path / "paper" / "leaderboard.tex").read_text()
     assert all(re.search(rf"^{group} & 3 & .*\\\\$", table, re.M) for group in ("naive", "replay"))

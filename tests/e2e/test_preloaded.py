@@ -48,13 +48,13 @@ def stored(store, experiment_id):
 def test_it_stores_what_the_program_stores(store, experiment_id, preloaded, log):
     """The same parameters and rows; and what it sets in its environment stays in it."""
     environment = {**os.environ, "ONLY_THERE": "1"}
-    found = []
+    stored_runs = []
     for start in (start_program, preloaded):
         process = start(options(**QUICK, strategy="naive"), environment, str(log))
         assert process.wait(LONG) == 0, log.read_text()
-        found.append(stored(store, experiment_id))
-    assert found[0] == found[1]
-    assert len(found[0][1]) == 11
+        stored_runs.append(stored(store, experiment_id))
+    assert stored_runs[0] == stored_runs[1]
+    assert len(stored_runs[0][1]) == 11
     assert "ONLY_THERE" not in os.environ
 
 
@@ -67,8 +67,8 @@ def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, preloaded, lo
 
 def children_of_the_server():
     """The processes that multiprocessing's server forked, and those that these forked."""
-    found = [p for p in psutil.Process().children() if "forkserver" in " ".join(p.cmdline())]
-    return [child for server in found for child in server.children(recursive=True)]
+    children = [p for p in psutil.Process().children() if "forkserver" in " ".join(p.cmdline())]
+    return [child for server in children for child in server.children(recursive=True)]
 
 
 def training(store, experiment_id, process):
@@ -120,20 +120,20 @@ def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
     """Typed by a user; nothing is left of it, and nothing is said but by the sweep."""
     grid = tmp_path / "grid.yaml"
     grid.write_text(yaml.safe_dump({"fixed": QUICK, "grid": {"strategy": ["ncm"], "seed": [0, 1]}}))
-    asked = ("sweep", "--grid", str(grid))
-    sweep = Forked(*asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    seen = set()
+    command = ("sweep", "--grid", str(grid))
+    sweep = Forked(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    processes = set()
     while sweep.poll() is None:
         with suppress(psutil.Error):
-            seen |= set(psutil.Process(sweep.pid).children(recursive=True))
+            processes |= set(psutil.Process(sweep.pid).children(recursive=True))
         time.sleep(0.05)
-    said = sweep.stderr.read()
+    errors = sweep.stderr.read()
     sweep.stderr.close()
-    assert sweep.returncode == 0, said
-    assert [line[:5] for line in said.splitlines()] == [
+    assert sweep.returncode == 0, errors
+    assert [line[:5] for line in errors.splitlines()] == [
         *("2 of ", "[0/2]", "[1/2]", "[1/2]", "[2/2]"),
     ]
-    _, gone = psutil.wait_procs(seen, LONG)
+    _, gone = psutil.wait_procs(processes, LONG)
     assert not gone
     runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
     assert [run.info.status for run in runs] == ["FINISHED"] * 2

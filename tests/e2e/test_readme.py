@@ -78,9 +78,9 @@ def test_command(store, experiment_id, trained, monkeypatch, tmp_path, command):
             command += SHORT if "clear10" in command else SHORTER
     done = run_shell(command, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    for found in store.search_runs([experiment_id], "tags.strategy != ''"):
-        assert found.info.status == "FINISHED"
-        assert found.data.tags["clear_mlflow.rows"] == "complete"
+    for stored_run in store.search_runs([experiment_id], "tags.strategy != ''"):
+        assert stored_run.info.status == "FINISHED"
+        assert stored_run.data.tags["clear_mlflow.rows"] == "complete"
 
 
 @pytest.mark.parametrize("code", PYTHON)

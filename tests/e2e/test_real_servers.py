@@ -97,7 +97,7 @@ def machines():
 def servers(machines, tmp_path_factory):
     """Both tracking servers, by name; starting together, they take half the time."""
     database, objects = machines
-    plain, guarded = (tmp_path_factory.mktemp(name) for name in ("plain", "guarded"))
+    plain_folder, guarded = (tmp_path_factory.mktemp(name) for name in ("plain", "guarded"))
     database.set_up("plain", "guarded")
     settings = guarded / "auth.ini"
     settings.write_text(
@@ -108,7 +108,7 @@ def servers(machines, tmp_path_factory):
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     letting_in = tracking_server(
-        plain, database.uri("plain"), artifacts=f"s3://{BUCKET}/plain", workers=2
+        plain_folder, database.uri("plain"), artifacts=f"s3://{BUCKET}/plain", workers=2
     )
     asking = tracking_server(
         guarded,
@@ -121,16 +121,16 @@ def servers(machines, tmp_path_factory):
         MLFLOW_BASIC_AUTH_FAIL_CLOSED="true",
     )
     with letting_in as first, asking as second:
-        found = {
+        uris = {
             "plain": Server(first.wait(), "plain", database, objects, asks_who=False),
             "guarded": Server(second.wait(), "guarded", database, objects, asks_who=True),
         }
         for name, password in (TRAINER, READER, EDITOR, STRANGER):
             as_admin(second.url, "2.0/mlflow/users/create", username=name, password=password)
-        yield found
+        yield uris
     # Gone with all that they started.
-    for ended in (first, second):
-        killed = [p for p in psutil.process_iter() if _is_of(p, ended.process.pid)]
+    for server in (first, second):
+        killed = [p for p in psutil.process_iter() if _is_of(p, server.process.pid)]
         assert not psutil.wait_procs(killed, LONG)[1]
 
 
@@ -142,7 +142,7 @@ def _is_of(process, group):
 
 
 @pytest.fixture
-def plain(servers):
+def plain_server(servers):
     """A server that lets everybody in."""
     return servers["plain"]
 
@@ -153,9 +153,9 @@ def guarded(servers):
     return servers["guarded"]
 
 
-def as_admin(url, what, **asked):
-    answer = requests.post(f"{url}/api/{what}", json=asked, auth=ADMIN, timeout=LONG)
-    assert answer.ok, answer.text
+def as_admin(url, endpoint, **fields):
+    response = requests.post(f"{url}/api/{endpoint}", json=fields, auth=ADMIN, timeout=LONG)
+    assert response.ok, response.text
 
 
 def give(server, user, experiment_id, permission):
@@ -198,13 +198,13 @@ def started():
             process.wait()
 
 
-def wait_for(what):
+def wait_for(condition):
     """Ask until there is an answer; give it."""
     until = time.monotonic() + LONG
-    while not (found := what()):
+    while not (result := condition()):
         assert time.monotonic() < until, "it never came"
         time.sleep(0.05)
-    return found
+    return result
 
 
 def stored_by_another_program(client, experiment_id, **options):
@@ -247,9 +247,9 @@ def assert_stored_once(server, client, run_id, matrix):
         scores = summarize(matrix.after(step))
         expected |= {(name, step): value for name, value in scores.items()}
     points = server.points(run_id)
-    ours = [p for p in points if p[0].startswith(("test_accuracy/", "clear/", "renate/"))]
-    assert {(name, step): value for name, step, _, value in ours} == expected
-    assert len(ours) == len(expected)
+    own_points = [p for p in points if p[0].startswith(("test_accuracy/", "clear/", "renate/"))]
+    assert {(name, step): value for name, step, _, value in own_points} == expected
+    assert len(own_points) == len(expected)
     # What the client gives is what the database holds.
     assert sum(map(len, histories(client, run_id).values())) == len(points)
     assert len({(name, step) for name, step, _, _ in points}) == len(points)
@@ -288,8 +288,8 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monke
     idle = [text for text in outputs if "another process" in text or "nothing to resume" in text]
     assert len(idle) == 1, outputs
     assert [process.returncode for process in resumes].count(0) >= 1, outputs
-    told = [p.returncode for p, text in zip(resumes, outputs, strict=True) if text is idle[0]]
-    assert told == [2 if "another process" in idle[0] else 0]
+    exit_codes = [p.returncode for p, text in zip(resumes, outputs, strict=True) if text is idle[0]]
+    assert exit_codes == [2 if "another process" in idle[0] else 0]
 
     # A listing that is as old as that is not believed: the run is not closed a second time.
     (verdict,) = rescore_runs(client, while_training)
@@ -322,31 +322,34 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monke
     assert run_id[:8] in page
 
 
-def test_artifacts_without_the_server_between(plain, monkeypatch):
+def test_artifacts_without_the_server_between(plain_server, monkeypatch):
     """An experiment whose artifacts are in S3 itself: written and read there by the program."""
-    client = plain.use(monkeypatch)
+    client = plain_server.use(monkeypatch)
     client.create_experiment("direct", artifact_location=f"s3://{BUCKET}/direct")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "direct")
     train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"})
     runs = list(select_runs(client, experiment="direct"))
     (run,) = runs
-    assert f"direct/{run.info.run_id}/artifacts/{ROWS_FOLDER}/row_004.json" in plain.objects.names()
-    assert_stored_once(plain, client, run.info.run_id, EXPECTED)
+    assert (
+        f"direct/{run.info.run_id}/artifacts/{ROWS_FOLDER}/row_004.json"
+        in plain_server.objects.names()
+    )
+    assert_stored_once(plain_server, client, run.info.run_id, EXPECTED)
     (verdict,) = rescore_runs(client, runs, explicit=True)
     assert verdict.action == "unchanged", verdict
 
 
 @pytest.fixture
-def shown(guarded, monkeypatch):
+def shared_run(guarded, monkeypatch):
     """A run that the reader may read and the stranger may not know of."""
     client = guarded.use(monkeypatch)
-    found = client.get_experiment_by_name("shown")
-    if found is None:
+    experiment = client.get_experiment_by_name("shown")
+    if experiment is None:
         experiment_id = client.create_experiment("shown")
         give(guarded, READER, experiment_id, "READ")
         run = stored_by_another_program(client, experiment_id)
     else:
-        (run,) = client.search_runs([found.experiment_id])
+        (run,) = client.search_runs([experiment.experiment_id])
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "shown")
     return run
 
@@ -361,26 +364,28 @@ def shown(guarded, monkeypatch):
     ids=["reader", "stranger", "wrong password"],
 )
 @pytest.mark.parametrize("command", ["train", "evaluate", "compare"])
-def test_a_user_without_permission_is_refused(guarded, shown, user, says, command, monkeypatch):
+def test_a_user_without_permission_is_refused(
+    guarded, shared_run, user, says, command, monkeypatch
+):
     """MLflow's own words on one line, exit code 2, and nothing is written."""
     guarded.log_in(monkeypatch, user)
     before = guarded.everything()
     arguments = {
         "train": QUICK,
-        "evaluate": ("--runs", shown.info.run_id),
-        "compare": ("--runs", shown.info.run_id, "--group-by", "seed"),
+        "evaluate": ("--runs", shared_run.info.run_id),
+        "compare": ("--runs", shared_run.info.run_id, "--group-by", "seed"),
     }[command]
     result = CliRunner().invoke(main, [command, *arguments])
     assert result.exit_code == 2, result.output
-    told = [line for line in result.output.splitlines() if line.startswith("error:")]
-    assert len(told) == 1, result.output
-    assert says in told[0]
+    error_lines = [line for line in result.output.splitlines() if line.startswith("error:")]
+    assert len(error_lines) == 1, result.output
+    assert says in error_lines[0]
     assert "Traceback" not in result.output
     assert user[1] not in result.output
     assert guarded.everything() == before
 
 
-def test_what_a_user_may_read_can_be_looked_at(guarded, shown, monkeypatch):
+def test_what_a_user_may_read_can_be_looked_at(guarded, shared_run, monkeypatch):
     """A dry run asks for no more than to read."""
     guarded.log_in(monkeypatch, READER)
     before = guarded.everything()
@@ -418,60 +423,60 @@ def page(guarded):
     return ask
 
 
-def test_a_page_is_for_whom_mlflow_lets_read(shown, page):
+def test_a_page_is_for_whom_mlflow_lets_read(shared_run, page):
     """Of an experiment, or of a run, which asks again and again; else nothing of the runs."""
-    run_id, wrong = shown.info.run_id, (READER[0], "a wrong password")
+    run_id, wrong = shared_run.info.run_id, (READER[0], "a wrong password")
     may = {None: 401, wrong: 401, STRANGER: 403, READER: 200, ADMIN: 200, TRAINER: 200}
     for path in ("compare", "run", "run/state"):
-        asked = "experiment_id" if path == "compare" else "run_id"
+        id_name = "experiment_id" if path == "compare" else "run_id"
         for user, status in may.items():
-            answer = page(path, user, **{asked: getattr(shown.info, asked)})
-            assert answer.status_code == status, answer.text
+            response = page(path, user, **{id_name: getattr(shared_run.info, id_name)})
+            assert response.status_code == status, response.text
             if path != "run/state":
-                assert (run_id in answer.text) == (status == 200)
+                assert (run_id in response.text) == (status == 200)
     assert page("run", READER, run_id="0" * 32).status_code == 403  # as MLflow says of unknown ones
     # Flask answers HEAD where it answers GET, and MLflow's accounts have no rule for it.
-    of_shown = shown.info.experiment_id
+    of_shown = shared_run.info.experiment_id
     for user, method in ((STRANGER, "HEAD"), (READER, "HEAD"), (READER, "POST")):
         assert page("compare", user, method, experiment_id=of_shown).status_code in (403, 405)
 
 
-def test_the_list_has_the_experiments_that_one_may_read(guarded, shown, page, monkeypatch):
+def test_the_list_has_the_experiments_that_one_may_read(guarded, shared_run, page, monkeypatch):
     """Others are not named, neither in the list nor by their number."""
     client = guarded.use(monkeypatch)
     hidden = client.create_experiment("not for readers")
     run = stored_by_another_program(client, hidden)
     client.set_tag(run.info.run_id, names.ROWS_TAG, "complete")
-    client.set_tag(shown.info.run_id, names.ROWS_TAG, "complete")
+    client.set_tag(shared_run.info.run_id, names.ROWS_TAG, "complete")
     assert page("").status_code == 401
     assert "not for readers" not in page("", STRANGER).text
-    seen = page("", READER)
-    assert "shown" in seen.text
-    assert "not for readers" not in seen.text
+    response = page("", READER)
+    assert "shown" in response.text
+    assert "not for readers" not in response.text
     assert "not for readers" in page("", TRAINER).text
     assert page("compare", READER, experiment_id=hidden).status_code == 403
 
 
-def test_no_run_of_another_experiment_is_shown(guarded, shown, page, monkeypatch):
+def test_no_run_of_another_experiment_is_shown(guarded, shared_run, page, monkeypatch):
     """Whatever the address names: the runs are those of the experiment that was checked."""
     client = guarded.use(monkeypatch)
     hidden = client.create_experiment("ticked from elsewhere")
     secret = stored_by_another_program(client, hidden).info
-    own = shown.info
+    own = shared_run.info
     ticked = page("compare", READER, experiment_id=own.experiment_id, runs=secret.run_id)
     assert ticked.status_code == 400
     both = page("compare", READER, experiment_id=[own.experiment_id, hidden])
     swapped = page("compare", READER, experiment_id=[hidden, own.experiment_id])
-    wanted = f"attributes.run_id = '{secret.run_id}'"
-    found = page("compare", READER, experiment_id=own.experiment_id, filter=wanted)
-    assert (both.status_code, swapped.status_code, found.status_code) == (200, 403, 400)
-    for answer in (ticked, both, swapped, found):
-        assert secret.run_name not in answer.text
+    run_filter = f"attributes.run_id = '{secret.run_id}'"
+    filtered = page("compare", READER, experiment_id=own.experiment_id, filter=run_filter)
+    assert (both.status_code, swapped.status_code, filtered.status_code) == (200, 403, 400)
+    for response in (ticked, both, swapped, filtered):
+        assert secret.run_name not in response.text
 
 
-def test_runs_at_once(plain, monkeypatch):
+def test_runs_at_once(plain_server, monkeypatch):
     """Four trainings into an experiment that none has made yet: each point is there one time."""
-    client = plain.use(monkeypatch)
+    client = plain_server.use(monkeypatch)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "at once")
     ready = threading.Barrier(4)
 
@@ -484,12 +489,12 @@ def test_runs_at_once(plain, monkeypatch):
     assert len(set(run_ids)) == 4
     for run_id in run_ids:
         assert client.get_run(run_id).info.status == "FINISHED"
-        assert_stored_once(plain, client, run_id, EXPECTED)
+        assert_stored_once(plain_server, client, run_id, EXPECTED)
 
 
-def test_evaluates_at_once(plain, monkeypatch):
+def test_evaluates_at_once(plain_server, monkeypatch):
     """Two evaluates, of which each waits for the other at every run: nothing twice, no failure."""
-    client = plain.use(monkeypatch)
+    client = plain_server.use(monkeypatch)
     experiment_id = client.create_experiment("evaluated at once")
     runs = [stored_by_another_program(client, experiment_id) for _ in range(4)]
     # One whose process is gone: both close it.
@@ -511,4 +516,4 @@ def test_evaluates_at_once(plain, monkeypatch):
     assert client.get_run(abandoned).info.status == "KILLED"
     assert names.PROCESS_TAG not in client.get_run(abandoned).data.tags
     for run in runs:
-        assert_stored_once(plain, client, run.info.run_id, EXPECTED)
+        assert_stored_once(plain_server, client, run.info.run_id, EXPECTED)

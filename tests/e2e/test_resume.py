@@ -69,8 +69,8 @@ def start(project, *arguments, **variables):
 
 
 def finish(process):
-    said, _ = process.communicate(timeout=LONG)
-    return process.returncode, said
+    output, _ = process.communicate(timeout=LONG)
+    return process.returncode, output
 
 
 def artifacts(run):
@@ -166,8 +166,10 @@ def test_killed_again_and_again(project, store, experiment_id, short_stream):
 @pytest.fixture
 def interrupted(store, experiment_id, short_stream, monkeypatch):
     """A run that was stopped after row 2 of 4 and its state: the client, and the run's id."""
-    asked = {**short_stream, "features": "pixels", "strategy": "linear", "epochs": "15"}
-    training = prepare(check(TrainConfig.resolve({**asked, "device": "cpu"})), TrainingProgress())
+    parameters = {**short_stream, "features": "pixels", "strategy": "linear", "epochs": "15"}
+    training = prepare(
+        check(TrainConfig.resolve({**parameters, "device": "cpu"})), TrainingProgress()
+    )
     rows = type(training).rows
 
     def until_stopped(self, on_curve, on_test, on_state):
@@ -179,7 +181,7 @@ def interrupted(store, experiment_id, short_stream, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(training), "rows", until_stopped)
         with pytest.raises(KeyboardInterrupt):
-            train_in_process(store, training, asked)
+            train_in_process(store, training, parameters)
     (run,) = store.search_runs([experiment_id])
     return store, run.info.run_id
 
@@ -195,12 +197,12 @@ def test_two_resumes_at_once(project, interrupted):
     """One goes on to the end; the other is refused, or comes when all is done."""
     client, run_id = interrupted
     processes = [start(project, "--resume", run_id) for _ in range(2)]
-    ended = [finish(process) for process in processes]
+    results = [finish(process) for process in processes]
     refused = ("another process trains into run", "was gone on with", "nothing to resume")
-    (told,) = (end for end in ended if any(words in end[1] for words in refused))
-    assert told[0] == (0 if refused[-1] in told[1] else 2), ended
-    ended.remove(told)
-    assert ended[0][0] == 0, ended
+    (refusal,) = (end for end in results if any(words in end[1] for words in refused))
+    assert refusal[0] == (0 if refused[-1] in refusal[1] else 2), results
+    results.remove(refusal)
+    assert results[0][0] == 0, results
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     assert len(rows_of(run)) == BUCKETS + 1
@@ -218,54 +220,54 @@ def test_mlflow_run_goes_on_with_another_run(project, interrupted):
     resumed = client.get_run(run_id)
     assert resumed.info.status == "FINISHED"
     assert len(rows_of(resumed)) == BUCKETS + 1
-    (beside,) = [
+    (second_run,) = [
         run for run in client.search_runs([resumed.info.experiment_id]) if run.info.run_id != run_id
     ]
-    assert beside.info.status == "FINISHED"
-    assert beside.data.tags[names.KIND_TAG] == names.KIND_RESUME
-    assert beside.data.tags[names.RESUMED_TAG] == run_id
-    assert names.ROWS_TAG not in beside.data.tags
+    assert second_run.info.status == "FINISHED"
+    assert second_run.data.tags[names.KIND_TAG] == names.KIND_RESUME
+    assert second_run.data.tags[names.RESUMED_TAG] == run_id
+    assert names.ROWS_TAG not in second_run.data.tags
 
 
 def test_what_is_wrong_is_one_line_and_changes_nothing(project, interrupted):
     """Exit code 2, no traceback, no other status."""
     client, run_id = interrupted
     before = snapshot(client, run_id)
-    code, said = finish(start(project, "--resume", run_id, "--epochs", "5", "--device", "auto"))
+    code, output = finish(start(project, "--resume", run_id, "--epochs", "5", "--device", "auto"))
     assert code == 2
-    assert "epochs is 5 and the run has 15" in said
-    assert "device" not in said
-    assert "Traceback" not in said
+    assert "epochs is 5 and the run has 15" in output
+    assert "device" not in output
+    assert "Traceback" not in output
     assert snapshot(client, run_id) == before
 
 
 def test_other_parameters_and_other_data_are_refused(interrupted, tmp_path):
     """What differs is named, with both values; where it computes may differ, and the folder."""
     point = read_resume_point(*interrupted, tmp_path)
-    for given, told in (
+    for overrides, message in (
         ({"epochs": "5", "seed": "0"}, "epochs is 5 and the run has 15"),
         ({"seed": "1", "lr": "0.5"}, "lr is 0.5 and the run has 1.0; seed is 1 and the run has 0"),
         ({"strategy": "replay"}, "strategy is replay and the run has linear"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(told)):
-            resolve_resume_parameters(point, given)
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            resolve_resume_parameters(point, overrides)
     # Another text for the same number; auto says nothing.
-    asked, _ = resolve_resume_parameters(
+    parameters, _ = resolve_resume_parameters(
         point, {"device": "auto", "lr": "1.0", "batch_size": "auto"}
     )
-    check_parameters(point, TrainConfig.resolve({**asked, "device": "cuda"}))
+    check_parameters(point, TrainConfig.resolve({**parameters, "device": "cuda"}))
     with pytest.raises(ConfigError, match="batch_size is 3 and the run has 512"):
-        check_parameters(point, TrainConfig.resolve({**asked, "batch_size": "3"}))
-    facts = prepare(check(TrainConfig.resolve(asked)), TrainingProgress()).metadata
-    check_data(point, dataclasses.replace(facts, source="elsewhere"))
+        check_parameters(point, TrainConfig.resolve({**parameters, "batch_size": "3"}))
+    metadata = prepare(check(TrainConfig.resolve(parameters)), TrainingProgress()).metadata
+    check_data(point, dataclasses.replace(metadata, source="elsewhere"))
     with pytest.raises(DataError, match="digest is sha256:0 and the run has sha256:"):
-        check_data(point, dataclasses.replace(facts, digest="sha256:0"))
+        check_data(point, dataclasses.replace(metadata, digest="sha256:0"))
 
 
 def rewrite(path, change):
-    told = json.loads(path.read_text())
-    change(told)
-    path.write_text(json.dumps(told))
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
 
 
 def test_another_version_is_refused(interrupted, tmp_path):
@@ -286,7 +288,7 @@ def test_a_damaged_state_gives_way_to_the_one_before(interrupted, tmp_path, capf
     newer = folder / f"after_{row + 1:03}.safetensors"
     newer.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     shutil.copy(manifest, newer.with_suffix(".json"))
-    rewrite(newer.with_suffix(".json"), lambda told: told.update(row=row + 1))
+    rewrite(newer.with_suffix(".json"), lambda content: content.update(row=row + 1))
     point = read_resume_point(client, run_id, tmp_path)
     assert point.state.manifest.row == row
     assert f"{newer.name} is damaged" in capfd.readouterr().err
@@ -300,8 +302,8 @@ def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
     client, run_id = interrupted
     run = client.get_run(run_id)
 
-    def refused(kind, told, which=run_id):
-        with pytest.raises(kind, match=told) as problem:
+    def refused(error_class, message, which=run_id):
+        with pytest.raises(error_class, match=message) as problem:
             read_resume_point(client, which, tmp_path)
         assert isinstance(problem.value, ClearError)
 
@@ -369,10 +371,10 @@ def test_only_a_run_without_a_second_row_begins_anew(interrupted, tmp_path):
             (folder / "config.json").write_text(config)
 
 
-def train_elsewhere(client, run_id, told):
+def train_elsewhere(client, run_id, lease):
     """As another process does that takes the run, and says so."""
-    client.set_tag(run_id, names.PROCESS_TAG, told)
-    client.set_tag(run_id, names.HOLDER_TAG, told)
+    client.set_tag(run_id, names.PROCESS_TAG, lease)
+    client.set_tag(run_id, names.HOLDER_TAG, lease)
 
 
 def format_foreign_lease(minutes, **changes):
@@ -398,7 +400,7 @@ def test_a_claim_of_a_process_that_is_gone_blocks_nobody(interrupted, tmp_path):
 
 
 @pytest.fixture
-def left(interrupted, tmp_path, monkeypatch):
+def unsent_folder(interrupted, tmp_path, monkeypatch):
     """The journal of a process that is gone, with row 2 in it, which the run holds, too."""
     client, run_id = interrupted
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
@@ -416,16 +418,18 @@ def held_elsewhere(client, run_id):
     return snapshot(client, run_id)
 
 
-@pytest.mark.parametrize("how", ["MLFLOW_RUN_ID", "--resume"])
-def test_who_is_not_to_wait_for_a_process_elsewhere_leaves_to_come_again(project, interrupted, how):
+@pytest.mark.parametrize("option", ["MLFLOW_RUN_ID", "--resume"])
+def test_who_is_not_to_wait_for_a_process_elsewhere_leaves_to_come_again(
+    project, interrupted, option
+):
     """With a code of its own, which the scripts of schedulers know; the run stays as it is."""
     client, run_id = interrupted
     before = held_elsewhere(client, run_id)
-    by_id = how == "MLFLOW_RUN_ID"
-    arguments, variables = ((), {how: run_id}) if by_id else ([how, run_id], {})
-    code, said = finish(start(project, *arguments, "--if-held", "leave", **variables))
-    assert code == 75, said
-    assert "start the same command again later" in said
+    by_id = option == "MLFLOW_RUN_ID"
+    arguments, variables = ((), {option: run_id}) if by_id else ([option, run_id], {})
+    code, output = finish(start(project, *arguments, "--if-held", "leave", **variables))
+    assert code == 75, output
+    assert "start the same command again later" in output
     assert snapshot(client, run_id) == before
 
 
@@ -438,12 +442,12 @@ def test_a_wait_for_a_process_elsewhere_ends_at_once_when_it_is_asked_to(project
         if "waiting up to 180 s" in line:
             break
     terminate(process)
-    code, said = finish(process)
-    assert code == 128 + signal.SIGTERM, said
+    code, output = finish(process)
+    assert code == 128 + signal.SIGTERM, output
     assert snapshot(client, run_id) == before
 
 
-def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
+def test_what_waits_is_sent_before_a_resume(interrupted, unsent_folder, tmp_path):
     """The row is there then, the journal is gone, and another process may take the run over."""
     client, run_id = interrupted
     run = client.get_run(run_id)
@@ -452,47 +456,49 @@ def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
     row.unlink()
     assert 2 in read_resume_point(client, run_id, tmp_path).records
     assert row.read_text() == text
-    assert not left.exists()
+    assert not unsent_folder.exists()
     # A sweep reads what its worker resumes.
     assert client.get_run(run_id).data.tags.get(names.HOLDER_TAG) == run.data.tags.get(
         names.HOLDER_TAG
     )
 
 
-def test_a_journal_that_is_written_to_says_that_the_run_trains(interrupted, left, tmp_path):
+def test_a_journal_that_is_written_to_says_that_the_run_trains(
+    interrupted, unsent_folder, tmp_path
+):
     """Who writes to it is at work on the run, whether or not the run says so yet."""
     client, run_id = interrupted
-    held = RunFolder.reopen(left)
+    folder = RunFolder.reopen(unsent_folder)
     try:
         with pytest.raises(TrackingError, match=f"another process trains into run {run_id} now"):
             read_resume_point(client, run_id, tmp_path)
     finally:
-        held.close()
+        folder.close()
     assert 2 in read_resume_point(client, run_id, tmp_path).records
 
 
-def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, left, tmp_path):
+def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, unsent_folder, tmp_path):
     """As sync looks at it: one line, the journal stays, and so does what the run holds.
 
     Of a row that is there twice the second one must not take the first one's place; a folder is
     named after its run by whoever copied it.
     """
     client, run_id = interrupted
-    good = shutil.copytree(left, tmp_path / "good")
+    good = shutil.copytree(unsent_folder, tmp_path / "good")
     before = snapshot(client, run_id)
 
     def of_another(journal):
-        rewrite(journal / "run.json", lambda told: told.update(run_id="0" * 32))
+        rewrite(journal / "run.json", lambda content: content.update(run_id="0" * 32))
 
     # How a training ended says nothing to the one that resumes.
     for damage in (of_another, *(DAMAGES[name] for name in DAMAGES.keys() - {"end"})):
-        shutil.rmtree(left)
-        damage(shutil.copytree(good, left))
+        shutil.rmtree(unsent_folder)
+        damage(shutil.copytree(good, unsent_folder))
         with pytest.raises((TrackingError, RecordError)) as refusal:
             read_resume_point(client, run_id, tmp_path)
         if damage is of_another:
             assert f"what was measured for run {'0' * 32}" in str(refusal.value)
-        assert left.exists()
+        assert unsent_folder.exists()
         assert snapshot(client, run_id) == before
 
 
@@ -516,20 +522,20 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     run = client.get_run(run_id)
     rows = artifacts(run) / "accuracy_matrix" / "rows"
     (state,) = artifacts(run).glob("training_state/*.json")
-    known = json.loads(state.read_text())["row"]
+    last_row = json.loads(state.read_text())["row"]
     for file in rows.glob("row_*.json"):  # a row whose state was on its way
-        if row_index(file.name) > known:
+        if row_index(file.name) > last_row:
             file.unlink()
     # Row 4, say, as a device measured it that this one is not: with the counts of the row before.
-    told = json.loads((rows / f"row_{known:03}.json").read_text())
-    told |= {"row": known + 1, "trained_through": str(known + 1)}
-    name = f"row_{known + 1:03}.json"
-    (rows / name).write_text(json.dumps(told))
+    content = json.loads((rows / f"row_{last_row:03}.json").read_text())
+    content |= {"row": last_row + 1, "trained_through": str(last_row + 1)}
+    name = f"row_{last_row + 1:03}.json"
+    (rows / name).write_text(json.dumps(content))
     before = {file.name: file.read_bytes() for file in rows.iterdir()}
 
-    code, said = finish(start(project, "--resume", run_id))
-    assert code == 0, said
-    assert f"row {known + 1} of run {run_id} was measured again and differs" in said
+    code, output = finish(start(project, "--resume", run_id))
+    assert code == 0, output
+    assert f"row {last_row + 1} of run {run_id} was measured again and differs" in output
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     assert {file: (rows / file).read_bytes() for file in before} == before
@@ -537,8 +543,8 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     (again,) = (rows.parent / "measured_again").rglob("*.json")
     assert again.parts[-2:] == ("resume_1", name)
     measured = RowRecord.from_json(again.read_text(), source=name).row
-    assert measured.row == known + 1
-    assert measured.correct != tuple(told["correct"])
+    assert measured.row == last_row + 1
+    assert measured.correct != tuple(content["correct"])
     # What is scored is what is stored, in the series too.
     stored = {f.name: json.loads(f.read_text()) for f in rows.iterdir()}
     matrix = AccuracyMatrix.from_rows(
@@ -547,15 +553,15 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     )
     assert summarize(matrix).items() <= run.data.metrics.items()
     points = history(client, run_id)
-    whole = collect_series(matrix, series(matrix))
-    first = told["correct"][0] / told["num_instances"][0]
-    assert whole["test_accuracy/bucket_01"][known + 1] == first
-    assert {name: sorted(steps.items()) for name, steps in whole.items()} == {
-        name: points[name] for name in whole
+    expected = collect_series(matrix, series(matrix))
+    first = content["correct"][0] / content["num_instances"][0]
+    assert expected["test_accuracy/bucket_01"][last_row + 1] == first
+    assert {name: sorted(steps.items()) for name, steps in expected.items()} == {
+        name: points[name] for name in expected
     }
     # The predictions of the row that was measured now are not those of the stored one.
-    assert predictions_file_name(known + 1) not in files_of(run, "predictions")
-    assert predictions_file_name(known + 2) in files_of(run, "predictions")
+    assert predictions_file_name(last_row + 1) not in files_of(run, "predictions")
+    assert predictions_file_name(last_row + 2) in files_of(run, "predictions")
 
 
 def test_a_stored_row_of_other_images_is_no_matter_of_arithmetic(interrupted, tmp_path):

@@ -57,12 +57,12 @@ def client(server, monkeypatch):
 def ask(server):
     """Ask for a page of ours."""
 
-    def asked(path, method="GET", host=None, **query):
+    def request(path, method="GET", host=None, **query):
         headers = {"Host": host} if host else {}
         address = f"{server.url}/clear/{path}"
         return requests.request(method, address, params=query, headers=headers, timeout=LONG)
 
-    return asked
+    return request
 
 
 def four_kinds(client, experiment_id, seeds=3):
@@ -78,16 +78,16 @@ def four_kinds(client, experiment_id, seeds=3):
 
 def data_of(page):
     """What the page's script reads."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(match[1])
 
 
 def ticked(page):
     return re.findall(r'name="runs" value="(\w+)" checked', page)
 
 
-def reason(answer):
-    return html.unescape(re.search(r'<p class="faint">(.*?)</p>', answer.text)[1])
+def reason(response):
+    return html.unescape(re.search(r'<p class="faint">(.*?)</p>', response.text)[1])
 
 
 def test_runs_are_grouped_ticked_and_filtered(client, ask):
@@ -95,11 +95,11 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
     experiment_id = client.create_experiment("four kinds")
     runs = four_kinds(client, experiment_id)
     ids = [run.info.run_id for run in runs]
-    whole = ask("compare", experiment_id=experiment_id)
-    assert whole.status_code == 200
-    assert "12 runs in 4 groups by strategy and dataset" in whole.text
-    assert sorted(ticked(whole.text)) == sorted(ids)
-    first = whole.text.split('<table class="heat">')[1].split('scope="row">after 1</th>')[1]
+    unfiltered = ask("compare", experiment_id=experiment_id)
+    assert unfiltered.status_code == 200
+    assert "12 runs in 4 groups by strategy and dataset" in unfiltered.text
+    assert sorted(ticked(unfiltered.text)) == sorted(ids)
+    first = unfiltered.text.split('<table class="heat">')[1].split('scope="row">after 1</th>')[1]
     mean = sum(counts(180, seed)[1][0] for seed in range(3)) / 3 / 200
     assert re.search(r"<td [^>]*>([0-9.]+)<", first)[1] == f"{100 * mean:.1f}"
 
@@ -119,11 +119,11 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
     again = ask("compare", experiment_id=experiment_id, runs=[ids[0], ids[9]])  # without a script
     assert sorted(ticked(again.text)) == sorted([ids[0], ids[9]])
 
-    wanted = "tags.strategy = 'replay'"
-    some = ask("compare", experiment_id=experiment_id, filter=wanted, group_by="seed")
+    run_filter = "tags.strategy = 'replay'"
+    some = ask("compare", experiment_id=experiment_id, filter=run_filter, group_by="seed")
     assert sorted(ticked(some.text)) == sorted(ids[3:6])
     assert "3 runs in 3 groups by seed" in some.text
-    assert f'value="{html.escape(wanted).replace("&#x27;", "&#39;")}"' in some.text
+    assert f'value="{html.escape(run_filter).replace("&#x27;", "&#39;")}"' in some.text
 
 
 def test_the_page_follows_the_store(client, ask):
@@ -157,30 +157,30 @@ def test_a_run_in_training_is_followed(client, ask):
     rows = row_records(counts(150, 0))
 
     def news():
-        answers = [ask("run/state", run_id=run_id).json() for _ in range(3)]  # of both workers
-        assert all(answer == answers[0] for answer in answers)
-        return answers[0]
+        responses = [ask("run/state", run_id=run_id).json() for _ in range(3)]  # of both workers
+        assert all(response == responses[0] for response in responses)
+        return responses[0]
 
     before, empty = news(), ask("run", run_id=run_id)
     assert empty.status_code == 200
     assert "No row of an accuracy matrix" in empty.text
-    seen = [before["state"]]
+    states = [before["state"]]
     for row in rows[:3]:
         name = row_file_name(row.row.row)
         client.log_text(run_id, row.to_json(), f"accuracy_matrix/rows/{name}")
-        seen.append(news()["state"])
+        states.append(news()["state"])
         client.set_tag(run_id, names.PROCESS_TAG, f"a sign of life {row.row.row}")
-        assert news()["state"] == seen[-1]
-    assert len(set(seen)) == 4
+        assert news()["state"] == states[-1]
+    assert len(set(states)) == 4
     page = ask("run", run_id=run_id).text
-    assert f'data-state="{seen[-1]}" data-followed="yes"' in page
+    assert f'data-state="{states[-1]}" data-followed="yes"' in page
     assert "2 of 4 buckets trained" in page
-    shown = [row for row in data_of(page)["cells"] if row[0] is not None]
-    assert shown == [[count / 200 for count in row] for row in counts(150, 0)[:3]]
+    measured_rows = [row for row in data_of(page)["cells"] if row[0] is not None]
+    assert measured_rows == [[count / 200 for count in row] for row in counts(150, 0)[:3]]
 
     client.set_terminated(run_id)
     assert news() == {"state": news()["state"], "status": "FINISHED"}
-    assert news()["state"] not in seen
+    assert news()["state"] not in states
     page = ask("run", run_id=run_id).text
     assert "data-followed" not in page
     assert "connect-src 'self'" in page
@@ -196,9 +196,9 @@ def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):
     log_predictions(client, run, right, tmp_path)
     client.set_tag(run_id, names.PREDICTIONS_TAG, "labels")
     page = ask("run", run_id=run_id).text
-    answers = data_of(page)["answers"]
-    assert answers["classes"] == ["bus", "camera"]
-    labels = [zlib.decompress(base64.b64decode(text)) for text in answers["rows"].values()]
+    predictions = data_of(page)["answers"]
+    assert predictions["classes"] == ["bus", "camera"]
+    labels = [zlib.decompress(base64.b64decode(text)) for text in predictions["rows"].values()]
     assert [text.count(0) for text in labels] == [sum(row) for row in right]
     assert "were left out" not in page
     (tmp_path / "row_002.safetensors").write_bytes(b"x" * 20)
@@ -220,7 +220,7 @@ def test_names_from_outside_are_text(client, ask):
         strategy=HOSTILE,
         tags={names.KIND_TAG: names.KIND_TRAIN},
     )
-    answers = [
+    responses = [
         ask(""),
         ask("compare", experiment_id=experiment_id),
         ask("compare", experiment_id=experiment_id, filter=HOSTILE),
@@ -230,15 +230,15 @@ def test_names_from_outside_are_text(client, ask):
         ask("run", run_id=run.info.run_id),
         ask("run", run_id=HOSTILE),
     ]
-    statuses = [answer.status_code for answer in answers]
+    statuses = [response.status_code for response in responses]
     assert statuses == [200, 200, 400, 400, 400, 400, 200, 404]
-    for answer in answers:
-        assert "<img" not in answer.text
-        assert "alert(1)</script>" not in answer.text
-        assert "default-src 'none'" in answer.text
-        assert answer.headers["X-Frame-Options"] == "SAMEORIGIN"
-        assert answer.headers["Cache-Control"] == "private, no-cache"
-    assert f">called {HOSTILE}</a>" in html.unescape(answers[0].text)
+    for response in responses:
+        assert "<img" not in response.text
+        assert "alert(1)</script>" not in response.text
+        assert "default-src 'none'" in response.text
+        assert response.headers["X-Frame-Options"] == "SAMEORIGIN"
+        assert response.headers["Cache-Control"] == "private, no-cache"
+    assert f">called {HOSTILE}</a>" in html.unescape(responses[0].text)
 
 
 def test_each_experiment_is_listed_with_its_newest_run(client, ask):
@@ -282,10 +282,10 @@ def test_each_experiment_is_listed_with_its_newest_run(client, ask):
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(ask, query, status, says):
     """With the status that says whose mistake it is, and nothing of where runs are kept."""
-    answer = ask("compare", **query)
-    assert answer.status_code == status
-    assert says in reason(answer)
-    assert "sqlite" not in answer.text
+    response = ask("compare", **query)
+    assert response.status_code == status
+    assert says in reason(response)
+    assert "sqlite" not in response.text
 
 
 def test_the_server_is_mlflow_s_own(server, client, ask):

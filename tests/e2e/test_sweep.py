@@ -90,16 +90,16 @@ def grid(tmp_path, short_stream):
 
 def runs_of(store, experiment_id):
     """(the run above, its runs by fingerprint, the comparisons) of all that is not in the trash."""
-    above, below, compared = [], {}, []
+    parents, below, compared = [], {}, []
     for run in store.search_runs([experiment_id]):
-        kind = run.data.tags.get(names.KIND_TAG)
-        if kind == names.KIND_SWEEP:
-            above.append(run)
-        elif kind == names.KIND_COMPARE:
+        run_kind = run.data.tags.get(names.KIND_TAG)
+        if run_kind == names.KIND_SWEEP:
+            parents.append(run)
+        elif run_kind == names.KIND_COMPARE:
             compared.append(run)
         else:
             below.setdefault(run.data.tags[names.SWEEP_RUN_TAG], []).append(run)
-    (parent,) = above
+    (parent,) = parents
     for run in [*(run for runs in below.values() for run in runs), *compared]:
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
     return parent, below, compared
@@ -125,21 +125,21 @@ def assert_every_run_is_there_once(store, experiment_id, grid):
 
 def workers(process):
     """What may be killed of a sweep: processes that supervise a run, and those that train."""
-    found = []
+    killable = []
     try:
         children = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
-        return found
+        return killable
     for child in children:
         try:
-            told = " ".join(child.cmdline())
+            command_line = " ".join(child.cmdline())
         except psutil.Error:
             continue
-        of_ray = "ray::train_into" in told or "process.child" in told
+        of_ray = "ray::train_into" in command_line or "process.child" in command_line
         # What a sweep of this machine starts leads a session of its own, also what is forked.
-        if of_ray or (os.getsid(child.pid) == child.pid and "/ray/" not in told):
-            found.append(child)
-    return found
+        if of_ray or (os.getsid(child.pid) == child.pid and "/ray/" not in command_line):
+            killable.append(child)
+    return killable
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -153,11 +153,11 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
     while killed < 2 and process.poll() is None and time.monotonic() < until:
         if workers(process):
             time.sleep(rng.uniform(0.2, 1.5))  # a moment of a training, whichever
-            there = workers(process)
+            candidates = workers(process)
             # It may end by itself between the look and the kill.
             with suppress(psutil.NoSuchProcess):
-                if there:
-                    rng.choice(there).kill()
+                if candidates:
+                    rng.choice(candidates).kill()
                     killed += 1
         time.sleep(0.05)
     output = output_of(process)
@@ -176,20 +176,20 @@ def sweep_killed_at_row(store, experiment_id, grid, row):
     """A sweep of which no process is left, killed when a run had stored a row; gives that run."""
     process = started(grid)
     until = time.monotonic() + LONG
-    found = []
-    while not found and time.monotonic() < until:
+    with_row = []
+    while not with_row and time.monotonic() < until:
         below = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
-        found = [run for run in below if f"row_{row:03}.json" in rows_of(run)]
+        with_row = [run for run in below if f"row_{row:03}.json" in rows_of(run)]
         assert process.poll() is None, output_of(process)
         time.sleep(0.02)
-    there = workers(process)
+    killable = workers(process)
     process.kill()
-    for worker in there:
+    for worker in killable:
         with suppress(psutil.NoSuchProcess):
             worker.kill()
-    psutil.wait_procs(there, timeout=LONG)
+    psutil.wait_procs(killable, timeout=LONG)
     output_of(process)
-    return store.get_run(found[0].info.run_id)
+    return store.get_run(with_row[0].info.run_id)
 
 
 def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, tmp_path):
@@ -224,8 +224,8 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     assert 3 <= len(before) <= BUCKETS
     second = again(path)
     assert second.exit_code == 0, second.output
-    (told,) = [line for line in second.output.splitlines() if "resumed after row" in line]
-    assert killed.info.run_id in told
+    (resumed_line,) = [line for line in second.output.splitlines() if "resumed after row" in line]
+    assert killed.info.run_id in resumed_line
     assert_every_run_is_there_once(store, experiment_id, path)
     run = store.get_run(killed.info.run_id)
     after = rows_of(run)
@@ -237,12 +237,12 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "undisturbed")
     assert again(path).exit_code == 0
     _, below, _ = runs_of(store, undisturbed)
-    (twin,) = below[run.data.tags[names.SWEEP_RUN_TAG]]
-    assert of_any_machine(rows_of(twin)) == of_any_machine(after)
+    (undisturbed_run,) = below[run.data.tags[names.SWEEP_RUN_TAG]]
+    assert of_any_machine(rows_of(undisturbed_run)) == of_any_machine(after)
     # How fast it was is the machine's.
     for of_machine in (names.CURVE_SPEED, "cost/seconds"):
-        assert min(run.data.metrics.pop(of_machine) for run in (twin, run)) > 0
-    assert twin.data.metrics == pytest.approx(run.data.metrics, abs=0)
+        assert min(run.data.metrics.pop(of_machine) for run in (undisturbed_run, run)) > 0
+    assert undisturbed_run.data.metrics == pytest.approx(run.data.metrics, abs=0)
 
 
 def cut_short(state):
@@ -258,13 +258,15 @@ def of_other_data(manifest):
 
 
 @pytest.mark.parametrize(
-    ("files", "spoil", "told"),
+    ("files", "spoil", "reason"),
     [
         ("*.safetensors", cut_short, "none of its training states is whole"),
         ("*.json", of_other_data, "cannot be resumed with this dataset"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_begun_anew(store, experiment_id, grid, files, spoil, told):
+def test_what_cannot_be_gone_on_with_is_begun_anew(
+    store, experiment_id, grid, files, spoil, reason
+):
     """And it is said why; the earlier try is in the trash."""
     path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, 2)
@@ -276,7 +278,7 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(store, experiment_id, grid, f
     second = again(path)
     assert second.exit_code == 0, second.output
     (line,) = [line for line in second.output.splitlines() if "from its beginning" in line]
-    assert told in line
+    assert reason in line
     assert_every_run_is_there_once(store, experiment_id, path)
     assert store.get_run(killed.info.run_id).info.lifecycle_stage == "deleted"
 
@@ -296,9 +298,9 @@ def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
     by_status = {run.info.status: run for (run,) in below.values()}
     failed = by_status["FAILED"]
     assert failed.data.tags[names.DIVERGED_TAG] == "true"
-    (told,) = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert failed.data.tags[names.ERROR_TAG] in told
-    assert failed.info.run_id in told
+    (error_line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert failed.data.tags[names.ERROR_TAG] in error_line
+    assert failed.info.run_id in error_line
     folder = parent.info.artifact_uri.removeprefix("file://")
     states = json.loads(Path(folder, names.SWEEP_RUNS_JSON).read_text())
     assert Counter(run["state"] for run in states) == {"done": 1, "failed": 1}
@@ -346,12 +348,12 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
     by_kind = {}
     for run in store.search_runs([experiment_id]):
         by_kind.setdefault(run.data.tags[names.KIND_TAG], []).append(run)
-    (above,), (comparison,) = by_kind[names.KIND_SWEEP], by_kind[names.KIND_COMPARE]
+    (parents,), (comparison,) = by_kind[names.KIND_SWEEP], by_kind[names.KIND_COMPARE]
     ensembles = {run.info.run_id: run for run in by_kind[names.KIND_ENSEMBLE]}
     assert {run.data.params["strategy"] for run in ensembles.values()} == {"naive", "cumulative"}
     for run in ensembles.values():
         assert run.info.status == "FINISHED"
-        assert run.data.tags["mlflow.parentRunId"] == above.info.run_id
+        assert run.data.tags["mlflow.parentRunId"] == parents.info.run_id
     members = Counter(
         (
             ensembles[run.data.tags["mlflow.parentRunId"]].data.params["strategy"],
@@ -491,10 +493,10 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
 def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
     """Two GPUs, which are names to Ray: two runs side by side, each with its own; a third waits."""
 
-    def train(asked, run_id, experiment_id, tracking_uri):
+    def train(parameters, run_id, experiment_id, tracking_uri):
         (tmp_path / run_id).touch()
         until = time.monotonic() + 60
-        while not (tmp_path / asked["beside"]).exists() and time.monotonic() < until:
+        while not (tmp_path / parameters["beside"]).exists() and time.monotonic() < until:
             time.sleep(0.05)
         return 0, os.environ.get("CUDA_VISIBLE_DEVICES"), False
 
@@ -509,10 +511,10 @@ def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
             assert engine.count_free_slots() == 1
             engine.start(task("b", beside="a"))
             assert engine.count_free_slots() == 0
-            ended = []
-            while len(ended) < 2:
-                ended += engine.wait_for_results(60.0)
-            assert {told.error for told in ended} == {"0", "1"}
+            results = []
+            while len(results) < 2:
+                results += engine.wait_for_results(60.0)
+            assert {result.error for result in results} == {"0", "1"}
             assert engine.count_free_slots() == 2
         with RayEngine(train, gpus=0.5) as engine:
             assert engine.describe_capacity() == "4 at a time, each with 1 CPUs and 0.5 GPUs"
@@ -523,7 +525,7 @@ def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([], "grid is none"),
         (["--jobs", "0"], "jobs is 0"),
@@ -534,12 +536,12 @@ def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
         (["--group-by", ","], "--group-by is ','"),
     ],
 )
-def test_wrong_options_are_told_before_anything_starts(store, grid, arguments, told):
+def test_wrong_options_are_told_before_anything_starts(store, grid, arguments, message):
     """One line, exit code 2."""
-    named = ["--grid", str(grid(FOUR))] if arguments else []
-    result = CliRunner().invoke(main, ["sweep", *named, *arguments])
+    grid_option = ["--grid", str(grid(FOUR))] if arguments else []
+    result = CliRunner().invoke(main, ["sweep", *grid_option, *arguments])
     assert result.exit_code == 2
-    assert told in result.output
+    assert message in result.output
     assert len(result.output.splitlines()) == 1
 
 

@@ -96,13 +96,13 @@ def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
         return requests.get(f"{lab}/clear/{path}", params=query, auth=user, timeout=LONG)
 
     here = {"experiment_id": experiment_id, "workspace": "lab"}
-    shown = page("compare", **here)
-    assert shown.status_code == 200, shown.text
-    assert "3 runs in 2 groups" in shown.text
+    page_text = page("compare", **here)
+    assert page_text.status_code == 200, page_text.text
+    assert "3 runs in 2 groups" in page_text.text
     runs = MlflowClient().search_runs([experiment_id], "params.dataset = 'mine'")
     assert len(runs) == 2
     for stored in runs:
-        assert f"run?run_id={stored.info.run_id}&amp;workspace=lab" in shown.text
+        assert f"run?run_id={stored.info.run_id}&amp;workspace=lab" in page_text.text
         query = {"run_id": stored.info.run_id, "workspace": "lab"}
         assert page("run", **query).status_code == 200
         assert page("run/state", **query).json()["status"] == "FINISHED"

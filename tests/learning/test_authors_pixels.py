@@ -102,8 +102,8 @@ def test_tests_see_the_bytes_that_torchvision_shows(tmp_path, size):
     for augment in ("random_crop", "none"):
         stream = DecodedStream(stream_of(*paths), image_size=size, augment=augment, device=CPU)
         held_out = stream.test().some(0, len(paths)).numpy()
-        for path, ours in zip(paths, held_out, strict=True):
-            assert np.array_equal(ours, torchvisions(path, size)), path.name
+        for path, test_image in zip(paths, held_out, strict=True):
+            assert np.array_equal(test_image, torchvisions(path, size)), path.name
 
 
 @settings(max_examples=60, deadline=None)
@@ -142,14 +142,14 @@ def test_training_crops_lie_anywhere_and_are_never_mirrored(tmp_path, width, hei
     photo(width, height).save(path)
     size = 32
     resized = np.asarray(Resize(size)(torchvision.datasets.folder.pil_loader(str(path))))
-    places = max(resized.shape[:2]) - size + 1
-    assert places == 17
+    num_offsets = max(resized.shape[:2]) - size + 1
+    assert num_offsets == 17
     literal = {}
-    for place in range(places):
-        top, left = (0, place) if width > height else (place, 0)
-        literal[resized[top : top + size, left : left + size].tobytes()] = place
-    found = [literal[crop.tobytes()] for crop in crops_of(path, "random_crop", size, epochs=40)]
-    counts = np.bincount(found, minlength=places)
+    for offset in range(num_offsets):
+        top, left_edge = (0, offset) if width > height else (offset, 0)
+        literal[resized[top : top + size, left_edge : left_edge + size].tobytes()] = offset
+    offsets = [literal[crop.tobytes()] for crop in crops_of(path, "random_crop", size, epochs=40)]
+    counts = np.bincount(offsets, minlength=num_offsets)
     assert chisquare(counts).pvalue > 1e-4
     mirrored = crops_of(path, "random_crop_flip", size, epochs=40)
     upright = np.array([crop.tobytes() in literal for crop in mirrored])

@@ -51,9 +51,9 @@ def quiet_cache(folder: Path) -> DecodedCache:
     return DecodedCache(folder, warn=refuse)
 
 
-def same(one: DecodedImages, other: DecodedImages) -> bool:
-    sizes = np.array_equal(one.sizes, other.sizes)
-    return sizes and np.array_equal(one.pixels, other.pixels)
+def same(first: DecodedImages, other: DecodedImages) -> bool:
+    sizes = np.array_equal(first.sizes, other.sizes)
+    return sizes and np.array_equal(first.pixels, other.pixels)
 
 
 BUILT = ["", ".json", ".npy"]  # the lock, what the array is of, the array
@@ -71,16 +71,16 @@ def test_cached_images_are_the_decoded_ones_and_are_built_once(tmp_path):
     """First and second answers equal decode; the second one needs no image file any more."""
     images = write_images(tmp_path / "images")
     literal = decode(images, RESIZE)
-    told: list[int] = []
-    first = quiet_cache(tmp_path / "cache").images(images, RESIZE, on_image=told.append)
+    reported: list[int] = []
+    first = quiet_cache(tmp_path / "cache").images(images, RESIZE, on_image=reported.append)
     assert same(first, literal)
-    assert told[-1] == len(images)
+    assert reported[-1] == len(images)
     for path in images.paths:
         path.unlink()
-    told.clear()
-    second = quiet_cache(tmp_path / "cache").images(images, RESIZE, on_image=told.append)
+    reported.clear()
+    second = quiet_cache(tmp_path / "cache").images(images, RESIZE, on_image=reported.append)
     assert same(second, literal)
-    assert told == [len(images)]
+    assert reported == [len(images)]
     assert suffixes(tmp_path / "cache") == BUILT
 
 
@@ -131,9 +131,9 @@ def _black_pixels(path: Path) -> None:
 
 
 def _other_sizes(path: Path) -> None:
-    about = json.loads(path.with_suffix(".json").read_text())
-    about["sizes"][:4] = about["sizes"][2:4] + about["sizes"][:2]
-    path.with_suffix(".json").write_text(json.dumps(about))
+    metadata = json.loads(path.with_suffix(".json").read_text())
+    metadata["sizes"][:4] = metadata["sizes"][2:4] + metadata["sizes"][:2]
+    path.with_suffix(".json").write_text(json.dumps(metadata))
 
 
 def _a_file_of_other_images(path: Path) -> None:
@@ -162,14 +162,14 @@ def test_a_damaged_entry_is_built_anew(tmp_path, damage):
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").images(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
-    whole = [entry.read_bytes(), entry.with_suffix(".json").read_bytes()]
+    intact = [entry.read_bytes(), entry.with_suffix(".json").read_bytes()]
     DAMAGES[damage](entry)
-    assert [entry.read_bytes(), entry.with_suffix(".json").read_bytes()] != whole
-    said: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=said.append)
+    assert [entry.read_bytes(), entry.with_suffix(".json").read_bytes()] != intact
+    messages: list[str] = []
+    cache = DecodedCache(tmp_path / "cache", warn=messages.append)
     assert same(cache.images(images, RESIZE), decode(images, RESIZE))
-    assert [entry.read_bytes(), entry.with_suffix(".json").read_bytes()] == whole
-    (line,) = said
+    assert [entry.read_bytes(), entry.with_suffix(".json").read_bytes()] == intact
+    (line,) = messages
     assert line.startswith(str(entry.with_suffix("")))
     assert "is not as it was written; its images are decoded anew" in line
 
@@ -186,11 +186,11 @@ def test_a_file_that_others_may_write_to_is_built_anew(tmp_path, suffix):
         for file in (entry, entry.with_suffix(".json")):
             assert file.stat().st_mode & 0o777 == 0o644
         entry.with_suffix(suffix).chmod(0o664)
-        said: list[str] = []
-        DecodedCache(tmp_path / "cache", warn=said.append).images(images, RESIZE)
+        messages: list[str] = []
+        DecodedCache(tmp_path / "cache", warn=messages.append).images(images, RESIZE)
     finally:
         os.umask(umask)
-    (line,) = said
+    (line,) = messages
     assert "may be written by other users (mode 664)" in line
     assert entry.with_suffix(suffix).stat().st_mode & 0o777 == 0o644
 
@@ -229,12 +229,12 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
         raise ForeignFileError(f"{path} belongs to another user (uid 1234)")
 
     monkeypatch.setattr(cached_arrays, "refuse_others", of_a_stranger)
-    said: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=said.append)
+    messages: list[str] = []
+    cache = DecodedCache(tmp_path / "cache", warn=messages.append)
     for _ in range(2):
         assert same(cache.images(images, RESIZE), decode(images, RESIZE))
     assert entry.read_bytes() == black
-    (line,) = said
+    (line,) = messages
     assert f"{entry} belongs to another user (uid 1234)" in line
     assert "CLEAR_MLFLOW_CACHE" in line
 
@@ -247,20 +247,20 @@ def test_a_file_is_verified_once_in_a_process_and_again_where_it_changed(tmp_pat
     hashed = []
     digest_of = cached_arrays._digest
     monkeypatch.setattr(
-        cached_arrays, "_digest", lambda *given: hashed.append(1) or digest_of(*given)
+        cached_arrays, "_digest", lambda *arguments: hashed.append(1) or digest_of(*arguments)
     )
-    said: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=said.append)
+    messages: list[str] = []
+    cache = DecodedCache(tmp_path / "cache", warn=messages.append)
     cache.damaged(images, RESIZE)
     cache.images(images, RESIZE)
     assert len(hashed) == 1
     os.utime(entry)  # the same content
     cache.images(images, RESIZE)
     assert len(hashed) == 2
-    assert said == []
+    assert messages == []
     _black_pixels(entry)
     assert same(cache.images(images, RESIZE), decode(images, RESIZE))
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 BUILDER = """
@@ -291,11 +291,11 @@ print(json.dumps({"told": len(told), "pixels": digest.hexdigest()}))
 """
 
 
-def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.Popen[str]:
+def builder(folder: Path, images: ImageSet, mode: str = "build") -> subprocess.Popen[str]:
     """A process that asks the cache for images; told to pause, it stops half-way."""
     described = {"paths": [str(path) for path in images.paths], "contents": images.contents}
     process = subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(folder), json.dumps(described), what],
+        [sys.executable, "-c", BUILDER, str(folder), json.dumps(described), mode],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -303,7 +303,7 @@ def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.P
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "asking\n"
-    if what == "pause":
+    if mode == "pause":
         assert process.stdout.readline() == "half-way\n"
     return process
 
@@ -331,10 +331,10 @@ def test_a_builder_killed_half_way_leaves_nothing_that_is_read(tmp_path):
         process.kill()
     assert len(kept(folder, "*.part")) == 1
     assert kept(folder) == []
-    told: list[int] = []
-    pixels = quiet_cache(folder).images(images, RESIZE, on_image=told.append)
+    counts: list[int] = []
+    pixels = quiet_cache(folder).images(images, RESIZE, on_image=counts.append)
     assert same(pixels, decode(images, RESIZE))
-    assert len(told) > 1
+    assert len(counts) > 1
     assert suffixes(folder) == BUILT
 
 
@@ -351,17 +351,17 @@ def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, ki
             second.wait(timeout=0.5)
         if killed:
             first.kill()
-        found = [answer(process)[0] for process in (first, second, third)[killed:]]
-    assert {one["pixels"] for one in found} == {digest(images)}
-    assert sum(one["told"] > 1 for one in found) == 1
+        reports = [answer(process)[0] for process in (first, second, third)[killed:]]
+    assert {report["pixels"] for report in reports} == {digest(images)}
+    assert sum(report["told"] > 1 for report in reports) == 1
     assert suffixes(folder) == BUILT
 
 
 def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
     """What cannot be written whole is not kept at all; one line tells, and the pixels are right."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
-    found, err = answer(builder(folder, images, "small disk"))
-    assert found["pixels"] == digest(images)
+    report, err = answer(builder(folder, images, "small disk"))
+    assert report["pixels"] == digest(images)
     assert len(err.splitlines()) == 1
     assert str(folder) in err
     assert suffixes(folder) == [""]
@@ -370,14 +370,14 @@ def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
 def test_where_the_folder_cannot_be_made_images_are_decoded_all_the_same(tmp_path):
     """The warning comes once, however many image sets are asked for."""
     (tmp_path / "file").write_text("no folder")
-    said: list[str] = []
-    cache = DecodedCache(tmp_path / "file" / "cache", warn=said.append)
+    messages: list[str] = []
+    cache = DecodedCache(tmp_path / "file" / "cache", warn=messages.append)
     for name in ("one", "two"):
         images = write_images(tmp_path / name, 3)
         assert same(cache.images(images, RESIZE), decode(images, RESIZE))
         assert cache.damaged(images, RESIZE) == ()
-    assert len(said) == 1
-    assert "CLEAR_MLFLOW_CACHE" in said[0]
+    assert len(messages) == 1
+    assert "CLEAR_MLFLOW_CACHE" in messages[0]
 
 
 def test_a_file_changed_since_it_was_hashed_is_refused(tmp_path):
@@ -397,8 +397,8 @@ def test_damaged_images_are_listed_all_and_remembered(tmp_path):
     images = image_set(*images.paths)
     cache = quiet_cache(tmp_path / "cache")
     first = cache.damaged(images, RESIZE)
-    assert [one.position for one in first] == [3, 35]
-    assert [one.path for one in first] == [images.paths[3], images.paths[35]]
+    assert [problem.position for problem in first] == [3, 35]
+    assert [problem.path for problem in first] == [images.paths[3], images.paths[35]]
     assert len(kept(tmp_path / "cache", "*.json")) == 1
     with pytest.raises(DataError, match=r"2 images cannot be decoded; the first: .*3\.png"):
         cache.images(images, RESIZE)
@@ -418,8 +418,8 @@ def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[P
         mock.patch.object(hashing, "sha256_of", side_effect=sha256_of) as read,
         RememberedHashes(folder, root) as hashes,
     ):
-        found = [hashes.of(path, path.stat()) for path in paths]
-    return found, [call.args[0] for call in read.call_args_list]
+        digests = [hashes.of(path, path.stat()) for path in paths]
+    return digests, [call.args[0] for call in read.call_args_list]
 
 
 @pytest.fixture
@@ -452,8 +452,8 @@ def test_a_changed_file_is_hashed_anew(tmp_path, replaced):
     written.write_bytes(b"CONTENT")
     os.utime(written, ns=(before.st_atime_ns, before.st_mtime_ns))
     written.replace(path)
-    found, computed = looked_up(tmp_path / "cache", tmp_path, path)
-    assert found == [hashlib.sha256(b"CONTENT").hexdigest()]
+    digests, computed = looked_up(tmp_path / "cache", tmp_path, path)
+    assert digests == [hashlib.sha256(b"CONTENT").hexdigest()]
     assert computed == [path]
 
 

@@ -59,11 +59,11 @@ def test_a_damaged_image_is_told_in_words_that_fit(tmp_path, cache):
 
 def test_training_on_features_leaves_no_image_out():
     """It decodes none, so that asking for it is a mistake, which is told."""
-    asked = {"dataset": "digits", "features": "mine", "damaged": "leave_out"}
+    parameters = {"dataset": "digits", "features": "mine", "damaged": "leave_out"}
     with pytest.raises(ConfigError) as caught:
-        TrainConfig.resolve(asked)
+        TrainConfig.resolve(parameters)
     assert "used as they are" in str(caught.value)
-    assert TrainConfig.resolve({**asked, "damaged": "stop"}).features == "mine"
+    assert TrainConfig.resolve({**parameters, "damaged": "stop"}).features == "mine"
 
 
 def write(folder, stream, extraction):

@@ -50,13 +50,13 @@ def stream_of(root, tmp_path, **chosen):
     return load_stream("clear10", str(root), cache_dir=tmp_path, **chosen)
 
 
-def extracted(root, tmp_path, backbone, *, name="mine", **more):
+def extracted(root, tmp_path, backbone, *, name="mine", **options):
     stream = stream_of(root, tmp_path)
-    return extract(stream, backbone, name=name, cache_dir=tmp_path, device=CPU, **more)
+    return extract(stream, backbone, name=name, cache_dir=tmp_path, device=CPU, **options)
 
 
 @pytest.fixture(scope="module")
-def whole(root, backbone, tmp_path_factory):
+def full_folder(root, backbone, tmp_path_factory):
     """A cache in which all features are extracted."""
     cache = tmp_path_factory.mktemp("extracted")
     extracted(root, cache, backbone)
@@ -64,27 +64,27 @@ def whole(root, backbone, tmp_path_factory):
 
 
 @pytest.fixture
-def folder(whole, tmp_path):
+def folder(full_folder, tmp_path):
     """The features in a copy of it, which a test may damage."""
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(full_folder, tmp_path, dirs_exist_ok=True)
     (features,) = (tmp_path / "features" / "mine").iterdir()
     return features
 
 
-def one_line(function, *arguments, **more):
+def one_line(function, *arguments, **options):
     with pytest.raises(ClearError) as caught:
-        function(*arguments, **more)
+        function(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_features_are_the_backbones_own(root, whole, backbone):
+def test_features_are_the_backbones_own(root, full_folder, backbone):
     """One image at a time through torchvision's own layers and transforms gives the same."""
-    stream = stream_of(root, whole)
-    found = load_features(stream, "mine", cache_dir=whole)
-    assert found.width == 512
+    stream = stream_of(root, full_folder)
+    features = load_features(stream, "mine", cache_dir=full_folder)
+    assert features.width == 512
     body = torch.nn.Sequential(*list(backbone.model.children())[:-1], torch.nn.Flatten())
-    for bucket, rows in zip(stream.buckets, found.test, strict=True):
+    for bucket, rows in zip(stream.buckets, features.test, strict=True):
         for path, row in zip(bucket.test.paths, rows, strict=True):
             pixels = functional.center_crop(functional.to_tensor(Image.open(path)), [32, 32])
             with torch.inference_mode():
@@ -92,7 +92,7 @@ def test_features_are_the_backbones_own(root, whole, backbone):
             np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_interrupted_extraction_goes_on(root, whole, tmp_path, backbone):
+def test_an_interrupted_extraction_goes_on(root, full_folder, tmp_path, backbone):
     """A set that is whole is not computed again; nothing is used before all are."""
 
     def stop_at(count):
@@ -112,17 +112,17 @@ def test_an_interrupted_extraction_goes_on(root, whole, tmp_path, backbone):
     before = stored[0].stat().st_mtime_ns
     folder = extracted(root, tmp_path, backbone)
     assert stored[0].stat().st_mtime_ns == before
-    for path in sorted((whole / "features" / "mine").glob("*/*")):
+    for path in sorted((full_folder / "features" / "mine").glob("*/*")):
         assert (folder / path.name).read_bytes() == path.read_bytes()
     assert not list(folder.glob(".*"))
 
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "2"}])
-def test_one_extraction_serves_all_protocols(root, whole, backbone, chosen):
+def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen):
     """Features are found by the content of images, whatever set the images are in."""
-    stream = stream_of(root, whole, **chosen)
-    found = load_features(stream, "mine", cache_dir=whole)
-    for bucket, train, test in zip(stream.buckets, found.train, found.test, strict=True):
+    stream = stream_of(root, full_folder, **chosen)
+    features = load_features(stream, "mine", cache_dir=full_folder)
+    for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
         for images, rows in ((bucket.train, train), (bucket.test, test)):
             expected = features_of(backbone.model, images, geometry=TINY, device=CPU)
             np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
@@ -132,8 +132,8 @@ def test_features_of_another_decoder_are_none(root, folder, tmp_path, backbone, 
     """After an upgrade of Pillow old arrays are of other pixels; new ones lie beside them."""
     (folder / "000.npy").unlink()  # whoever reads it fails
     monkeypatch.setattr(decode, "_DECODER", 99)
-    told = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
-    assert "with this version of Pillow; run 'clear-mlflow data features'" in told
+    message = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
+    assert "with this version of Pillow; run 'clear-mlflow data features'" in message
     extracted(root, tmp_path, backbone)
     assert load_features(stream_of(root, tmp_path), "mine", cache_dir=tmp_path).width == 512
 
@@ -145,8 +145,8 @@ def test_changed_data_has_no_features(root, tmp_path):
     shutil.copytree(root, changed)
     path = next(iter(image_sets(stream_of(changed, tmp_path)))).paths[0]
     Image.new("RGB", (40, 36), "red").save(path)
-    told = one_line(load_features, stream_of(changed, tmp_path), "mine", cache_dir=tmp_path)
-    assert "not of all images" in told
+    message = one_line(load_features, stream_of(changed, tmp_path), "mine", cache_dir=tmp_path)
+    assert "not of all images" in message
 
 
 @pytest.mark.usefixtures("folder")
@@ -187,9 +187,9 @@ def _swap_two_images(path):
 def test_damaged_stored_features_are_told(root, folder, tmp_path, file, damage):
     """Each damage to the cache is one line with the path, and says what to do."""
     damage(folder / file)
-    told = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
-    assert str(folder) in told
-    assert "again" in told
+    message = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
+    assert str(folder) in message
+    assert "again" in message
 
 
 def test_damaged_features_are_extracted_anew(root, folder, tmp_path, backbone):
@@ -234,28 +234,28 @@ def test_weights_come_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "tag", "said"),
+    ("name", "tag", "transform"),
     [
         ("resnet50", "IMAGENET1K_V2", "crop_size=[224] resize_size=[232]"),
         ("efficientnet_b0", "IMAGENET1K_V1", "interpolation=InterpolationMode.BICUBIC"),
         ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1", "crop_size=[384] resize_size=[384]"),
     ],
 )
-def test_known_weights_bring_the_transform_that_they_were_made_for(name, tag, said):
+def test_known_weights_bring_the_transform_that_they_were_made_for(name, tag, transform):
     """A file that torchvision published is known by its hash, however it is called."""
     weights = torchvision.models.get_model_weights(name)[tag]
     digest = hash_in(weights.url) + "0" * 56
-    made_for, found = torchvision_backbones._published(name, digest)
-    assert found == tag
+    made_for, published = torchvision_backbones._published(name, digest)
+    assert published == tag
     own = torchvision_backbones._transform(made_for)
-    assert said in str(own)
+    assert transform in str(own)
     image = Image.effect_noise((300, 450), 40).convert("RGB")
     np.testing.assert_array_equal(own.make(image), weights.transforms()(image).numpy())
     assert torchvision_backbones._published(name, "0" * 64)[1] == ""
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (lambda: [1], "holds a list"),
         (lambda: {"x": torch.zeros(1)}, "is no state dict of resnet18: Missing key"),
@@ -263,12 +263,12 @@ def test_known_weights_bring_the_transform_that_they_were_made_for(name, tag, sa
         (lambda: torchvision.models.resnet18(), "is refused"),
     ],
 )
-def test_foreign_weights_are_told(tmp_path, content, told):
+def test_foreign_weights_are_told(tmp_path, content, message):
     """Each is one line with the path; a whole pickled model is refused."""
     path = tmp_path / "weights.pth"
     torch.save(content(), path)
     line = one_line(load_backbone, "resnet18", str(path))
-    assert told in line
+    assert message in line
     assert str(path) in line
 
 
@@ -283,11 +283,11 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     url = torchvision.models.ResNet18_Weights.DEFAULT.url
     with pytest.raises(ConfigError) as caught:
         load_backbone("resnet18", "DEFAULT")
-    told = str(caught.value)
-    assert "\n" not in told
-    assert url.rsplit("/", 1)[-1] in told
-    assert f"fetch {url} " in told
-    assert "--weights PATH" in told
+    message = str(caught.value)
+    assert "\n" not in message
+    assert url.rsplit("/", 1)[-1] in message
+    assert f"fetch {url} " in message
+    assert "--weights PATH" in message
 
 
 def test_a_network_with_a_normalisation_of_its_own_is_as_torchvision_makes_it(tmp_path):
@@ -328,6 +328,6 @@ def test_heads_of_other_families_are_left_out(name, width):
 def test_random_weights_are_always_the_same():
     """So that what was tried with them can be tried again."""
     torch.manual_seed(1)
-    one = load_backbone("resnet18", "none").model.conv1.weight
+    first = load_backbone("resnet18", "none").model.conv1.weight
     torch.manual_seed(2)
-    assert torch.equal(one, load_backbone("resnet18", "none").model.conv1.weight)
+    assert torch.equal(first, load_backbone("resnet18", "none").model.conv1.weight)

@@ -77,8 +77,8 @@ def all_of_1(root):
     return root / "training_folder/features" / KIND / "1/all.pth"
 
 
-def assert_features_belong_to_images(found, stream, width=5):
-    for bucket, train, test in zip(stream.buckets, found.train, found.test, strict=True):
+def assert_features_belong_to_images(features, stream, width=5):
+    for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
         for images, rows in ((bucket.train, train), (bucket.test, test)):
             assert rows.dtype == np.float32
             expected = np.stack([vector(tail(path), width) for path in images.paths])
@@ -89,9 +89,9 @@ def assert_features_belong_to_images(found, stream, width=5):
 def test_released_features_go_to_their_images(released_root, tmp_path, chosen):
     """Every image has its own features, though the files list them in another order."""
     stream = stream_of(released_root, tmp_path, **chosen)
-    found = load_features(stream, KIND, cache_dir=tmp_path)
-    assert found.width == 5
-    assert_features_belong_to_images(found, stream)
+    features = load_features(stream, KIND, cache_dir=tmp_path)
+    assert features.width == 5
+    assert_features_belong_to_images(features, stream)
 
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "3"}])
@@ -146,9 +146,9 @@ def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
 
 def test_a_test_set_without_features_is_told(released_root, tmp_path):
     """The released test set has none: the line says what else to pass."""
-    told = problem(released_root, tmp_path, protocol="iid")
-    assert f"{released_root / 'test'} has no features {KIND}" in told
-    assert "split=0, split=validation or protocol=streaming" in told
+    message = problem(released_root, tmp_path, protocol="iid")
+    assert f"{released_root / 'test'} has no features {KIND}" in message
+    assert "split=0, split=validation or protocol=streaming" in message
 
 
 def test_features_of_training_and_test_images_have_one_width(tmp_path):
@@ -180,10 +180,10 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path, form):
         torch.save({"235821044": Malice(trap)}, bus(root))
     else:
         bus(root).write_bytes(pickle.dumps(Malice(trap)))
-    told = problem(root, tmp_path)
-    assert str(bus(root)) in told
-    assert "is refused" in told
-    assert ("wants to run code" in told) == (form == "torch")  # torch reads no such plain pickle
+    message = problem(root, tmp_path)
+    assert str(bus(root)) in message
+    assert "is refused" in message
+    assert ("wants to run code" in message) == (form == "torch")  # torch reads no such plain pickle
     assert not trap.exists()
     torch.load(bus(root), weights_only=False) if form == "torch" else pickle.loads(
         bus(root).read_bytes()
@@ -201,7 +201,7 @@ def in_ids(change):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda path: path.unlink(), "is missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:300]), "is refused"),
@@ -223,16 +223,16 @@ def in_ids(change):
         (in_ids(lambda by_id: list(by_id)), "holds a list"),
     ],
 )
-def test_damaged_released_features_are_told(tmp_path, damage, told):
+def test_damaged_released_features_are_told(tmp_path, damage, message):
     """Each damage to one file is one line."""
     root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
     write_released_features(root / "train")
     damage(bus(root))
-    assert told in problem(root, tmp_path)
+    assert message in problem(root, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda index: index.pop("1"), "expected a JSON object"),
         (lambda index: index["1"].pop("bus"), "no class 'bus'"),
@@ -240,7 +240,7 @@ def test_damaged_released_features_are_told(tmp_path, damage, told):
         (lambda index: index["1"].update(bus="../../../x.pth"), "no '..'"),
     ],
 )
-def test_a_damaged_index_is_told(tmp_path, change, told):
+def test_a_damaged_index_is_told(tmp_path, change, message):
     """features.json is trusted no more than the metadata is."""
     root = write_released(tmp_path / "data")
     write_released_features(root / "train")
@@ -248,7 +248,7 @@ def test_a_damaged_index_is_told(tmp_path, change, told):
     index = json.loads(path.read_text())
     change(index)
     path.write_text(json.dumps(index))
-    assert told in problem(root, tmp_path)
+    assert message in problem(root, tmp_path)
 
 
 def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
@@ -262,7 +262,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda rows, labels: rows, "holds a Tensor"),
         (lambda rows, labels: (rows, labels, labels), "holds a tuple"),
@@ -278,11 +278,11 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
         (lambda rows, labels: (torch.zeros(1, 1).expand(8, 5), labels), "claims 40"),
     ],
 )
-def test_damaged_older_features_are_told(tmp_path, change, told):
+def test_damaged_older_features_are_told(tmp_path, change, message):
     """A file that does not go with its file list is refused: positions are all that it has."""
     root = write_older(tmp_path / "older")
     torch.save(change(*torch.load(all_of_1(root), weights_only=True)), all_of_1(root))
-    assert told in problem(root, tmp_path)
+    assert message in problem(root, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ class Small(Agem):
         return super().criterion(logits, labels) * 1e-6
 
 
-def assert_close_for_float16(found, exact):
+def assert_close_for_float16(values, exact):
     """Gradients of a small loss, by float16 and by float32."""
-    found, exact = (torch.cat([part.flatten() for part in parts]) for parts in (found, exact))
+    values, exact = (torch.cat([part.flatten() for part in parts]) for parts in (values, exact))
     assert 0 < exact.abs().max() < 1e-5
-    assert (found - exact).norm() < 0.02 * exact.norm()
+    assert (values - exact).norm() < 0.02 * exact.norm()
 
 
 def test_strategies_see_the_gradients_of_the_loss_itself(tmp_path):
@@ -79,8 +79,8 @@ def test_strategies_see_the_gradients_of_the_loss_itself(tmp_path):
 
     def gradients(precision):
         settings = fp16(precision=precision, strategy=f"{__name__}:Seen", epochs=1)
-        strategy, descent = strategy_on(stream, settings, fresh_model(stream, settings))
-        strategy.learn(0, descent)
+        strategy, trainer = strategy_on(stream, settings, fresh_model(stream, settings))
+        strategy.learn(0, trainer)
         return strategy.gradients
 
     assert_close_for_float16(gradients("fp16"), gradients("off"))
@@ -91,14 +91,16 @@ def test_what_limits_agems_steps_is_a_gradient_of_float32(tmp_path, monkeypatch)
     stream = image_stream(tmp_path)
 
     def references(precision):
-        found = []
-        monkeypatch.setattr(agem, "project", lambda gradient, reference: found.append(reference))
+        gradients = []
+        monkeypatch.setattr(
+            agem, "project", lambda gradient, reference: gradients.append(reference)
+        )
         settings = fp16(precision=precision, strategy=f"{__name__}:Small", epochs=1)
-        strategy, descent = strategy_on(stream, settings, fresh_model(stream, settings))
-        strategy.learn(0, descent)
+        strategy, trainer = strategy_on(stream, settings, fresh_model(stream, settings))
+        strategy.learn(0, trainer)
         strategy.after_bucket(0)
-        strategy.learn(1, descent)
-        return found[0]
+        strategy.learn(1, trainer)
+        return gradients[0]
 
     assert_close_for_float16(references("fp16"), references("off"))
 
@@ -109,23 +111,23 @@ def test_a_step_whose_gradients_overflow_is_not_taken(tmp_path, name):
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name, epochs=3, batch_size=4)
     model = fresh_model(stream, settings)
-    strategy, descent = strategy_on(stream, settings, model)
-    strategy.learn(0, descent)
+    strategy, trainer = strategy_on(stream, settings, model)
+    strategy.learn(0, trainer)
     strategy.after_bucket(0)
-    steps, before = descent.curve.steps, [weight.clone() for weight in model.parameters()]
-    state = descent.state_dict()
-    descent.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 2.0**100}})
-    strategy.learn(1, descent)
-    for weight, held in zip(model.parameters(), before, strict=True):
-        assert torch.equal(weight, held)
-    assert descent.curve.steps == steps + 6
-    assert descent.state_dict()["scaler"]["scale"] == 2.0**94
+    steps, before = trainer.curve.steps, [weight.clone() for weight in model.parameters()]
+    state = trainer.state_dict()
+    trainer.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 2.0**100}})
+    strategy.learn(1, trainer)
+    for weight, weight_before in zip(model.parameters(), before, strict=True):
+        assert torch.equal(weight, weight_before)
+    assert trainer.curve.steps == steps + 6
+    assert trainer.state_dict()["scaler"]["scale"] == 2.0**94
     strategy.after_bucket(1)
-    kept = [value for value in strategy.state_dict().values() if isinstance(value, list)]
-    assert all(tensor.isfinite().all() for tensors in kept for tensor in tensors)
+    stored_values = [value for value in strategy.state_dict().values() if isinstance(value, list)]
+    assert all(tensor.isfinite().all() for tensors in stored_values for tensor in tensors)
     # From where it fits, training goes on.
-    descent.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 2.0**10}})
-    strategy.learn(2, descent)
+    trainer.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 2.0**10}})
+    strategy.learn(2, trainer)
     assert not torch.equal(next(model.parameters()), before[0])
     assert all(weight.isfinite().all() for weight in model.parameters())
 

@@ -18,13 +18,13 @@ def test_each_strategy_is_measured_beside_a_bare_loop(monkeypatch, capsys):
     small = [*SMALL.split(), "--fisher", "2"]
     gpu.main([*small, "--precision", "off", "tf32"])
     gpu.main([*small, "--precision", "fp16", "--strategy", "ewc"])  # which a CPU is slow at
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     line = r"\| 32 \| (off|fp16) \| (\w+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|"
-    lines = re.findall(line, said)
+    lines = re.findall(line, output)
     assert [*map(itemgetter(0, 1), lines)] == [*product(["off"], gpu.STRATEGIES), ("fp16", "ewc")]
-    for _, _, bare, ours, ratio, speed in lines:
-        assert math.isclose(float(ours) / float(bare), float(ratio), rel_tol=0.5)
+    for _, _, bare, own_seconds, ratio, speed in lines:
+        assert math.isclose(float(own_seconds) / float(bare), float(ratio), rel_tol=0.5)
         assert float(speed.replace(",", "")) > 0
-    assert said.count("| tf32 |") == said.count("not computed in here") == 4
+    assert output.count("| tf32 |") == output.count("not computed in here") == 4
     peaks = [SimpleNamespace(peak_bytes=gigabytes * 2**30) for gigabytes in (1, 3, 2)]
     assert gpu.highest(peaks) == "3.0", "that of the last bucket"

@@ -47,25 +47,25 @@ def held(buffer):
 def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
     """What is carried along with an image stays beside it; nothing is held twice or too much."""
     buffer = buffer_of(name, capacity)
-    beside = []
+    retained = []
     for position, labels in enumerate(labels_of_buckets):
-        candidates = beside + [(position, index) for index in range(len(labels))]
-        beside = [candidates[i] for i in buffer.offer(position, np.array(labels))]
-        assert held(buffer) == beside
-        assert len(set(beside)) == len(buffer) <= capacity
-        assert buffer.labels.tolist() == [labels_of_buckets[b][i] for b, i in beside]
-        seen = sum(map(len, labels_of_buckets[: position + 1]))
+        candidates = retained + [(position, index) for index in range(len(labels))]
+        retained = [candidates[i] for i in buffer.offer(position, np.array(labels))]
+        assert held(buffer) == retained
+        assert len(set(retained)) == len(buffer) <= capacity
+        assert buffer.labels.tolist() == [labels_of_buckets[b][i] for b, i in retained]
+        num_seen = sum(map(len, labels_of_buckets[: position + 1]))
         if name != "greedy_balanced":  # it may leave a place to a class yet to come
-            assert len(buffer) == min(seen, capacity)
+            assert len(buffer) == min(num_seen, capacity)
 
 
 @pytest.mark.parametrize("name", BUFFERS)
 def test_what_is_held_follows_from_the_seed(name):
     """Another seed holds other images; the same one the same."""
     labels = [[0, 1, 2, 3] * 10] * 3
-    one, same, other = (held(filled(buffer_of(name, 12, seed=s), labels)) for s in (1, 1, 2))
-    assert one == same
-    assert one != other
+    first, same, other = (held(filled(buffer_of(name, 12, seed=s), labels)) for s in (1, 1, 2))
+    assert first == same
+    assert first != other
 
 
 def arrivals(seed, position, count):
@@ -84,8 +84,8 @@ def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_bucket
     reservoir, n = [], 0
     for position, labels in enumerate(labels_of_buckets):
         order, luck, draws = arrivals(0, position, len(labels))
-        places = torch.randint(capacity, (len(labels),), generator=draws).tolist()
-        for image, chance, place in zip(order, luck, places, strict=True):
+        slots = torch.randint(capacity, (len(labels),), generator=draws).tolist()
+        for image, chance, slot in zip(order, luck, slots, strict=True):
             n += 1
             if len(reservoir) < capacity:
                 reservoir.append((position, image))
@@ -93,7 +93,7 @@ def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_bucket
             value = {"0.75n/k": 0.75 * n / capacity, "1*n/k": n / capacity}.get(alpha)
             value = float(alpha) if value is None else value
             if chance < value * capacity / n - 1e-12:
-                reservoir[place] = (position, image)
+                reservoir[slot] = (position, image)
         reservoir.sort()  # the buffer keeps the order of the stream; a random place is one in any
     assert (
         held(filled(buffer_of("biased_reservoir", capacity, alpha=alpha), labels_of_buckets))
@@ -148,10 +148,10 @@ def chances(sizes, capacity, insertion):
     total = sum(sizes)
     of_arrival = []
     for n in range(1, total + 1):
-        there = 1.0 if n <= capacity else min(1.0, insertion(n))
+        survival = 1.0 if n <= capacity else min(1.0, insertion(n))
         for later in range(max(n, capacity) + 1, total + 1):
-            there *= 1 - min(1.0, insertion(later)) / capacity
-        of_arrival.append(there)
+            survival *= 1 - min(1.0, insertion(later)) / capacity
+        of_arrival.append(survival)
     starts = np.cumsum([0, *sizes])
     return [np.mean(of_arrival[a:b]) for a, b in itertools.pairwise(starts)]
 
@@ -202,9 +202,9 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
 )
 def test_a_wrong_alpha_is_one_line(alpha):
     """It says what is expected; a biased reservoir has no default of its own."""
-    asked = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
+    parameters = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
     with pytest.raises(ConfigError, match=r"alpha=2, or a share .* alpha=0\.75n/k") as raised:
-        check_strategy(asked)
+        check_strategy(parameters)
     assert "\n" not in str(raised.value)
 
 
@@ -219,12 +219,12 @@ def test_alpha_is_refused_where_it_means_nothing(name):
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_greedy_balanced_is_algorithm_1_of_gdumb(labels_of_buckets, capacity):
     """The paper's loop: Y classes seen, C counts, D the memory of pairs."""
-    seen, counts, memory = set(), {}, []
+    seen_classes, counts, memory = set(), {}, []
     for position, labels in enumerate(labels_of_buckets):
         order, luck, _ = arrivals(0, position, len(labels))
         for image, chance in zip(order, luck, strict=True):
             y = labels[image]
-            if y not in seen or counts[y] < capacity / len(seen):
+            if y not in seen_classes or counts[y] < capacity / len(seen_classes):
                 if sum(counts.values()) >= capacity:
                     y_r = min(counts, key=lambda c: (-counts[c], c))
                     of_class = [pair for pair in memory if pair[1] == y_r]
@@ -232,7 +232,7 @@ def test_greedy_balanced_is_algorithm_1_of_gdumb(labels_of_buckets, capacity):
                     counts[y_r] -= 1
                 memory.append(((position, image), y))
                 counts[y] = counts.get(y, 0) + 1
-                seen.add(y)
+                seen_classes.add(y)
         # Between buckets, the buffer keeps the order of the stream.
         memory.sort()
         buffer = filled(buffer_of("greedy_balanced", capacity), labels_of_buckets[: position + 1])

@@ -33,10 +33,10 @@ def features(count=12, seed=0):
 def trained(settings, *, buckets=1, model=None, hooks=Strategy):
     """A model after so many buckets of features."""
     model = model or linear_model()
-    descent = GradientDescent(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
+    trainer = GradientDescent(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
     strategy = hooks(settings, None, model, None)
     for position in range(buckets):
-        descent.run(features(seed=position), position=position, hooks=strategy)
+        trainer.run(features(seed=position), position=position, hooks=strategy)
     return model
 
 
@@ -74,20 +74,22 @@ def literal(settings, samples, state, model, optimizer):
                 w -= lr * corrected / scale
 
 
-@pytest.mark.parametrize("kept", ["reset", "keep"])
+@pytest.mark.parametrize("keeps_state", ["reset", "keep"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, kept):
+def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, keeps_state):
     """Over three buckets; peers differ silently in what becomes of momentum, here it is said."""
-    settings = full(optimizer=optimizer, optimizer_state=kept)
-    twin, state = linear_model(), {}
+    settings = full(optimizer=optimizer, optimizer_state=keeps_state)
+    reference, state = linear_model(), {}
     for position in range(3):
-        if kept == "reset":
+        if keeps_state == "reset":
             state = {}
-        literal(settings, features(seed=position), state, twin, optimizer)
-    ours = trained(settings, buckets=3)
-    torch.testing.assert_close(weights_of(ours), weights_of(twin), rtol=1e-4, atol=1e-6)
-    other = full(optimizer=optimizer, optimizer_state={"reset": "keep", "keep": "reset"}[kept])
-    assert not torch.allclose(weights_of(trained(other, buckets=3)), weights_of(ours))
+        literal(settings, features(seed=position), state, reference, optimizer)
+    weights = trained(settings, buckets=3)
+    torch.testing.assert_close(weights_of(weights), weights_of(reference), rtol=1e-4, atol=1e-6)
+    other = full(
+        optimizer=optimizer, optimizer_state={"reset": "keep", "keep": "reset"}[keeps_state]
+    )
+    assert not torch.allclose(weights_of(trained(other, buckets=3)), weights_of(weights))
 
 
 def test_schedules_are_their_formulas():
@@ -111,57 +113,57 @@ def test_clipping_bounds_the_step_and_smoothing_spreads_the_target():
     samples, lr = features(), 0.5
     for changes in ({"clip_norm": 0.01}, {"label_smoothing": 0.4}):
         settings = config(batch_size="full", epochs=1, lr=lr, momentum=0, weight_decay=0, **changes)
-        twin = linear_model()
-        log_likelihood = twin(samples.images).log_softmax(dim=1)
+        reference = linear_model()
+        log_likelihood = reference(samples.images).log_softmax(dim=1)
         share = settings.label_smoothing
         target = torch.full((12, 3), share / 3)
         target[torch.arange(12), samples.labels] += 1 - share
         gradients = torch.autograd.grad(
-            -(target * log_likelihood).sum(dim=1).mean(), list(twin.parameters())
+            -(target * log_likelihood).sum(dim=1).mean(), list(reference.parameters())
         )
         norm = torch.cat([g.flatten() for g in gradients]).norm()
         factor = min(1.0, 0.01 / (norm.item() + 1e-6)) if settings.clip_norm else 1.0
-        expected = weights_of(twin) - lr * factor * torch.cat([g.flatten() for g in gradients])
+        expected = weights_of(reference) - lr * factor * torch.cat([g.flatten() for g in gradients])
         torch.testing.assert_close(weights_of(trained(settings)), expected)
         assert factor < 1 or share
 
 
 def test_hooks_are_called_in_their_order_around_each_step():
     """A strategy sees gradients before the step, and changed weights after it."""
-    told = []
+    events = []
 
     class Told(Strategy):
         def begin_epoch(self, position, epoch, num_steps):
-            told.append(("epoch", position, epoch, num_steps))
+            events.append(("epoch", position, epoch, num_steps))
 
         def loss(self, forward, batch):
-            told.append(("loss", len(batch.labels)))
+            events.append(("loss", len(batch.labels)))
             return super().loss(forward, batch)
 
         def before_step(self):
-            told.append(("gradient", self.model.weight.grad.abs().sum().item() > 0))
+            events.append(("gradient", self.model.weight.grad.abs().sum().item() > 0))
             self.before = self.model.weight.detach().clone()
 
         def after_step(self):
-            told.append(("changed", not torch.equal(self.model.weight, self.before)))
+            events.append(("changed", not torch.equal(self.model.weight, self.before)))
 
     trained(config(epochs=1, batch_size=6), hooks=Told)
     step = [("loss", 6), ("gradient", True), ("changed", True)]
-    assert told == [("epoch", 0, 0, 2), *step, *step]
+    assert events == [("epoch", 0, 0, 2), *step, *step]
 
 
 def test_bf16_computes_in_bf16_and_keeps_float32_weights():
     """Not the same to the last digit, but near."""
-    seen = []
+    dtypes = []
 
     class Seen(Strategy):
         def loss(self, forward, batch):
             logits = forward(batch.inputs)
-            seen.append(logits.dtype)
+            dtypes.append(logits.dtype)
             return self.criterion(logits, batch.labels)
 
     half = trained(full(precision="bf16"), hooks=Seen)
-    assert set(seen) == {torch.bfloat16}
+    assert set(dtypes) == {torch.bfloat16}
     assert half.weight.dtype == torch.float32
     exact = trained(full(precision="off"))
     assert not torch.equal(half.weight, exact.weight)
@@ -176,9 +178,9 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     before = {k: v.clone() for k, v in model.state_dict().items()}
     images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8)
     settings = config(model=name, image_size=32, freeze="backbone", epochs=1)
-    descent = GradientDescent(model, settings, keys=("1",), progress=TrainingProgress())
+    trainer = GradientDescent(model, settings, keys=("1",), progress=TrainingProgress())
     samples = Samples(squares(images), torch.arange(8) % 3)
-    descent.run(samples, position=0, hooks=Strategy(settings, None, model, None))
+    trainer.run(samples, position=0, hooks=Strategy(settings, None, model, None))
     head = {id(p) for p in head_of(model).parameters()}
     of_head = {k for k, p in model.named_parameters() if id(p) in head}
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
@@ -193,11 +195,11 @@ def test_restarting_forgets_weights_and_optimiser(tmp_path):
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     settings = config(optimizer_state="keep")
     model = fresh_model(decoded, settings)
-    descent = GradientDescent(model, settings, keys=("1", "2"), progress=TrainingProgress())
+    trainer = GradientDescent(model, settings, keys=("1", "2"), progress=TrainingProgress())
     hooks = Strategy(settings, decoded, model, None)
-    descent.run(decoded.train(0), position=0, hooks=hooks)
-    descent.restart(fresh_model(decoded, settings, 1))
-    descent.run(decoded.train(0), position=1, hooks=hooks)
+    trainer.run(decoded.train(0), position=0, hooks=hooks)
+    trainer.restart(fresh_model(decoded, settings, 1))
+    trainer.run(decoded.train(0), position=1, hooks=hooks)
     alone = fresh_model(decoded, settings, 1)
     GradientDescent(alone, settings, keys=("1", "2"), progress=TrainingProgress()).run(
         decoded.train(0), position=1, hooks=Strategy(settings, decoded, alone, None)
@@ -232,10 +234,12 @@ def test_full_batches_are_compiled_for_their_size_and_the_rest_is_not(monkeypatc
     """One graph, whose sizes are fixed, however often a smaller batch comes between."""
     backend, compiled = Counting(), torch.compile
     torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", lambda m, **how: compiled(m, backend=backend, **how))
-    plain = trained(config(epochs=3, batch_size=5, compile="off"))
+    monkeypatch.setattr(
+        torch, "compile", lambda m, **options: compiled(m, backend=backend, **options)
+    )
+    uncompiled = trained(config(epochs=3, batch_size=5, compile="off"))
     model = trained(config(epochs=3, batch_size=5, compile="on"))
     torch._dynamo.reset()
     # Of 12 images: 5, 5 and 2; the very first was counted, of the model as it is.
     assert backend.calls == [(0, 5)] * 5
-    assert torch.equal(weights_of(model), weights_of(plain))
+    assert torch.equal(weights_of(model), weights_of(uncompiled))

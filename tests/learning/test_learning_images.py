@@ -107,15 +107,15 @@ def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
     random = np.random.default_rng(seed)
     images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in sizes]
     flat = np.concatenate([image.reshape(-1) for image in images])
-    how = augmentation(name, 4)
-    assert how.crop == (name != "none")
-    photos = photos_of(DecodedImages(flat, np.array(sizes)), how)
+    transform = augmentation(name, 4)
+    assert transform.crop == (name != "none")
+    photos = photos_of(DecodedImages(flat, np.array(sizes)), transform)
     order = torch.tensor(chosen) % len(images)
     crops = photos.training_crops(order, torch.Generator().manual_seed(seed))
     cut = crops.cut(0, len(order))
     for i, n in enumerate(order.tolist()):
-        row, left = divmod(int(crops.first[i]) - int(photos.first[n]), sizes[n][1] * 3)
-        literal = images[n][row : row + 4, left // 3 : left // 3 + 4]
+        row, left_edge = divmod(int(crops.first[i]) - int(photos.first[n]), sizes[n][1] * 3)
+        literal = images[n][row : row + 4, left_edge // 3 : left_edge // 3 + 4]
         assert literal.shape == (4, 4, 3)
         if crops.mirrored is not None and crops.mirrored[i]:
             literal = literal[:, ::-1]
@@ -127,7 +127,7 @@ def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
     # Several parts, as buckets are: each image in one of its own, in another order.
     parts = tuple(torch.from_numpy(image.reshape(-1)) for image in reversed(images))
     where = np.arange(len(images))[::-1].copy()
-    scattered = Photos(parts, where, np.zeros_like(where), photos.sizes, how)
+    scattered = Photos(parts, where, np.zeros_like(where), photos.sizes, transform)
     again = scattered.training_crops(order, torch.Generator().manual_seed(seed))
     assert torch.equal(again.cut(0, len(order)), cut)
     together = scattered.to(CPU)
@@ -149,8 +149,8 @@ def test_an_epoch_without_margin_is_every_image_once_and_untouched():
 def test_order_and_crops_follow_from_seed_bucket_and_epoch_alone():
     """What was drawn before changes nothing; each of the three changes everything."""
     pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
-    how = augmentation("random_crop_flip", 8)
-    samples = Samples(squares(pixels, how), torch.arange(20))
+    transform = augmentation("random_crop_flip", 8)
+    samples = Samples(squares(pixels, transform), torch.arange(20))
     first = batches(samples)
     torch.rand(17)
     for (images, labels), (again, same) in zip(first, batches(samples), strict=True):
@@ -192,18 +192,18 @@ def test_images_from_the_cache_are_the_same(tmp_path):
     buckets = tuple(Bucket(b.key, hashed(b.train), hashed(b.test)) for b in stream.buckets)
     stream = dataclasses.replace(stream, buckets=buckets)
     options = {"image_size": 64, "augment": "random_crop_flip", "device": CPU}
-    plain = DecodedStream(stream, **options)
+    uncached = DecodedStream(stream, **options)
     for _ in range(2):  # the first builds, the second finds it built
         cached = DecodedStream(stream, **options, cache=DecodedCache(tmp_path / "cache"))
         for position in range(2):
             samples = cached.train(position)
-            literal = plain.train(position).images
+            literal = uncached.train(position).images
             assert torch.equal(samples.images.parts[0], literal.parts[0])
             assert np.array_equal(samples.images.sizes, literal.sizes)
-            assert torch.equal(samples.labels, plain.train(position).labels)
-        held_out, same = cached.test(), plain.test()
-        whole = 0, sum(same.counts)
-        assert torch.equal(held_out.some(*whole), same.some(*whole))
+            assert torch.equal(samples.labels, uncached.train(position).labels)
+        held_out, same = cached.test(), uncached.test()
+        all_images = 0, sum(same.counts)
+        assert torch.equal(held_out.some(*all_images), same.some(*all_images))
         for part in held_out.images.photos.parts:  # a copy would have to fit into memory
             assert mapped_at(part.data_ptr()).endswith(".npy")
         assert torch.equal(held_out.bucket, same.bucket)
@@ -214,8 +214,8 @@ def mapped_at(address):
     """The file that is mapped at an address of this process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         bounds, *_, file = line.split(maxsplit=5)
-        begin, end = (int(bound, 16) for bound in bounds.split("-"))
-        if begin <= address < end:
+        first_address, end = (int(bound, 16) for bound in bounds.split("-"))
+        if first_address <= address < end:
             return file
     raise AssertionError(f"nothing is mapped at {address:x}")
 
@@ -231,17 +231,17 @@ def test_picked_images_are_those_of_their_buckets(tmp_path):
     stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
     cache = DecodedCache(tmp_path / "cache")
     decoded = DecodedStream(stream, image_size=64, augment="random_crop", device=CPU, cache=cache)
-    picks = joined(whole_bucket(2, 5), whole_bucket(0, 4)).take(np.array([8, 0, 3, 3, 5]))
-    samples = decoded.select(picks)
+    selected = joined(whole_bucket(2, 5), whole_bucket(0, 4)).take(np.array([8, 0, 3, 3, 5]))
+    samples = decoded.select(selected)
     assert len(samples) == 5
-    labels = [decoded.labels(b)[i] for b, i in zip(picks.bucket, picks.index, strict=True)]
+    labels = [decoded.labels(b)[i] for b, i in zip(selected.bucket, selected.index, strict=True)]
     assert samples.labels.tolist() == labels
     assert len(samples.images.parts) == 2
     copied = samples.images.to(CPU)
-    shown = copied.parts[0].view(5, 64, 64, 3)
-    for n, (bucket, index) in enumerate(zip(picks.bucket, picks.index, strict=True)):
-        whole = decoded.train(int(bucket)).images.parts[0].view(-1, 64, 64, 3)
-        assert torch.equal(shown[n], whole[index])
+    copied_pixels = copied.parts[0].view(5, 64, 64, 3)
+    for n, (bucket, index) in enumerate(zip(selected.bucket, selected.index, strict=True)):
+        bucket_pixels = decoded.train(int(bucket)).images.parts[0].view(-1, 64, 64, 3)
+        assert torch.equal(copied_pixels[n], bucket_pixels[index])
     options = {"batch_size": 2, "epoch": 3}
     again = batches(Samples(copied, samples.labels), **options)
     for (inputs, labels), (same, same_labels) in zip(

@@ -117,16 +117,16 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
     ]
     for tensors, changes, message in cases:
         path = saved(tmp_path, tensors, ".safetensors")
-        with pytest.raises(ConfigError, match=message) as told:
+        with pytest.raises(ConfigError, match=message) as caught:
             build(weights=path, **changes)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(caught.value)
     for content in (b"", b"no tensors", b"PK\x03\x04 cut"):
         for suffix in (".safetensors", ".pth"):
             path = tmp_path / f"damaged{suffix}"
             path.write_bytes(content)
-            with pytest.raises(ConfigError, match="cannot read the weights") as told:
+            with pytest.raises(ConfigError, match="cannot read the weights") as caught:
                 build(weights=str(path))
-            assert "run code" not in str(told.value)
+            assert "run code" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"missing\.pth cannot be read: No such file"):
         build(weights=str(tmp_path / "missing.pth"))
 

@@ -70,28 +70,28 @@ def cells(model, stream):
     return measure(model, stream.test(), device=CPU).correct
 
 
-def ours(stream, strategy, **changes):
-    asked = {"batch_size": "full", "epochs": str(EPOCHS), "lr": "0.05", "lr_step": "100"}
-    asked |= {"optimizer_state": "keep", "memory": "2000", "strategy": strategy}
+def measure_own(stream, strategy, **changes):
+    parameters = {"batch_size": "full", "epochs": str(EPOCHS), "lr": "0.05", "lr_step": "100"}
+    parameters |= {"optimizer_state": "keep", "memory": "2000", "strategy": strategy}
     model = network(stream.width)
-    made, descent = strategy_on(stream, on_features(**{**asked, **changes}), model)
-    found = []
+    made, trainer = strategy_on(stream, on_features(**{**parameters, **changes}), model)
+    values = []
     for position in range(len(stream.keys)):
-        made.learn(position, descent)
+        made.learn(position, trainer)
         made.after_bucket(position)
-        found.append((flat(model), cells(model, stream)))
-    return found
+        values.append((flat(model), cells(model, stream)))
+    return values
 
 
-def theirs(stream, plugin=None, strategy=Naive):
+def measure_avalanche(stream, plugin=None, strategy=Naive):
     """Avalanche deals out the images itself, from one dataset of all."""
     parts = [stream.train(position) for position in range(len(stream.keys))]
     parts = [(part.images.clone(), part.labels.clone()) for part in parts]
     images, labels = (torch.cat(of) for of in zip(*parts, strict=True))
-    whole = TensorDataset(images, labels)
-    whole.targets = labels.tolist()  # type: ignore[attr-defined]  # where Avalanche looks
-    whole = as_classification_dataset(whole)
-    benchmark = nc_benchmark(whole, whole, 5, task_labels=False, fixed_class_order=list(ORDER))
+    dataset = TensorDataset(images, labels)
+    dataset.targets = labels.tolist()  # type: ignore[attr-defined]  # where Avalanche looks
+    dataset = as_classification_dataset(dataset)
+    benchmark = nc_benchmark(dataset, dataset, 5, task_labels=False, fixed_class_order=list(ORDER))
     model = network(stream.width)
     trained = strategy(
         model=model,
@@ -102,15 +102,15 @@ def theirs(stream, plugin=None, strategy=Naive):
         plugins=[] if plugin is None else [plugin],
         evaluator=None,
     )
-    found = []
+    values = []
     for experience in benchmark.train_stream:
         trained.train(experience)
-        found.append((flat(model), cells(copy.deepcopy(model), stream)))
-    return found
+        values.append((flat(model), cells(copy.deepcopy(model), stream)))
+    return values
 
 
-def apart(one, other):
-    return [(a - b).abs().max().item() for (a, _), (b, _) in zip(one, other, strict=True)]
+def apart(first, other):
+    return [(a - b).abs().max().item() for (a, _), (b, _) in zip(first, other, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -138,34 +138,36 @@ def test_the_same_weights_and_cells_as_nc_benchmark(stream, monkeypatch, strateg
     if strategy == "ewc":  # theirs differentiates the likelihood of an image's true label alone
         only = lambda _, batch: (batch.labels[:, None], torch.ones(len(batch.labels), 1))  # noqa: E731
         monkeypatch.setattr(Ewc, "_labels", only)
-    held, expected = ours(stream, strategy, **changes), theirs(stream, plugin())
-    assert max(apart(held, expected)) < TOLERANCE
-    assert [row for _, row in held] == [row for _, row in expected]
+    cells, expected = measure_own(stream, strategy, **changes), measure_avalanche(stream, plugin())
+    assert max(apart(cells, expected)) < TOLERANCE
+    assert [row for _, row in cells] == [row for _, row in expected]
     # Of the first classes, next to nothing is left where no image of theirs or weight is held.
-    assert (held[-1][1][0] < held[0][1][0] / 10) == (strategy in ("naive", "lwf"))
+    assert (cells[-1][1][0] < cells[0][1][0] / 10) == (strategy in ("naive", "lwf"))
 
 
 def test_derpp_is_avalanches_where_all_is_remembered(stream):
     """Then its one batch of the memory is our two; theirs keeps the answers after the bucket."""
     their_der = partial(DerOfLastStep, mem_size=2000, alpha=0.5, beta=0.5)
-    held, expected = ours(stream, "derpp"), theirs(stream, strategy=their_der)
-    assert max(apart(held, expected)) < TOLERANCE
-    assert [row for _, row in held] == [row for _, row in expected]
-    as_it_is = theirs(stream, strategy=partial(DerOfAllImages, mem_size=2000, alpha=0.5, beta=0.5))
-    assert apart(held, as_it_is)[-1] > 100 * TOLERANCE
+    cells, expected = measure_own(stream, "derpp"), measure_avalanche(stream, strategy=their_der)
+    assert max(apart(cells, expected)) < TOLERANCE
+    assert [row for _, row in cells] == [row for _, row in expected]
+    as_it_is = measure_avalanche(
+        stream, strategy=partial(DerOfAllImages, mem_size=2000, alpha=0.5, beta=0.5)
+    )
+    assert apart(cells, as_it_is)[-1] > 100 * TOLERANCE
 
 
 def test_lwf_distils_classes_that_did_not_come_yet(stream):
     """Avalanche's LwF distils the classes seen so far alone: the same in the first two buckets."""
-    held = ours(stream, "lwf", strategy_args="strength=1,temperature=2")
-    other = theirs(stream, LwfInEvaluation(alpha=1, temperature=2))
-    first, second, *_ = apart(held, other)
+    cells = measure_own(stream, "lwf", strategy_args="strength=1,temperature=2")
+    other = measure_avalanche(stream, LwfInEvaluation(alpha=1, temperature=2))
+    first, second, *_ = apart(cells, other)
     assert first < TOLERANCE < second
 
 
 def test_the_first_bucket_alone_is_answered_after_it(stream):
     """Nothing of a class that did not come is answered right; the row is measured all the same."""
-    (_, first), *_, (_, last) = ours(stream, "naive", epochs="30")
+    (_, first), *_, (_, last) = measure_own(stream, "naive", epochs="30")
     assert first[0] > 0
     assert sum(first[1:]) == 0
     assert last[-1] > last[0]
@@ -176,9 +178,17 @@ def test_answers_of_a_task_are_its_classes(tmp_path, strategy):
     """Of both scenarios the training is the same; of tasks, answers are of the tested bucket."""
     rows = {}
     for scenario in ("class", "task"):
-        asked = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}
-        asked |= {"strategy": strategy, "epochs": "3", "lr_step": "2", "lr": "0.1", "memory": "50"}
-        made = prepare(check(TrainConfig.resolve({**asked, "device": "cpu"})), TrainingProgress())
+        parameters = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}
+        parameters |= {
+            "strategy": strategy,
+            "epochs": "3",
+            "lr_step": "2",
+            "lr": "0.1",
+            "memory": "50",
+        }
+        made = prepare(
+            check(TrainConfig.resolve({**parameters, "device": "cpu"})), TrainingProgress()
+        )
         assert made.metadata.scenario == {
             "name": scenario,
             "classes_per_bucket": 2,
@@ -192,6 +202,6 @@ def test_answers_of_a_task_are_its_classes(tmp_path, strategy):
         rows[scenario] = RowPredictions.load(file).labels
     truth = np.concatenate([bucket.test.labels for bucket in made.stream.buckets])
     assert (rows["task"] // 2 == truth // 2).all()
-    inside = rows["class"] // 2 == truth // 2
-    assert (rows["class"] == rows["task"])[inside].all()
+    same_task = rows["class"] // 2 == truth // 2
+    assert (rows["class"] == rows["task"])[same_task].all()
     assert (rows["task"] == truth).mean() > (rows["class"] == truth).mean()

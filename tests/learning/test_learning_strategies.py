@@ -38,8 +38,8 @@ class NumberedStream:
     def labels(self, position):
         return self.buckets[position].labels.numpy()
 
-    def select(self, picks):
-        chosen = list(zip(picks.bucket, picks.index, strict=True))
+    def select(self, indices):
+        chosen = list(zip(indices.bucket, indices.index, strict=True))
         return Samples(
             torch.stack([self.buckets[bucket].images[index] for bucket, index in chosen]),
             torch.stack([self.buckets[bucket].labels[index] for bucket, index in chosen]),
@@ -60,9 +60,11 @@ def numbers(samples):
 def literal_quotas(num_seen, memory):
     """Deal the buffer's places one by one, round after round, in the order of the labels."""
     quotas = [0] * len(num_seen)
-    while memory and any(quota < seen for quota, seen in zip(quotas, num_seen, strict=True)):
-        for label, seen in enumerate(num_seen):
-            if quotas[label] < seen and memory:
+    while memory and any(
+        quota < num_seen_of_class for quota, num_seen_of_class in zip(quotas, num_seen, strict=True)
+    ):
+        for label, num_seen_of_class in enumerate(num_seen):
+            if quotas[label] < num_seen_of_class and memory:
                 quotas[label] += 1
                 memory -= 1
     return quotas
@@ -82,9 +84,11 @@ def held(strategy, stream):
 def test_what_means_nothing_to_a_strategy_is_what_its_class_says():
     """The lists name those without a buffer, and those whose numbers no step of descent makes."""
     classes = {name: load_strategy(name) for name in known_strategies()}
-    assert {name for name, kind in classes.items() if not kind.needs_memory} == WITHOUT_BUFFER
     assert {
-        n for n, kind in classes.items() if issubclass(kind, ClosedFormStrategy)
+        name for name, strategy_class in classes.items() if not strategy_class.needs_memory
+    } == WITHOUT_BUFFER
+    assert {
+        n for n, strategy_class in classes.items() if issubclass(strategy_class, ClosedFormStrategy)
     } == WITHOUT_STEPS
 
 
@@ -125,15 +129,15 @@ def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memor
         strategy.after_bucket(position)
         priority |= dict(zip(numbers(stream.train(position)), drawn(position, labels), strict=True))
 
-        seen = [label for bucket in labels_of_buckets[: position + 1] for label in bucket]
-        quotas = literal_quotas([seen.count(label) for label in range(4)], memory)
+        seen_labels = [label for bucket in labels_of_buckets[: position + 1] for label in bucket]
+        quotas = literal_quotas([seen_labels.count(label) for label in range(4)], memory)
         expected = []
         for label, quota in enumerate(quotas):
-            of_class = [number for number, other in enumerate(seen) if other == label]
+            of_class = [number for number, other in enumerate(seen_labels) if other == label]
             expected += sorted(of_class, key=priority.__getitem__)[:quota]
         now = held(strategy, stream)
         assert sorted(now) == sorted(expected)
-        assert [seen[number] for number in now] == strategy._buffer.labels.tolist()
+        assert [seen_labels[number] for number in now] == strategy._buffer.labels.tolist()
 
 
 def drawn(position, labels):

@@ -59,8 +59,8 @@ class Recorded(TrainingProgress):
 def rows_of(stream, progress=None, **changes):
     """All rows of a training on a stream."""
     decoded = DecodedStream(stream, image_size=8, device=CPU)
-    told = progress or Recorded()
-    return [trained.row for trained in train(decoded, config(**changes), progress=told)]
+    recorder = progress or Recorded()
+    return [trained.row for trained in train(decoded, config(**changes), progress=recorder)]
 
 
 def linear_model():
@@ -71,8 +71,8 @@ def linear_model():
 
 def descent_on(model, settings):
     """Gradient descent on a model, and the hooks of a strategy without any of its own."""
-    descent = GradientDescent(model, settings, keys=("1", "2"), progress=Recorded())
-    return descent, Naive(settings, None, model, Naive.Arguments())
+    trainer = GradientDescent(model, settings, keys=("1", "2"), progress=Recorded())
+    return trainer, Naive(settings, None, model, Naive.Arguments())
 
 
 def test_counts_equal_testing_image_by_image():
@@ -83,20 +83,20 @@ def test_counts_equal_testing_image_by_image():
     images = torch.randint(0, 256, (total, 8, 8, 3), dtype=torch.uint8)
     bucket = torch.tensor([j for j, count in enumerate(counts) for _ in range(count)])
     model = build_model("small_cnn", num_classes=3, image_size=8)
-    expected, answers = [0, 0, 0], []
+    expected, predictions = [0, 0, 0], []
     model.eval()
     with torch.no_grad():
         for i in range(total):
             logits = model(normalised(images[i : i + 1]))[0].tolist()
-            answers.append(logits.index(max(logits)))
-            expected[bucket[i]] += answers[-1] == labels[i].item()
+            predictions.append(logits.index(max(logits)))
+            expected[bucket[i]] += predictions[-1] == labels[i].item()
     model.train()
     held_out = HeldOutImages(squares(images).centre_crops(), labels, bucket, counts)
     tested = measure(model, held_out, device=CPU, probabilities=True)
     assert tested.correct == tuple(expected)
-    assert tested.labels.tolist() == answers
+    assert tested.labels.tolist() == predictions
     # Two that nearly agree may be one number in half precision.
-    of_answers = tested.probabilities[np.arange(total), answers]
+    of_answers = tested.probabilities[np.arange(total), predictions]
     np.testing.assert_array_equal(of_answers, tested.probabilities.max(axis=1))
     np.testing.assert_allclose(tested.probabilities.sum(axis=1), 1, atol=2e-3)
     assert 0 < sum(expected) < total
@@ -124,7 +124,7 @@ def test_nothing_is_trained_before_the_next_row_is_asked_for(tmp_path):
         DecodedStream(stream, image_size=8, device=CPU), config(epochs=3), progress=progress
     )
     next(rows)
-    assert [what for what, *_ in progress.told] == ["row"]
+    assert [event for event, *_ in progress.told] == ["row"]
     row = next(rows).row
     expected = [("bucket", "key0", 0, 2), ("steps", 6), *[("step",)] * 6, ("row", row)]
     assert progress.told[1:] == expected
@@ -138,8 +138,8 @@ def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
     for drawn_before in (0, 7):
         model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
         torch.rand(drawn_before)
-        descent, hooks = descent_on(model, config())
-        descent.run(samples, position=0, hooks=hooks)
+        trainer, hooks = descent_on(model, config())
+        trainer.run(samples, position=0, hooks=hooks)
         assert model.training
         trained.append(model[2].weight)
     assert torch.equal(*trained)
@@ -147,19 +147,19 @@ def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
 
 def test_what_layers_draw_is_new_in_each_epoch_of_each_bucket():
     """A mask that came again would leave the same weights untrained."""
-    drawn = []
+    masks = []
 
     class Drawing(Naive):
         def begin_epoch(self, position, epoch, num_steps):
-            drawn.append(torch.rand(4).tolist())
+            masks.append(torch.rand(4).tolist())
 
     settings, model = config(epochs=3), linear_model()
     images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
-    descent = descent_on(model, settings)[0]
+    trainer = descent_on(model, settings)[0]
     for position in range(2):
         hooks = Drawing(settings, None, model, Naive.Arguments())
-        descent.run(Samples(images, torch.arange(8) % 3), position=position, hooks=hooks)
-    assert len({tuple(numbers) for numbers in drawn}) == 6
+        trainer.run(Samples(images, torch.arange(8) % 3), position=position, hooks=hooks)
+    assert len({tuple(numbers) for numbers in masks}) == 6
 
 
 @pytest.mark.parametrize("count", [5, 9])
@@ -234,31 +234,31 @@ def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
 )
 def test_every_way_of_cuda_to_be_full_is_known(error):
     """As torch words them."""
-    told = pytest.raises(TrainingError, match=r"^the device has no room for this; wait$")
-    with told, translate_oom("wait"):
+    raises_full = pytest.raises(TrainingError, match=r"^the device has no room for this; wait$")
+    with raises_full, translate_oom("wait"):
         raise error
 
 
 def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_path, monkeypatch):
     """What a strategy gave away for training is gone once it is trained on."""
-    given = []
-    held = []
+    batches = []
+    alive = []
 
     class Watching(Naive):
         def training_set(self, position):
-            held.append([images() is not None for images in given])
+            alive.append([images() is not None for images in batches])
             samples = super().training_set(position)
             copied = Samples(squares(pixels_of(samples)), samples.labels.clone())
-            given.append(weakref.ref(copied.images))
+            batches.append(weakref.ref(copied.images))
             return copied
 
         def after_bucket(self, position):
-            held.append([images() is not None for images in given])
+            alive.append([images() is not None for images in batches])
 
     monkeypatch.setattr(naive, "Naive", Watching)
     stream, _ = random_stream(tmp_path, train=(6, 4, 5), test=(2, 3, 2), side=8)
     rows_of(stream, strategy="naive")
-    assert held == [[], [False], [False], [False] * 2, [False] * 2, [False] * 3]
+    assert alive == [[], [False], [False], [False] * 2, [False] * 2, [False] * 3]
 
 
 def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
@@ -266,14 +266,14 @@ def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
     progress = Recorded()
     training = StreamTraining(check(config(device="auto")), stream, "made up", progress)
-    facts = training.metadata
-    assert (facts.name, facts.digest, facts.source) == ("noise", "sha256:0", "made up")
-    assert (facts.buckets, facts.num_classes) == (("key0", "key1"), 3)
-    assert (facts.num_train, facts.num_test) == ((6, 4), (2, 3))
+    metadata = training.metadata
+    assert (metadata.name, metadata.digest, metadata.source) == ("noise", "sha256:0", "made up")
+    assert (metadata.buckets, metadata.num_classes) == (("key0", "key1"), 3)
+    assert (metadata.num_train, metadata.num_test) == ((6, 4), (2, 3))
     assert progress.told == []
     rows: Any = training.rows()  # a generator, which can be closed
     assert next(rows).row.row == 0
-    assert [what for what, *_ in progress.told] == ["row"]
+    assert [event for event, *_ in progress.told] == ["row"]
     rows.close()
     assert progress.told[-1] == ("left", GeneratorExit)
 

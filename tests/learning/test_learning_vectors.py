@@ -35,8 +35,8 @@ def weather(standardise):
 
 
 def training(**changes):
-    asked = {"dataset": "weather", "device": "cpu", "epochs": "5", "lr_step": "3", **changes}
-    return prepare(check(TrainConfig.resolve(asked)), TrainingProgress())
+    parameters = {"dataset": "weather", "device": "cpu", "epochs": "5", "lr_step": "3", **changes}
+    return prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
 
 
 def raw(stream, position):
@@ -49,8 +49,8 @@ def test_the_first_bucket_standardises_all():
     scaler = StandardScaler().fit(raw(stream, 0))
     for position in (0, 3):
         placed.begin(position)
-        found = placed.train(position).images.numpy()
-        np.testing.assert_allclose(found, scaler.transform(raw(stream, position)), atol=1e-5)
+        inputs = placed.train(position).images.numpy()
+        np.testing.assert_allclose(inputs, scaler.transform(raw(stream, position)), atol=1e-5)
     tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
     np.testing.assert_allclose(placed.test().images.numpy(), scaler.transform(tests), atol=1e-5)
 
@@ -64,8 +64,8 @@ def test_past_buckets_standardise_and_later_ones_do_not():
             expected = scaler.transform(raw(stream, of))
             np.testing.assert_allclose(placed.train(of).images.numpy(), expected, atol=1e-5)
         tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
-        found = placed.test().images.numpy()
-        np.testing.assert_allclose(found, scaler.transform(tests), atol=1e-5)
+        inputs = placed.test().images.numpy()
+        np.testing.assert_allclose(inputs, scaler.transform(tests), atol=1e-5)
 
 
 def test_as_they_are():
@@ -98,20 +98,22 @@ def test_a_stored_model_takes_vectors_as_they_were_given(tmp_path, model, standa
     (tmp_path / "model.safetensors").write_bytes(last.model)
     (tmp_path / "row_008.safetensors").write_bytes(last.predictions)
     served = load_served_model(tmp_path / "model.safetensors")
-    asked = np.concatenate([bucket.test.vectors[:] for bucket in made.stream.buckets])
+    vectors = np.concatenate([bucket.test.vectors[:] for bucket in made.stream.buckets])
     expected = RowPredictions.load(tmp_path / "row_008.safetensors").labels
-    assert served.predict(asked)["class"].tolist() == expected.tolist()
-    assert served.predict(pd.DataFrame(asked))["class"].tolist() == expected.tolist()
+    assert served.predict(vectors)["class"].tolist() == expected.tolist()
+    assert served.predict(pd.DataFrame(vectors))["class"].tolist() == expected.tolist()
 
 
 def test_a_resumed_training_standardises_by_its_past(tmp_path):
     """The rows that follow a saved state are those of a run that was not stopped."""
-    asked = {"dataset_args": "standardise=past", "strategy": "replay", "memory": "40"}
+    parameters = {"dataset_args": "standardise=past", "strategy": "replay", "memory": "40"}
     states = {}
-    whole = list(training(**asked).rows(on_state=lambda made: states.update({made.row: made.file})))
+    full_run = list(
+        training(**parameters).rows(on_state=lambda made: states.update({made.row: made.file}))
+    )
     (tmp_path / "state").write_bytes(states[4])
-    resumed = replace(training(**asked), saved=tmp_path / "state")
-    assert [r.row for r in resumed.rows()] == [r.row for r in whole[4:]]
+    resumed = replace(training(**parameters), saved=tmp_path / "state")
+    assert [r.row for r in resumed.rows()] == [r.row for r in full_run[4:]]
 
 
 def test_widths_are_those_of_the_name():
@@ -121,7 +123,7 @@ def test_widths_are_those_of_the_name():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"strategy": "ncm", "model": "mlp:8"}, "sets a linear layer"),
         ({"strategy": "slda", "dataset_args": "standardise=past"}, "sets a linear layer"),
@@ -129,8 +131,8 @@ def test_widths_are_those_of_the_name():
         ({"dataset": "digits", "model": "mlp:8"}, "stored features are for the models"),
     ],
 )
-def test_what_does_not_go_with_vectors_is_one_line(changes, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_does_not_go_with_vectors_is_one_line(changes, message):
+    with pytest.raises(ConfigError, match=message):
         training(**changes)
 
 

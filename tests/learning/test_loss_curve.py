@@ -34,9 +34,9 @@ class Literal(Strategy):
 
 def points_of(stream, settings):
     """The curve of a training."""
-    found = Points()
-    list(train(stream, check(settings), progress=found))
-    return found
+    points = Points()
+    list(train(stream, check(settings), progress=points))
+    return points
 
 
 def decoded(tmp_path, train=(11, 8, 9)):
@@ -53,7 +53,7 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
     """Steps are counted over all buckets; a window may begin in one epoch and end in the next."""
     Literal.seen = []
     settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
-    found = points_of(decoded(tmp_path), settings)
+    measured_points = points_of(decoded(tmp_path), settings)
     per_epoch = (3, 2, 2)  # batches of 4; a rest of one image joins the batch before it
     assert len(Literal.seen) == epochs * sum(per_epoch)
     first, at = 0, 0
@@ -62,26 +62,26 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
         points = {9: 9, 6: 6, 120: 12, 80: 10}[steps]
         for number in range(points):
             last = first + steps * (number + 1) // points
-            point = found.points[at]
-            window = Literal.seen[(found.points[at - 1].step if at else 0) : last]
+            point = measured_points.points[at]
+            window = Literal.seen[(measured_points.points[at - 1].step if at else 0) : last]
             assert point.step == last
             assert point.loss == pytest.approx(sum(window) / len(window), rel=1e-5)
             assert point.lr == learning_rate(settings, (last - 1 - first) // batches)
             assert point.images_per_second > 0
             at += 1
         first += steps
-    assert at == len(found.points)
-    times = [point.time for point in found.points]
+    assert at == len(measured_points.points)
+    times = [point.time for point in measured_points.points]
     assert times == sorted(times)
 
 
 @pytest.mark.parametrize("strategy", known_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     """One rising count of steps over all buckets, whatever is trained on; none without a step."""
-    found = points_of(placed(), on_features(strategy=strategy, memory=12, batch_size=8))
-    steps = [point.step for point in found.points]
+    points = points_of(placed(), on_features(strategy=strategy, memory=12, batch_size=8))
+    steps = [point.step for point in points.points]
     assert steps == sorted(set(steps))
-    assert all(math.isfinite(point.loss) for point in found.points)
+    assert all(math.isfinite(point.loss) for point in points.points)
     assert bool(steps) == (strategy not in ("ncm", "slda"))
 
 
@@ -106,11 +106,13 @@ def test_a_bucket_that_takes_long_hands_its_points_on(monkeypatch):
 
 def test_no_step_asks_the_device_for_a_number(monkeypatch):
     """One look at each point, however many the steps are; none at the end of an epoch."""
-    asked = []
+    reads = []
 
-    def watch(name, whole):
+    def watch(name, method):
         monkeypatch.setattr(
-            torch.Tensor, name, lambda tensor, *more: asked.append(name) or whole(tensor, *more)
+            torch.Tensor,
+            name,
+            lambda tensor, *arguments: reads.append(name) or method(tensor, *arguments),
         )
 
     curve, model = LossCurve(Points(), CPU), nn.Linear(3, 2)
@@ -121,9 +123,9 @@ def test_no_step_asks_the_device_for_a_number(monkeypatch):
     curve.lr = 0.1
     for _ in range(5000):
         curve.step_done(cross_entropy(model(inputs), labels).detach(), 4)
-    assert len(asked) <= MOST_POINTS
+    assert len(reads) <= MOST_POINTS
     curve.end_epoch()
-    assert len(asked) <= MOST_POINTS
+    assert len(reads) <= MOST_POINTS
     assert [num_points(n) for n in (1, 9, 10, 99, 100, 119, 120, 999, 1000, 10**9)] == [
         *(1, 9, 10, 10, 10, 11, 12, 99, 100, 100)
     ]
@@ -148,9 +150,9 @@ class Event:
 def test_points_come_when_the_device_has_come_to_them(monkeypatch):
     """The host waits for none but at the bucket's end; seconds are the device's."""
     monkeypatch.setattr("clear_mlflow.learning.descent.reached", lambda device: Event())
-    found, made = Points(), []
-    curve = LossCurve(found, CPU)
-    monkeypatch.setattr(found, "curve_measured", made.append)
+    points, made = Points(), []
+    curve = LossCurve(points, CPU)
+    monkeypatch.setattr(points, "curve_measured", made.append)
     curve.begin(20)
     curve.lr = 0.1
     for step in range(20):

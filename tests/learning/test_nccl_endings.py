@@ -20,8 +20,8 @@ OF_TWO |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 def child_that(tmp_path, monkeypatch):
     """A training process that says which parameters it has checked, and then does as is said."""
 
-    def started(ending, **asked):
-        config = TrainConfig.resolve(asked)
+    def started(ending, **options):
+        config = TrainConfig.resolve(options)
         program = tmp_path / "child.py"
         program.write_text(
             textwrap.dedent(f"""\
@@ -48,7 +48,7 @@ def heard(process):
 
 
 @pytest.mark.parametrize(
-    ("ending", "device", "several", "error", "told"),
+    ("ending", "device", "several", "error", "message"),
     [
         (
             "os.abort()",
@@ -63,10 +63,10 @@ def heard(process):
     ],
 )
 def test_an_abort_on_several_gpus_is_the_loss_of_another_process(
-    child_that, monkeypatch, ending, device, several, error, told
+    child_that, monkeypatch, ending, device, several, error, message
 ):
     """One line that says where to look; of any other ending nothing is known of its cause."""
     for name, value in OF_TWO.items() if several else ():
         monkeypatch.setenv(name, value)
-    with child_that(ending, device=device) as process, pytest.raises(error, match=told):
+    with child_that(ending, device=device) as process, pytest.raises(error, match=message):
         heard(process)

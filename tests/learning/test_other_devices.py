@@ -56,8 +56,8 @@ def built(parameters, device, stream=None):
     strategy = load_strategy(parameters.strategy)(
         parameters, stream, model, check_strategy(parameters)
     )
-    descent = GradientDescent(model, parameters, keys=stream.keys, progress=TrainingProgress())
-    return model, strategy, descent
+    trainer = GradientDescent(model, parameters, keys=stream.keys, progress=TrainingProgress())
+    return model, strategy, trainer
 
 
 @pytest.mark.parametrize("strategy", ["naive", "derpp", "slda", f"{__name__}:Stepping"])
@@ -68,17 +68,17 @@ def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
     saved = read_state(states[-1])
     random_state = torch.get_rng_state()
     torch.manual_seed(99)
-    model, made, descent = built(parameters, "meta")
-    restore(saved.snapshot, model, made, descent)
+    model, made, trainer = built(parameters, "meta")
+    restore(saved.snapshot, model, made, trainer)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
     if strategy == "derpp":
         assert made._logits.device.type == "meta"
     if strategy == f"{__name__}:Stepping":
         assert_steps_on_the_cpu(made._own_steps.state_dict())
-    kept = descent.state_dict()["optimizer"]
-    if kept is not None:  # slda descends nothing
-        assert_steps_on_the_cpu({"state": kept})
+    optimizer_state = trainer.state_dict()["optimizer"]
+    if optimizer_state is not None:  # slda descends nothing
+        assert_steps_on_the_cpu({"state": optimizer_state})
 
 
 def assert_steps_on_the_cpu(state):
@@ -109,23 +109,23 @@ def test_a_snapshot_on_a_cpu_leaves_the_gpu_alone(monkeypatch):
 
 def watched_arithmetic(monkeypatch, run):
     """What GPUs are allowed to round at each forward pass of *run*, and to try; and after it."""
-    seen = set()
+    operations = set()
     forward = torch.nn.Linear.forward
 
     def watched(self, inputs):
         cudnn = torch.backends.cudnn
-        seen.add((cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, cudnn.benchmark))
+        operations.add((cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, cudnn.benchmark))
         return forward(self, inputs)
 
     monkeypatch.setattr(torch.nn.Linear, "forward", watched)
     watched(torch.nn.Linear(1, 1), torch.zeros(1))
-    before = seen.copy()
-    seen.clear()
+    before = operations.copy()
+    operations.clear()
     run()
-    during = seen.copy()
-    seen.clear()
+    during = operations.copy()
+    operations.clear()
     watched(torch.nn.Linear(1, 1), torch.zeros(1))
-    assert seen == before
+    assert operations == before
     return during
 
 
@@ -137,8 +137,8 @@ def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     settings = replace(check(config(epochs=1)), precision=precision)
     training = StreamTraining(settings, stream, "made up", TrainingProgress())
-    found = watched_arithmetic(monkeypatch, lambda: list(training.rows()))
-    assert found == {(allowed, allowed, True)}
+    operations = watched_arithmetic(monkeypatch, lambda: list(training.rows()))
+    assert operations == {(allowed, allowed, True)}
 
 
 BACKENDS: Any = torch.backends  # what of it has a precision, its types do not say
@@ -154,7 +154,7 @@ def newer_settings():
 
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize(
-    ("setting", "theirs"),
+    ("torch_setting", "torch_default"),
     [
         (BACKENDS.cudnn.conv, "ieee"),
         (BACKENDS.cuda.matmul, "tf32"),
@@ -166,12 +166,14 @@ def newer_settings():
         (BACKENDS.mkldnn, "bf16"),
     ],
 )
-def test_torchs_newer_settings_do_not_change_what_is_computed(setting, theirs, allowed):
+def test_torchs_newer_settings_do_not_change_what_is_computed(
+    torch_setting, torch_default, allowed
+):
     """Whichever a caller has set; afterwards all are as they were, and what follows from them."""
     with tf32(allowed):
         pass  # so that what convolutions default to, which cannot be set again, is explicit
-    before, own = newer_settings(), setting.fp32_precision
-    setting.fp32_precision = theirs
+    before, own = newer_settings(), torch_setting.fp32_precision
+    torch_setting.fp32_precision = torch_default
     try:
         of_caller = newer_settings()
         with tf32(allowed):
@@ -181,7 +183,7 @@ def test_torchs_newer_settings_do_not_change_what_is_computed(setting, theirs, a
             assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
         assert newer_settings() == of_caller
     finally:
-        setting.fp32_precision = own
+        torch_setting.fp32_precision = own
     assert newer_settings() == before
 
 
@@ -228,13 +230,13 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
     """Whatever the device, so that one name and key stand for the same numbers."""
     stream, _ = random_stream(tmp_path, train=(2,), test=(1,), side=8)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
-    found = watched_arithmetic(
+    operations = watched_arithmetic(
         monkeypatch,
         lambda: features_of(
             model, stream.buckets[0].train, geometry=EIGHT, device=torch.device("cpu")
         ),
     )
-    assert found == {(False, False, False)}
+    assert operations == {(False, False, False)}
 
 
 def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
@@ -255,9 +257,9 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
 
 def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkeypatch, tmp_path):
     """On a GPU, if what compiles is there; on a CPU, whose digits it would change, never."""
-    found = {"triton": True, "gcc": "/usr/bin/gcc"}
-    monkeypatch.setattr("clear_mlflow.learning.device.find_spec", found.get)
-    monkeypatch.setattr(shutil, "which", found.get)
+    tools = {"triton": True, "gcc": "/usr/bin/gcc"}
+    monkeypatch.setattr("clear_mlflow.learning.device.find_spec", tools.get)
+    monkeypatch.setattr(shutil, "which", tools.get)
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", {"include": tmp_path}.get)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
@@ -267,10 +269,10 @@ def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkey
     assert resolve_compile("auto", "cpu", 50, on_images=True) == "off"
     assert resolve_compile("on", "cpu", 1, on_images=False) == "on"
     assert check(config(compile="auto", epochs=50)).compile == "off"
-    for lacks in tuple(found):
-        kept = found.pop(lacks)
+    for lacks in tuple(tools):
+        missing_tool = tools.pop(lacks)
         assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
-        found[lacks] = kept
+        tools[lacks] = missing_tool
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
     assert resolve_compile("auto", "cuda", 50, on_images=True) == "off"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -307,8 +309,8 @@ def test_images_are_sent_to_a_gpu_together_and_without_waiting(
 
 def learns_from_images_in_epochs(name):
     """Whether a strategy learns a bucket in one descent, and from images."""
-    kind = load_strategy(name)
-    return kind.learn is Strategy.learn and not kind.needs_features
+    strategy_class = load_strategy(name)
+    return strategy_class.learn is Strategy.learn and not strategy_class.needs_features
 
 
 @pytest.mark.parametrize("strategy", [*filter(learns_from_images_in_epochs, known_strategies())])
@@ -316,14 +318,14 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
     """Neither a step, nor a point of the curve, nor an epoch's end or beginning."""
     parameters = config(strategy=strategy, epochs=4, clip_norm=1, batch_size=3)
     stream = images_on_the_device(monkeypatch, tmp_path)
-    _, made, descent = built(parameters, DEVICE, stream)
+    _, made, trainer = built(parameters, DEVICE, stream)
     with DeviceWaits(monkeypatch) as device:
-        made.learn(0, descent)
+        made.learn(0, trainer)
         made.after_bucket(0)
         device.waits.clear()
         samples = made.training_set(1)
         device.copies = 0
-        descent.run(samples, position=1, hooks=made)
+        trainer.run(samples, position=1, hooks=made)
     assert device.waits == []
     assert device.copies > 4 * 4, "the test sees no indices sent"
 
@@ -331,15 +333,15 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
 @pytest.mark.parametrize("strategy", ["naive", "replay", "derpp"])
 def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_path, strategy):
     """As where a GPU has no room for them: what is beside a batch is sent as the batch is."""
-    given, _ = random_stream(tmp_path, train=(9, 7), test=(4, 4), side=8)
-    stream = DecodedStream(given, image_size=8, augment="random_crop_flip", device=DEVICE)
-    _, made, descent = built(config(strategy=strategy, epochs=2, batch_size=3), DEVICE, stream)
+    random_images, _ = random_stream(tmp_path, train=(9, 7), test=(4, 4), side=8)
+    stream = DecodedStream(random_images, image_size=8, augment="random_crop_flip", device=DEVICE)
+    _, made, trainer = built(config(strategy=strategy, epochs=2, batch_size=3), DEVICE, stream)
     with DeviceWaits(monkeypatch) as device:
-        made.learn(0, descent)
+        made.learn(0, trainer)
         made.after_bucket(0)
         samples = made.training_set(1)
         device.waits.clear()
-        descent.run(samples, position=1, hooks=made)
+        trainer.run(samples, position=1, hooks=made)
     assert device.waits == []
 
 
@@ -347,13 +349,15 @@ def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp
     """And named with the epoch that it is of; after the last, when the bucket ends."""
     for epochs, begun in (4, 2), (1, 1):
         stream = images_on_the_device(monkeypatch, tmp_path / str(epochs))
-        _, made, descent = built(config(epochs=epochs), DEVICE, stream)
-        seen = []
-        monkeypatch.setattr(made, "begin_epoch", lambda *where, seen=seen: seen.append(where))
+        _, made, trainer = built(config(epochs=epochs), DEVICE, stream)
+        seen_epochs = []
+        monkeypatch.setattr(
+            made, "begin_epoch", lambda *where, seen_epochs=seen_epochs: seen_epochs.append(where)
+        )
         with DeviceWaits(monkeypatch, number=float("nan")), pytest.raises(DivergedError) as error:
-            made.learn(0, descent)
+            made.learn(0, trainer)
         assert f"in epoch 1 of {epochs} on bucket key0" in str(error.value)
-        assert len(seen) == begun
+        assert len(seen_epochs) == begun
 
 
 def with_images_apart(monkeypatch):
@@ -374,9 +378,9 @@ def test_a_bucket_that_does_not_fit_the_device_gives_the_same_run(
     again = trained(image_stream(tmp_path / "2", augment="random_crop_flip"), parameters)
     assert again[1] == states
     assert [row.correct for row in again[0]] == [row.correct for row in rows]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert "bucket key0 is trained on takes 0.00 GiB" in said[0]
+    error_lines = capsys.readouterr().err.splitlines()
+    assert len(error_lines) == 1
+    assert "bucket key0 is trained on takes 0.00 GiB" in error_lines[0]
 
 
 def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinned_memory(
@@ -385,17 +389,17 @@ def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinn
     """On a thread that ends where an epoch is left; its errors are those of the epoch."""
     stream, _ = random_stream(tmp_path, train=(40,), test=(4,), side=8)
     samples = DecodedStream(stream, image_size=8, augment="random_crop", device=DEVICE).train(0)
-    asked = {"batch_size": 4, "device": DEVICE, "seed": 0, "position": 0, "epoch": 0}
+    batch_arguments = {"batch_size": 4, "device": DEVICE, "seed": 0, "position": 0, "epoch": 0}
     before = threading.active_count()
     with DeviceWaits(monkeypatch) as device:
-        epoch = training_batches(samples, **asked)
+        epoch = training_batches(samples, **batch_arguments)
         first = next(epoch)
         assert first.inputs.device == DEVICE
         assert first.chosen.device.type == "cpu"
         assert threading.active_count() == before + 1
         del epoch
         assert threading.active_count() == before
-        assert len(list(training_batches(samples, **asked))) == 10
+        assert len(list(training_batches(samples, **batch_arguments))) == 10
     assert set(device.waits) <= {"lift_fresh", "_to_copy"}, "only the normaliser's constants"
     assert len(device.waits) <= 2
 
@@ -404,7 +408,7 @@ def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinn
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", fails)
     with pytest.raises(RuntimeError, match="can be pinned"):
-        next(training_batches(samples, **asked))
+        next(training_batches(samples, **batch_arguments))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

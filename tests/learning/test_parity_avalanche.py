@@ -45,22 +45,22 @@ def network(*, norm=False, bias=True):
     )
 
 
-def ours(stream, model, strategy, lr=0.1, **changes):
+def train_own(stream, model, strategy, lr=0.1, **changes):
     """The weights after each bucket, as this package trains them."""
-    asked = {"batch_size": "full", "epochs": "6", "lr": str(lr), "lr_step": "100"}
-    asked |= {"optimizer_state": "keep", "memory": "100", "strategy": strategy}
-    settings = on_features(**{**asked, **changes})
+    parameters = {"batch_size": "full", "epochs": "6", "lr": str(lr), "lr_step": "100"}
+    parameters |= {"optimizer_state": "keep", "memory": "100", "strategy": strategy}
+    settings = on_features(**{**parameters, **changes})
     model = copy.deepcopy(model)
-    made, descent = strategy_on(stream, settings, model)
+    made, trainer = strategy_on(stream, settings, model)
     weights = []
     for position in range(len(stream.keys)):
-        made.learn(position, descent)
+        made.learn(position, trainer)
         made.after_bucket(position)
         weights.append(flat(model))
     return weights
 
 
-def theirs(stream, model, plugin=None, strategy=Naive, lr=0.1):
+def train_avalanche(stream, model, plugin=None, strategy=Naive, lr=0.1):
     """The same, as Avalanche trains them."""
     buckets = [stream.train(position) for position in range(len(stream.keys))]
     tensors = [(bucket.images, bucket.labels) for bucket in buckets]
@@ -105,12 +105,14 @@ def assert_other(first, second):
 
 def test_naive(stream):
     model = network()
-    assert_same(ours(stream, model, "naive"), theirs(stream, model))
+    assert_same(train_own(stream, model, "naive"), train_avalanche(stream, model))
 
 
 def test_cumulative(stream):
     model = network()
-    assert_same(ours(stream, model, "cumulative"), theirs(stream, model, strategy=Cumulative))
+    assert_same(
+        train_own(stream, model, "cumulative"), train_avalanche(stream, model, strategy=Cumulative)
+    )
 
 
 # --- EWC
@@ -127,9 +129,9 @@ def of_true_labels(monkeypatch):
 def test_ewc(stream):
     """One parabola per bucket; their lambda lacks the half that the paper's has."""
     model = network()
-    held = ours(stream, model, "ewc", strategy_args="strength=2,images=0")
-    assert_same(held, theirs(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)))
-    assert_other(held, theirs(stream, model))
+    cells = train_own(stream, model, "ewc", strategy_args="strength=2,images=0")
+    assert_same(cells, train_avalanche(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)))
+    assert_other(cells, train_avalanche(stream, model))
 
 
 @pytest.mark.usefixtures("of_true_labels")
@@ -137,17 +139,17 @@ def test_ewc_online(stream):
     """The newest bucket's place alone; they let what is known fade once less."""
     model = network()
     arguments = "strength=4,online=yes,gamma=0.5,images=0"
-    held = ours(stream, model, "ewc", strategy_args=arguments)
+    cells = train_own(stream, model, "ewc", strategy_args=arguments)
     online = {"ewc_lambda": 1.0, "mode": "online", "decay_factor": 0.5}
-    assert_same(held, theirs(stream, model, lambda _: PerImageEwc(**online)))
+    assert_same(cells, train_avalanche(stream, model, lambda _: PerImageEwc(**online)))
 
 
 def test_avalanche_squares_the_gradient_of_a_batchs_mean(stream):
     """Of a whole bucket in one batch next to nothing is left: as if there were no penalty."""
     model = network()
-    per_batch = theirs(stream, model, lambda _: plugins.EWCPlugin(ewc_lambda=1.0))
-    assert_other(theirs(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)), per_batch)
-    assert apart(per_batch, theirs(stream, model))[-1] < 0.1
+    per_batch = train_avalanche(stream, model, lambda _: plugins.EWCPlugin(ewc_lambda=1.0))
+    assert_other(train_avalanche(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)), per_batch)
+    assert apart(per_batch, train_avalanche(stream, model))[-1] < 0.1
 
 
 # --- SI
@@ -182,37 +184,39 @@ def avalanches_si(stream, model, monkeypatch, deviations):
         )
     update = SynapticIntelligencePlugin.update_ewc_data
 
-    def update_ewc_data(net, ewc_data, syn_data, clip_to, *more, **options):
+    def update_ewc_data(net, ewc_data, syn_data, clip_to, *arguments, **options):
         largest = clip_to if "bound" in deviations else float("inf")
-        update(net, ewc_data, syn_data, largest, *more, **options)
+        update(net, ewc_data, syn_data, largest, *arguments, **options)
 
     monkeypatch.setattr(
         SynapticIntelligencePlugin, "update_ewc_data", staticmethod(update_ewc_data)
     )
     plugin = SynapticIntelligencePlugin if "penalty in the path" in deviations else LossAloneSi
-    return theirs(stream, model, lambda _: plugin(si_lambda=1.0, eps=0.1))
+    return train_avalanche(stream, model, lambda _: plugin(si_lambda=1.0, eps=0.1))
 
 
 def test_si(stream, monkeypatch):
     """Importance adds up along the way; their lambda is twice the paper's c."""
     model = network()
-    held = ours(stream, model, "si", strategy_args="strength=0.5,damping=0.1")
-    assert_same(held, avalanches_si(stream, model, monkeypatch, set()))
-    assert_other(held, theirs(stream, model))
+    cells = train_own(stream, model, "si", strategy_args="strength=0.5,damping=0.1")
+    assert_same(cells, avalanches_si(stream, model, monkeypatch, set()))
+    assert_other(cells, train_avalanche(stream, model))
 
 
 @pytest.mark.parametrize("deviation", sorted(SI_DEVIATIONS))
 def test_each_of_avalanches_deviations_from_si_matters(stream, monkeypatch, deviation):
     model = network()
-    held = ours(stream, model, "si", strategy_args="strength=0.5,damping=0.1")
-    assert_other(held, avalanches_si(stream, model, monkeypatch, {deviation}))
+    cells = train_own(stream, model, "si", strategy_args="strength=0.5,damping=0.1")
+    assert_other(cells, avalanches_si(stream, model, monkeypatch, {deviation}))
 
 
 def test_avalanches_si_holds_nothing_on_a_cpu(stream):
     """What it takes for the weights before a step is the weights themselves: no way is made."""
     model = network()
-    held = theirs(stream, model, lambda _: SynapticIntelligencePlugin(si_lambda=1e6, eps=0.1))
-    assert_same(held, theirs(stream, model))
+    cells = train_avalanche(
+        stream, model, lambda _: SynapticIntelligencePlugin(si_lambda=1e6, eps=0.1)
+    )
+    assert_same(cells, train_avalanche(stream, model))
 
 
 # --- LwF
@@ -221,17 +225,22 @@ def test_avalanches_si_holds_nothing_on_a_cpu(stream):
 def test_lwf(stream):
     """Softened answers of the model before the bucket, of all classes, not times T squared."""
     model = network(norm=True)
-    held = ours(stream, model, "lwf", strategy_args="strength=1.5,temperature=2")
-    assert_same(held, theirs(stream, model, lambda _: LwfInEvaluation(alpha=1.5, temperature=2)))
-    assert_other(held, theirs(stream, model))
+    cells = train_own(stream, model, "lwf", strategy_args="strength=1.5,temperature=2")
+    assert_same(
+        cells, train_avalanche(stream, model, lambda _: LwfInEvaluation(alpha=1.5, temperature=2))
+    )
+    assert_other(cells, train_avalanche(stream, model))
 
 
 def test_avalanches_teacher_stays_in_training_mode(stream):
     """Batch normalisation takes the new batch's statistics in its answers: another teacher."""
     model = network(norm=True)
-    in_evaluation = theirs(stream, model, lambda _: LwfInEvaluation(alpha=1.5, temperature=2))
+    in_evaluation = train_avalanche(
+        stream, model, lambda _: LwfInEvaluation(alpha=1.5, temperature=2)
+    )
     assert_other(
-        theirs(stream, model, lambda _: plugins.LwFPlugin(alpha=1.5, temperature=2)), in_evaluation
+        train_avalanche(stream, model, lambda _: plugins.LwFPlugin(alpha=1.5, temperature=2)),
+        in_evaluation,
     )
 
 
@@ -241,12 +250,13 @@ def test_avalanches_teacher_stays_in_training_mode(stream):
 def test_agem(stream):
     """The same projection, with all that was seen so far for a reference."""
     model = network()
-    limited = ours(stream, model, "agem", lr=0.3)
+    limited = train_own(stream, model, "agem", lr=0.3)
     total = sum(COUNTS)
     assert_same(
-        limited, theirs(stream, model, lambda _: plugins.AGEMPlugin(COUNTS[0], total), lr=0.3)
+        limited,
+        train_avalanche(stream, model, lambda _: plugins.AGEMPlugin(COUNTS[0], total), lr=0.3),
     )
-    assert_other(limited, theirs(stream, model, lr=0.3))
+    assert_other(limited, train_avalanche(stream, model, lr=0.3))
 
 
 # --- CWR
@@ -255,14 +265,16 @@ def test_agem(stream):
 def test_cwr(stream):
     """A head without a bias, which Avalanche neither resets nor consolidates."""
     model = network(bias=False)
-    consolidated = ours(stream, model, "cwr")
-    assert_same(consolidated, theirs(stream, model, plugins.CWRStarPlugin))
+    consolidated = train_own(stream, model, "cwr")
+    assert_same(consolidated, train_avalanche(stream, model, plugins.CWRStarPlugin))
 
 
 def test_avalanche_consolidates_no_bias(stream):
     """With one, the heads differ."""
     model = network()
-    assert_other(ours(stream, model, "cwr"), theirs(stream, model, plugins.CWRStarPlugin))
+    assert_other(
+        train_own(stream, model, "cwr"), train_avalanche(stream, model, plugins.CWRStarPlugin)
+    )
 
 
 # --- replay
@@ -271,5 +283,5 @@ def test_avalanche_consolidates_no_bias(stream):
 def test_replay_in_equal_parts(stream):
     """Each step has its batch of the bucket and one from the buffer, as Avalanche's."""
     model = network()
-    mixed = ours(stream, model, "replay", strategy_args="batches=balanced")
-    assert_same(mixed, theirs(stream, model, lambda _: plugins.ReplayPlugin(mem_size=100)))
+    mixed = train_own(stream, model, "replay", strategy_args="batches=balanced")
+    assert_same(mixed, train_avalanche(stream, model, lambda _: plugins.ReplayPlugin(mem_size=100)))

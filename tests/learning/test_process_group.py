@@ -36,8 +36,8 @@ def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch
     """
     exchanged = []
 
-    def gathered(whole, part):
-        exchanged.append(("gathered", part.dtype, part.device.type, whole.device.type))
+    def gathered(buffer, part):
+        exchanged.append(("gathered", part.dtype, part.device.type, buffer.device.type))
 
     def added(numbers):
         exchanged.append(("added", numbers.dtype, numbers.device.type))
@@ -52,11 +52,11 @@ def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch
         assert isinstance(layer, SynchronizedBatchNorm)
         # Called by hand: torch's own engine asks the driver for the device.
         context = Context()
-        answer, mean, *_ = _Normalize.forward(context, images, layer.weight, layer.bias, 1e-5)
-        slopes = _Normalize.backward(context, answer)
-        assert (answer.dtype, mean.dtype) == (torch.bfloat16, torch.float32)
+        output, mean, *_ = _Normalize.forward(context, images, layer.weight, layer.bias, 1e-5)
+        slopes = _Normalize.backward(context, output)
+        assert (output.dtype, mean.dtype) == (torch.bfloat16, torch.float32)
         assert [slope.dtype for slope in slopes[:3]] == [torch.bfloat16] + [torch.float32] * 2
-        assert {tensor.device.type for tensor in (answer, mean, *slopes[:3])} == {"cuda"}
+        assert {tensor.device.type for tensor in (output, mean, *slopes[:3])} == {"cuda"}
     assert exchanged == [
         ("gathered", torch.float32, "cuda", "cuda"),
         ("added", torch.float32, "cuda"),
@@ -92,30 +92,30 @@ def rendezvous(monkeypatch):
 @pytest.fixture
 def nccl(monkeypatch, rendezvous):
     """What is asked of torch where a group of GPUs is met, in its order; nothing is done."""
-    asked = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: asked.append(("set_device", gpu)))
+    requests = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: requests.append(("set_device", gpu)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
-        dist, "init_process_group", lambda name, **options: asked.append((name, options))
+        dist, "init_process_group", lambda name, **options: requests.append((name, options))
     )
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: asked.append(("destroy",)))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: requests.append(("destroy",)))
     monkeypatch.setattr(
-        dist.distributed_c10d, "_abort_process_group", lambda: asked.append(("abort",))
+        dist.distributed_c10d, "_abort_process_group", lambda: requests.append(("abort",))
     )
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
-    return asked
+    return requests
 
 
-@pytest.mark.parametrize(("place", "bound"), [(SECOND, "lo"), (SECOND_MACHINE, None)])
-def test_processes_of_one_machine_are_heard_by_no_other(nccl, monkeypatch, place, bound):
+@pytest.mark.parametrize(("rank", "bound"), [(SECOND, "lo"), (SECOND_MACHINE, None)])
+def test_processes_of_one_machine_are_heard_by_no_other(nccl, monkeypatch, rank, bound):
     """Neither gloo nor NCCL, which has a variable of its own, listens beyond the machine."""
-    with process_group(place, "cuda"):
+    with process_group(rank, "cuda"):
         assert os.environ.get("GLOO_SOCKET_IFNAME") == bound
         assert os.environ.get("NCCL_SOCKET_IFNAME") == bound
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # as a user names it
-    with process_group(place, "cuda"):
+    with process_group(rank, "cuda"):
         assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
@@ -161,8 +161,8 @@ def test_processes_that_see_the_same_gpu_are_refused(nccl, rendezvous, monkeypat
     """Before NCCL is started: it would take ten lines to say so."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     rendezvous.set("gpu/0", "uuid of 0")
-    told = "2 processes share 1 GPUs, and each needs one; pass processes=1"
-    with pytest.raises(ConfigError, match=told), process_group(SECOND, "cuda"):
+    message = "2 processes share 1 GPUs, and each needs one; pass processes=1"
+    with pytest.raises(ConfigError, match=message), process_group(SECOND, "cuda"):
         pass
     assert len(nccl) == 1  # set_device
 
@@ -180,9 +180,9 @@ def test_fewer_gpus_than_processes_are_refused(monkeypatch, present, one_each):
 def test_processes_that_would_compute_differently_are_refused(nccl, rendezvous):
     """As auto is resolved by each for its own device."""
     rendezvous.set("precision/0", "off")
-    told = "precision is off, bf16 in processes 0 to 1.* pass precision=off"
+    message = "precision is off, bf16 in processes 0 to 1.* pass precision=off"
     with (
-        pytest.raises(ConfigError, match=told),
+        pytest.raises(ConfigError, match=message),
         process_group(SECOND, "cuda", precision="bf16"),
     ):
         pass

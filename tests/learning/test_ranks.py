@@ -22,9 +22,9 @@ LONG = {**SHORT, "epochs": "100000"}
 WRONG = {**SHORT, "strategy_args": "nope=1"}
 
 
-def part(place, asked):
+def part(rank, parameters):
     with StoppingSignals() as signals:
-        return run_rank(place, TrainConfig.resolve(asked), signals)
+        return run_rank(rank, TrainConfig.resolve(parameters), signals)
 
 
 def trainings():
@@ -42,9 +42,9 @@ def meanwhile(act):
 
     def wait():
         until = time.monotonic() + 60
-        while not (found := trainings()) and time.monotonic() < until:
+        while not (processes := trainings()) and time.monotonic() < until:
             time.sleep(0.02)
-        act(found[0])
+        act(processes[0])
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()

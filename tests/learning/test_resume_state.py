@@ -161,18 +161,18 @@ class Twice(Own):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("strategy_class", "message"),
     [
         (Silent, "strategy Silent has an attribute _batches; name it in the class's keeps"),
         (Unkeepable, "strategy/_batches holds a builtins.tuple_iterator, .*scratch"),
         (Twice, "_weights in keeps of strategy Twice holds a weight of the model"),
     ],
 )
-def test_what_is_not_kept_is_named(kind, told):
+def test_what_is_not_kept_is_named(strategy_class, message):
     """The attribute, and what to do; the training itself continues."""
-    parameters = on_features(strategy=f"{__name__}:{kind.__name__}")
+    parameters = on_features(strategy=f"{__name__}:{strategy_class.__name__}")
     rows = train(feature_stream(), parameters, progress=TrainingProgress())
-    with pytest.raises(StateError, match=told):
+    with pytest.raises(StateError, match=message):
         next(rows).snapshot()
     assert len(list(rows)) == 3
 
@@ -192,17 +192,17 @@ def test_a_state_is_of_its_buckets_end_and_made_while_the_next_one_is_trained(mo
     buffered = on_features(strategy="replay", optimizer_state="keep", momentum="0.9")
     made = training(buffered)
     order: list[str] = []
-    known, late = {}, {}
+    states_before, late = {}, {}
 
-    def states_in(progress, found):
+    def states_in(progress, states):
         def keep(state):
             order.append(f"state {state.row}")
-            found[state.row] = read_state(state.file).snapshot
+            states[state.row] = read_state(state.file).snapshot
 
-        for one in dataclasses.replace(made, progress=progress).rows(on_state=keep):
-            order.append(f"row {one.row.row}")
+        for trained_bucket in dataclasses.replace(made, progress=progress).rows(on_state=keep):
+            order.append(f"row {trained_bucket.row.row}")
 
-    states_in(TrainingProgress(), known)
+    states_in(TrainingProgress(), states_before)
     assert order == ["row 0", "state 0", "row 1", "state 1", "row 2", "state 2", "row 3"]
     measured = Measured(4)
 
@@ -214,7 +214,7 @@ def test_a_state_is_of_its_buckets_end_and_made_while_the_next_one_is_trained(mo
     monkeypatch.setattr(session, "to_bytes", wait_for_next)
     states_in(measured, late)
     assert order[:7] == order[7:]
-    for row, snapshot in known.items():
+    for row, snapshot in states_before.items():
         assert snapshot.description == late[row].description
         assert snapshot.tensors.keys() == late[row].tensors.keys()
         for name, tensor in snapshot.tensors.items():
@@ -242,19 +242,19 @@ class Keeping(Strategy):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ({1, 2}, "builtins.set"),
         (np.array(["text"]), "array of <U4"),
         (lambda: 1, "function"),
     ],
 )
-def test_values_that_cannot_be_kept(keeping, value, told):
+def test_values_that_cannot_be_kept(keeping, value, message):
     """Each is an error that says what it is."""
-    model, strategy, descent = keeping
+    model, strategy, trainer = keeping
     strategy.extra = value
-    with pytest.raises(StateError, match=told):
-        capture(model, strategy, descent)
+    with pytest.raises(StateError, match=message):
+        capture(model, strategy, trainer)
 
 
 def parts(strategy, **changes):
@@ -262,8 +262,8 @@ def parts(strategy, **changes):
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
     model = fresh_model(stream, parameters)
     made = load_strategy(strategy)(parameters, stream, model, check_strategy(parameters))
-    descent = GradientDescent(model, parameters, keys=stream.keys, progress=TrainingProgress())
-    return model, made, descent
+    trainer = GradientDescent(model, parameters, keys=stream.keys, progress=TrainingProgress())
+    return model, made, trainer
 
 
 ARRAYS = [np.array([0, 1], dtype=kind) for kind in ("float32", "float64", "int64", "uint8", "bool")]
@@ -287,14 +287,20 @@ VALUES = st.recursive(
 )
 
 
-def same(one, other):
-    if isinstance(one, (torch.Tensor, np.ndarray)):
-        return type(one) is type(other) and one.dtype == other.dtype and bool((one == other).all())
-    if isinstance(one, (list, tuple)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(map(same, one.values(), other.values()))
-    return type(one) is type(other) and one == other
+def same(first, other):
+    if isinstance(first, (torch.Tensor, np.ndarray)):
+        return (
+            type(first) is type(other)
+            and first.dtype == other.dtype
+            and bool((first == other).all())
+        )
+    if isinstance(first, (list, tuple)):
+        return (
+            type(first) is type(other) and len(first) == len(other) and all(map(same, first, other))
+        )
+    if isinstance(first, dict):
+        return list(first) == list(other) and all(map(same, first.values(), other.values()))
+    return type(first) is type(other) and first == other
 
 
 @pytest.fixture(scope="module")
@@ -306,25 +312,25 @@ def keeping():
 @given(value=VALUES)
 def test_values_come_back_as_they_were(keeping, value):
     """Types, order of dictionaries, and every bit."""
-    model, strategy, descent = keeping
+    model, strategy, trainer = keeping
     strategy.extra = value
     row = AccuracyRow(0, ("1",), (0,), (1,))
-    saved = read_state(to_bytes(capture(model, strategy, descent), row, None))
+    saved = read_state(to_bytes(capture(model, strategy, trainer), row, None))
     strategy.extra = None
-    restore(saved.snapshot, model, strategy, descent)
+    restore(saved.snapshot, model, strategy, trainer)
     assert same(strategy.extra, value)
     assert (saved.row, saved.predictions) == (row, None)
 
 
 def test_what_was_frozen_stays_frozen():
     """As a class of one's own may have done once, long before."""
-    model, strategy, descent = parts("naive")
+    model, strategy, trainer = parts("naive")
     model.bias.requires_grad_(False)
     saved = read_state(
-        to_bytes(capture(model, strategy, descent), AccuracyRow(0, ("1",), (0,), (1,)), None)
+        to_bytes(capture(model, strategy, trainer), AccuracyRow(0, ("1",), (0,), (1,)), None)
     )
-    model, strategy, descent = parts("naive")
-    restore(saved.snapshot, model, strategy, descent)
+    model, strategy, trainer = parts("naive")
+    restore(saved.snapshot, model, strategy, trainer)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["weight"]
 
 
@@ -352,7 +358,7 @@ def test_damaged_files_are_told():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda d: d["strategy"]["dict"].append(["learn", 1]), "has _buffer, learn of the strat"),
         (lambda d: d.update(strategy={"dict": []}), "expected _buffer"),
@@ -361,7 +367,7 @@ def test_damaged_files_are_told():
         (lambda d: d.update(random=3), "not of this model"),
     ],
 )
-def test_descriptions_that_ask_for_more(change, told):
+def test_descriptions_that_ask_for_more(change, message):
     """A file sets attributes of a strategy to values, and does nothing else."""
     from safetensors.torch import load, save
 
@@ -370,7 +376,7 @@ def test_descriptions_that_ask_for_more(change, told):
     described = json.loads(json.loads(states[1][8 : 8 + length])["__metadata__"]["clear_mlflow"])
     change(described)
     state = save(load(states[1]), metadata={"clear_mlflow": json.dumps(described)})
-    with pytest.raises(StateError, match=told):
+    with pytest.raises(StateError, match=message):
         restore(read_state(state).snapshot, *parts("replay"))
 
 
@@ -394,17 +400,17 @@ def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
 @pytest.mark.parametrize("log_models", ["none", "last", "all"])
 def test_the_row_that_a_training_resumes_from_has_its_weights_again(tmp_path, log_models):
     """Where they are kept: who was killed before they were stored stores them now."""
-    asked = {"features": "made_up", "device": "cpu", "epochs": "2", "log_models": log_models}
-    settings = TrainConfig.resolve(asked)
+    parameters = {"features": "made_up", "device": "cpu", "epochs": "2", "log_models": log_models}
+    settings = TrainConfig.resolve(parameters)
     states = {}
     rows = list(training(settings).rows(on_state=lambda made: states.update({made.row: made.file})))
     file = tmp_path / "state.safetensors"
     file.write_bytes(states[1])
     resumed = list(training(settings, saved=file).rows())
     assert [measured.row for measured in resumed] == [measured.row for measured in rows[1:]]
-    for ours, first in zip(resumed, rows[1:], strict=True):
-        assert (ours.model is None) == (first.model is None)
+    for resumed_row, first in zip(resumed, rows[1:], strict=True):
+        assert (resumed_row.model is None) == (first.model is None)
         if first.model is not None:
-            ours, first = load(ours.model), load(first.model)
-            assert ours.keys() == first.keys()
-            assert all(torch.equal(ours[name], first[name]) for name in first)
+            resumed_row, first = load(resumed_row.model), load(first.model)
+            assert resumed_row.keys() == first.keys()
+            assert all(torch.equal(resumed_row[name], first[name]) for name in first)

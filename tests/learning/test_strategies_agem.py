@@ -47,9 +47,9 @@ numbers = st.lists(st.integers(-9, 9), min_size=13, max_size=13)
 @given(numbers, numbers)
 def test_the_projection_is_the_papers(gradient, reference):
     """What points apart is taken away; what does not stays to the bit; nothing is divided by 0."""
-    ours = split(gradient)
-    project(ours, split(reference))
-    flat = torch.cat([part.flatten() for part in ours])
+    projected = split(gradient)
+    project(projected, split(reference))
+    flat = torch.cat([part.flatten() for part in projected])
     expected = literal_projection(gradient, reference)
     assert flat.tolist() == pytest.approx(expected, abs=1e-4)
     if expected is gradient:
@@ -62,45 +62,45 @@ def test_the_projection_is_the_papers(gradient, reference):
 def test_three_buckets_equal_the_written_out_ones(batch):
     """Which images limit which step, how many of them, and what becomes of the gradient."""
     stream = feature_stream()
-    asked = on_features(strategy="agem", strategy_args=f"batch={batch}", memory=6, seed=3)
-    model, twin = random_head()
-    strategy, descent = strategy_on(stream, asked, model)
+    parameters = on_features(strategy="agem", strategy_args=f"batch={batch}", memory=6, seed=3)
+    model, reference_model = random_head()
+    strategy, trainer = strategy_on(stream, parameters, model)
     size = {0: 4, 5: 5, 100: 6}[batch]  # as many as batch_size; as asked; as there are
     cases = set()
     for position in range(3):
-        samples, picks = stream.train(position), strategy._buffer.picks
-        held = [
+        samples, indices = stream.train(position), strategy._buffer.picks
+        memories = [
             (stream.train(int(b)).images[i], int(stream.labels(int(b))[i]))
-            for b, i in zip(picks.bucket, picks.index, strict=True)
+            for b, i in zip(indices.bucket, indices.index, strict=True)
         ]
         orders = {}
 
         def gradient(
-            batch, epoch, step, held=held, orders=orders, position=position, samples=samples
+            batch, epoch, step, memories=memories, orders=orders, position=position, samples=samples
         ):
-            ours = gradient_of_loss(twin, batch)
-            if not held:
-                return ours
+            own_gradient = gradient_of_loss(reference_model, batch)
+            if not memories:
+                return own_gradient
             num_steps = len(samples) // 4 + (len(samples) % 4 > 1)
             if epoch not in orders:
                 draws = generator(3, RngPurpose.MEMORY, position, epoch)
                 orders[epoch] = []
                 while len(orders[epoch]) < num_steps * size:
-                    orders[epoch] += torch.randperm(len(held), generator=draws).tolist()
+                    orders[epoch] += torch.randperm(len(memories), generator=draws).tolist()
             of_step = orders[epoch][step * size : (step + 1) * size]
-            inputs = torch.stack([held[n][0] for n in of_step])
-            labels = torch.tensor([held[n][1] for n in of_step])
-            reference = gradient_of_loss(twin, Batch(inputs, labels, labels))
-            flat = torch.cat([part.flatten() for part in ours]).tolist()
+            inputs = torch.stack([memories[n][0] for n in of_step])
+            labels = torch.tensor([memories[n][1] for n in of_step])
+            reference = gradient_of_loss(reference_model, Batch(inputs, labels, labels))
+            flat = torch.cat([part.flatten() for part in own_gradient]).tolist()
             other = torch.cat([part.flatten() for part in reference]).tolist()
             projected = literal_projection(flat, other)
             cases.add(projected is flat)
-            parts = torch.split(torch.tensor(projected), [part.numel() for part in ours])
-            return [p.reshape(part.shape) for p, part in zip(parts, ours, strict=True)]
+            parts = torch.split(torch.tensor(projected), [part.numel() for part in own_gradient])
+            return [p.reshape(part.shape) for p, part in zip(parts, own_gradient, strict=True)]
 
-        literal_descent(twin, samples, asked, position, gradient=gradient)
-        strategy.learn(position, descent)
+        literal_descent(reference_model, samples, parameters, position, gradient=gradient)
+        strategy.learn(position, trainer)
         strategy.after_bucket(position)
-        assert_close(list(model.parameters()), list(twin.parameters()))
+        assert_close(list(model.parameters()), list(reference_model.parameters()))
         assert len(strategy._buffer) == 6
     assert cases == {True, False}

@@ -137,11 +137,11 @@ def test_parabolas_are_added_however_flat_they_are():
     """Their vertex is the mean of theirs, weighted with curvatures far below one."""
     model, _ = random_head()
     strategy, _ = strategy_on(feature_stream(), on_features(strategy="ewc"), model)
-    for place, curvature in ((0.0, 1e-20), (4.0, 3e-20)):
+    for minimum, curvature in ((0.0, 1e-20), (4.0, 3e-20)):
         for weight in model.parameters():
-            weight.data.fill_(place)
+            weight.data.fill_(minimum)
         fisher = [torch.full_like(weight, curvature) for weight in model.parameters()]
-        strategy._fisher = lambda position, found=fisher: found
+        strategy._fisher = lambda position, fisher_values=fisher: fisher_values
         strategy.after_bucket(0)
     assert_close(strategy._vertex, [torch.full_like(weight, 3.0) for weight in model.parameters()])
 
@@ -153,8 +153,8 @@ def test_a_weight_that_no_bucket_depends_on_is_free():
     strategy, _ = strategy_on(stream, on_features(strategy="ewc"), model)
     fetched = stream._fetch
 
-    def without_first(picks):
-        features = fetched(picks)
+    def without_first(indices):
+        features = fetched(indices)
         features[:, 0] = 0
         return features
 
@@ -184,16 +184,17 @@ def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, si
     settings = config(strategy="ewc", strategy_args="images=4")
     stream = image_stream(tmp_path)
     strategy, _ = strategy_on(stream, settings, model)
-    whole = strategy._fisher(0)
+    full_fisher = strategy._fisher(0)
     for rank in range(size):
         strategy.group = Exchanging(rank, size)
         parts.append([])
         exchanged.append([])
-        found = strategy._fisher(0)
+        shared_fisher = strategy._fisher(0)
         assert all(
-            torch.equal(ours, theirs) for ours, theirs in zip(found, exchanged[-1], strict=True)
+            torch.equal(own_part, other_part)
+            for own_part, other_part in zip(shared_fisher, exchanged[-1], strict=True)
         )
-    assert_close([sum(of_weight) for of_weight in zip(*parts, strict=True)], whole)
+    assert_close([sum(of_weight) for of_weight in zip(*parts, strict=True)], full_fisher)
 
 
 @pytest.mark.parametrize(("free", "at_once"), [(2**28, 6), (14 * 2**30, 42), (139 * 2**30, 256)])

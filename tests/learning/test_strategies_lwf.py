@@ -45,31 +45,31 @@ def test_the_distillation_is_the_papers_sum(rows, temperature):
         new, old = (literal_softmax(half, temperature) for half in (row[:3], row[3:]))
         expected -= sum(p * math.log(q) for p, q in zip(old, new, strict=True)) / len(rows)
     table = torch.tensor(rows)
-    ours = distillation(table[:, :3], table[:, 3:], temperature=temperature)
-    assert ours.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    own_loss = distillation(table[:, :3], table[:, 3:], temperature=temperature)
+    assert own_loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_three_buckets_equal_the_written_out_ones():
     """The teacher is the model as it was before the bucket, and stays so to the bucket's end."""
     stream = feature_stream()
-    asked = on_features(strategy="lwf", strategy_args="strength=1.6,temperature=3")
-    model, twin = random_head()
-    strategy, descent = strategy_on(stream, asked, model)
+    parameters = on_features(strategy="lwf", strategy_args="strength=1.6,temperature=3")
+    model, reference = random_head()
+    strategy, trainer = strategy_on(stream, parameters, model)
     for position in range(3):
-        teacher = copy.deepcopy(twin)
+        teacher = copy.deepcopy(reference)
 
         def gradient(batch, epoch, step, teacher=teacher, first=position == 0):
-            new, old = twin(batch.inputs), teacher(batch.inputs).detach()
+            new, old = reference(batch.inputs), teacher(batch.inputs).detach()
             loss = -new.log_softmax(1)[range(len(new)), batch.labels].mean()
             if not first:
                 soft = (old / 3).softmax(1)
                 loss = loss - 1.6 * (soft * (new / 3).log_softmax(1)).sum(1).mean()
-            return torch.autograd.grad(loss, list(twin.parameters()))
+            return torch.autograd.grad(loss, list(reference.parameters()))
 
-        literal_descent(twin, stream.train(position), asked, position, gradient=gradient)
-        strategy.learn(position, descent)
+        literal_descent(reference, stream.train(position), parameters, position, gradient=gradient)
+        strategy.learn(position, trainer)
         strategy.after_bucket(position)
-        assert_close(list(model.parameters()), list(twin.parameters()))
+        assert_close(list(model.parameters()), list(reference.parameters()))
 
 
 def test_the_teacher_is_in_evaluation_mode_and_learns_nothing(tmp_path):
@@ -78,18 +78,18 @@ def test_the_teacher_is_in_evaluation_mode_and_learns_nothing(tmp_path):
     torch.manual_seed(0)
     model = build_model("small_cnn", num_classes=3, image_size=8)
     strategy, _ = strategy_on(stream, config(strategy="lwf"), model)
-    seen = []
+    modes = []
 
     class Descent:
         """Keeps what a strategy has to teach with, instead of descending."""
 
         def run(self, samples, *, position, hooks):
-            seen.append(strategy._old)
+            modes.append(strategy._old)
 
     strategy.learn(0, Descent())
     strategy.learn(1, Descent())
-    assert seen[0] is None
-    assert not seen[1].training
-    assert seen[1] is not model
-    assert not any(weight.requires_grad for weight in seen[1].parameters())
+    assert modes[0] is None
+    assert not modes[1].training
+    assert modes[1] is not model
+    assert not any(weight.requires_grad for weight in modes[1].parameters())
     assert strategy._old is None

@@ -67,10 +67,10 @@ def own(tmp_path, monkeypatch):
     """Write a strategy with one argument; return the configuration that trains with it."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def write(hint, default, **asked):
+    def write(hint, default, **parameters):
         name = f"own_{tmp_path.name}_{len(list(tmp_path.iterdir()))}"
         (tmp_path / f"{name}.py").write_text(OWN_ARGUMENTS.format(hint=hint, default=default))
-        return config(strategy=f"{name}:Own", **asked)
+        return config(strategy=f"{name}:Own", **parameters)
 
     return write
 
@@ -88,14 +88,14 @@ def own(tmp_path, monkeypatch):
 )
 def test_arguments_are_the_same_when_they_are_read_back(own, hint, default, text, value):
     """From the text that a user writes, and from the text that a run stores."""
-    for asked, expected in (({}, default), ({"strategy_args": f"value={text}"}, value)):
-        settings = check(own(hint, default, **asked))
+    for parameters, expected in (({}, default), ({"strategy_args": f"value={text}"}, value)):
+        settings = check(own(hint, default, **parameters))
         assert settings.strategy_args == {"value": expected}
         assert check(TrainConfig.resolve(settings.as_text())) == settings
 
 
 @pytest.mark.parametrize(
-    ("hint", "default", "asked"),
+    ("hint", "default", "parameters"),
     [
         ("tuple[int, ...]", (1, 2), {}),
         ("str", "a,b", {}),
@@ -106,10 +106,10 @@ def test_arguments_are_the_same_when_they_are_read_back(own, hint, default, text
         ("tuple[int, ...]", (), {"strategy_args": "value=1"}),
     ],
 )
-def test_an_argument_that_no_text_can_store_is_refused(own, hint, default, asked):
+def test_an_argument_that_no_text_can_store_is_refused(own, hint, default, parameters):
     """Otherwise the run would train to its end, and could not be resumed."""
     with pytest.raises(ConfigError, match=r"value.*expected"):
-        check(own(hint, default, **asked))
+        check(own(hint, default, **parameters))
 
 
 def test_what_a_name_leads_to_is_a_strategy(tmp_path, monkeypatch):

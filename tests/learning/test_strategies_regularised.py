@@ -90,9 +90,9 @@ def test_a_strength_of_nothing_is_naive(tmp_path, name):
     """To the bit: what a strategy measures between steps and buckets disturbs nothing."""
     stream = image_stream(tmp_path)
     rows, model = rows_of(stream, config(strategy=name, strategy_args="strength=0"))
-    naive, twin = rows_of(stream, config(strategy="naive"))
+    naive, reference = rows_of(stream, config(strategy="naive"))
     assert rows == naive
-    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
+    for weight, other in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(weight, other)
 
 
@@ -128,6 +128,6 @@ def test_a_weight_that_the_loss_does_not_reach_has_a_gradient_of_zeros():
     """Lists of weights and of gradients stay of one length."""
     model = nn.Linear(2, 2)
     model.weight.sum().backward()
-    ours = gradients(list(model.parameters()))
-    assert [gradient.tolist() for gradient in ours] == [[[1, 1], [1, 1]], [0, 0]]
-    assert ours[1] is model.bias.grad
+    own_gradients = gradients(list(model.parameters()))
+    assert [gradient.tolist() for gradient in own_gradients] == [[[1, 1], [1, 1]], [0, 0]]
+    assert own_gradients[1] is model.bias.grad

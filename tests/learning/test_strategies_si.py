@@ -24,9 +24,9 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
     stream = feature_stream()
     arguments = f"strength=0.7,damping={damping}"
     settings = on_features(strategy="si", strategy_args=arguments, clip_norm=clip)
-    model, twin = random_head()
-    strategy, descent = strategy_on(stream, settings, model)
-    weights = list(twin.parameters())
+    model, reference = random_head()
+    strategy, trainer = strategy_on(stream, settings, model)
+    weights = list(reference.parameters())
     anchor = [weight.detach().clone() for weight in weights]
     importance = [torch.zeros_like(weight) for weight in weights]
     for position in range(3):
@@ -36,20 +36,20 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
         def gradient(
             batch, epoch, step, visited=visited, slopes=slopes, anchor=anchor, importance=importance
         ):
-            of_loss = gradient_of_loss(twin, batch)
+            of_loss = gradient_of_loss(reference, batch)
             visited.append([weight.detach().clone() for weight in weights])
             slopes.append(of_loss)
             penalty = 0
             for part, weight, end in zip(importance, weights, anchor, strict=True):
-                held = torch.clamp(0.7 * part, max=1 / (2 * settings.lr))
-                penalty = penalty + (held * (weight - end) ** 2).sum()
+                new_importance = torch.clamp(0.7 * part, max=1 / (2 * settings.lr))
+                penalty = penalty + (new_importance * (weight - end) ** 2).sum()
             of_penalty = torch.autograd.grad(penalty, weights)
             both = [a + b for a, b in zip(of_loss, of_penalty, strict=True)]
             length = torch.sqrt(sum((slope**2).sum() for slope in both))
             factor = min(1.0, clip / (float(length) + 1e-6)) if clip else 1.0
             return [factor * slope for slope in both]
 
-        literal_descent(twin, stream.train(position), settings, position, gradient=gradient)
+        literal_descent(reference, stream.train(position), settings, position, gradient=gradient)
         visited.append([weight.detach().clone() for weight in weights])
         for i, weight in enumerate(weights):
             path = torch.zeros_like(weight)
@@ -59,7 +59,7 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
             importance[i] = torch.relu(importance[i] + path / (way**2 + damping))
         anchor = [weight.detach().clone() for weight in weights]
 
-        strategy.learn(position, descent)
+        strategy.learn(position, trainer)
         strategy.after_bucket(position)
         assert_close(list(model.parameters()), weights, rtol=1e-3, atol=1e-5)
         assert_close(strategy._importance, importance, rtol=1e-2, atol=1e-3)

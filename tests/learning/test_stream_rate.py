@@ -45,25 +45,25 @@ def literal(settings):
 
     The clock counts in images of the stream: naive learning takes 1 / rate of one for each image.
     """
-    stream, kind = feature_stream(COUNTS), settings.strategy
+    stream, strategy = feature_stream(COUNTS), settings.strategy
     model, rate = fresh_model(stream, settings), Fraction(settings.stream_rate.split(":")[1])
-    buffer = (Reservoir if kind == "derpp" else ClassBalanced)(
+    buffer = (Reservoir if strategy == "derpp" else ClassBalanced)(
         capacity=settings.memory, num_classes=CLASSES, seed=0
     )
-    seen, rows, late = [], [counts_of(stream, model)], Fraction(0)
+    seen_images, rows, late = [], [counts_of(stream, model)], Fraction(0)
     remembered, logits = [], {}  # (bucket, image), and what was answered to it
     parabolas = []
     for position, count in enumerate(COUNTS):
-        picks = [(position, n) for n in range(count)]
-        if kind == "replay":
-            picks += remembered
-        samples = stream.select(SampleIndices(*np.array(picks).T))
-        steps = batch_bounds(len(picks), 4)
+        image_ids = [(position, n) for n in range(count)]
+        if strategy == "replay":
+            image_ids += remembered
+        samples = stream.select(SampleIndices(*np.array(image_ids).T))
+        steps = batch_bounds(len(image_ids), 4)
         rehearsed = [()] * len(steps)
-        if kind == "derpp" and remembered:
-            held = stream.select(SampleIndices(*np.array(remembered).T))
-            answers = torch.stack([logits[one] for one in remembered])
-            where = (held, len(steps), settings, CPU, position, 0)
+        if strategy == "derpp" and remembered:
+            buffer_samples = stream.select(SampleIndices(*np.array(remembered).T))
+            stored_logits = torch.stack([logits[image_id] for image_id in remembered])
+            where = (buffer_samples, len(steps), settings, CPU, position, 0)
             rehearsed = list(
                 zip(*(rehearsal_batches(*where, which) for which in (0, 1)), strict=True)
             )
@@ -71,73 +71,76 @@ def literal(settings):
             samples, batch_size=4, device=CPU, seed=0, position=position, epoch=0
         )
         velocity = [torch.zeros_like(weight) for weight in model.parameters()]
-        free, shown, own = late, 0, []
-        for batch, beside in zip(batches, rehearsed, strict=True):
+        free, num_shown, own = late, 0, []
+        for batch, rehearsed_batch in zip(batches, rehearsed, strict=True):
             new = [n for n in batch.chosen.tolist() if n < count]
-            begins, shown = shown, shown + len(new)
-            if free >= shown:
+            begins, num_shown = num_shown, num_shown + len(new)
+            if free >= num_shown:
                 continue
-            images = len(batch.labels) + sum(len(part.labels) for part in beside)
+            images = len(batch.labels) + sum(len(part.labels) for part in rehearsed_batch)
             free = max(free, Fraction(begins)) + images * rate
             own += new
-            answered = model(batch.inputs)
-            loss = cross_entropy(answered, batch.labels)
-            if beside:
-                imitated, repeated = beside
+            outputs = model(batch.inputs)
+            loss = cross_entropy(outputs, batch.labels)
+            if rehearsed_batch:
+                imitated, repeated = rehearsed_batch
                 loss = (
                     loss
-                    + mse_loss(model(imitated.inputs), answers[imitated.chosen]) / 2
+                    + mse_loss(model(imitated.inputs), stored_logits[imitated.chosen]) / 2
                     + cross_entropy(model(repeated.inputs), repeated.labels) / 2
                 )
             logits |= {
-                (position, n): answered[i].detach() for i, n in enumerate(batch.chosen.tolist())
+                (position, n): outputs[i].detach() for i, n in enumerate(batch.chosen.tolist())
             }
             slopes = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
                 for i, weight in enumerate(model.parameters()):
                     pulled = slopes[i] + sum(
-                        firm[i] * (weight - there[i]) for firm, there in parabolas[-1:]
+                        firm[i] * (weight - weight_there[i])
+                        for firm, weight_there in parabolas[-1:]
                     )
                     velocity[i] = 0.8 * velocity[i] + pulled + 0.01 * weight
                     weight -= 0.1 * velocity[i]
-        seen.append(sorted(own))
-        labels = stream.labels(position)[seen[-1]]
-        if kind in ("replay", "derpp"):
-            kept = buffer.offer(position, labels)
-            candidates = remembered + [(position, n) for n in seen[-1]]
-            remembered = [candidates[n] for n in kept]
-        if kind == "ewc":
+        seen_images.append(sorted(own))
+        labels = stream.labels(position)[seen_images[-1]]
+        if strategy in ("replay", "derpp"):
+            retained = buffer.offer(position, labels)
+            candidates = remembered + [(position, n) for n in seen_images[-1]]
+            remembered = [candidates[n] for n in retained]
+        if strategy == "ewc":
             chosen = min(2, len(own))
-            firm, there = fisher(stream, model, position, seen[-1], parabolas)
-            parabolas.append((firm, there))
+            firm, weight_there = fisher(stream, model, position, seen_images[-1], parabolas)
+            parabolas.append((firm, weight_there))
             # Answers to all; of each image's a forward pass, a backward pass a class, and squares.
             flops = chosen * (2 * 2 + CLASSES * 2) * WIDTH * CLASSES
             flops += 2 * chosen * CLASSES * (WIDTH + 1) * CLASSES
             free += Fraction(flops, 4 * WIDTH * CLASSES) * rate
-        late = max(Fraction(0), free - shown)
+        late = max(Fraction(0), free - num_shown)
         rows.append(counts_of(stream, model))
-    return seen, rows
+    return seen_images, rows
 
 
-def fisher(stream, model, position, seen, parabolas):
+def fisher(stream, model, position, seen_images, parabolas):
     """How firmly EWC holds each weight, and where: one image, one label at a time."""
     samples, weights = stream.train(position), list(model.parameters())
-    order = torch.randperm(len(seen), generator=generator(0, RngPurpose.FISHER, position, 0))[:2]
-    found = [torch.zeros_like(weight) for weight in weights]
+    order = torch.randperm(
+        len(seen_images), generator=generator(0, RngPurpose.FISHER, position, 0)
+    )[:2]
+    totals = [torch.zeros_like(weight) for weight in weights]
     for n in order.tolist():
-        answers = log_softmax(model(samples.images[seen[n]]), dim=0)
+        log_probs = log_softmax(model(samples.images[seen_images[n]]), dim=0)
         for label in range(CLASSES):
-            slopes = torch.autograd.grad(answers[label], weights, retain_graph=True)
-            for total, slope in zip(found, slopes, strict=True):
-                total += answers[label].exp().detach() * slope**2 / len(order)
+            slopes = torch.autograd.grad(log_probs[label], weights, retain_graph=True)
+            for total, slope in zip(totals, slopes, strict=True):
+                total += log_probs[label].exp().detach() * slope**2 / len(order)
     here = [weight.detach().clone() for weight in weights]
     if parabolas:
-        before, there = parabolas[-1]
+        before, weights_there = parabolas[-1]
         before = [firm / 3 for firm in before]
-        found = [a + b for a, b in zip(found, before, strict=True)]
-        share = [1 - b / a.clamp_min(1e-38) for a, b in zip(found, before, strict=True)]
-        here = [t + s * (h - t) for t, s, h in zip(there, share, here, strict=True)]
-    return [3 * total for total in found], here
+        totals = [a + b for a, b in zip(totals, before, strict=True)]
+        share = [1 - b / a.clamp_min(1e-38) for a, b in zip(totals, before, strict=True)]
+        here = [t + s * (h - t) for t, s, h in zip(weights_there, share, here, strict=True)]
+    return [3 * total for total in totals], here
 
 
 def counts_of(stream, model):
@@ -155,11 +158,11 @@ def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
     changes = {"strategy_args": "images=2"} if strategy == "ewc" else {"memory": "20"}
     settings = passing_by(strategy, rate, **changes)
     rows = rows_of(stream, settings)
-    seen, counts = literal(settings)
-    assert [stream.seen[position].tolist() for position in range(3)] == seen
-    assert [one.row.correct for one in rows] == counts
-    assert [one.row.cost.images for one in rows] == [0, *map(len, seen)]
-    assert (sum(map(len, seen)) == sum(COUNTS)) == (
+    seen_images, counts = literal(settings)
+    assert [stream.seen[position].tolist() for position in range(3)] == seen_images
+    assert [image_id.row.correct for image_id in rows] == counts
+    assert [image_id.row.cost.images for image_id in rows] == [0, *map(len, seen_images)]
+    assert (sum(map(len, seen_images)) == sum(COUNTS)) == (
         (strategy, rate) in [("naive", "naive:1"), ("naive", "naive:0.7")]
     )
 
@@ -177,15 +180,15 @@ def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
 def test_which_batches_pass_by_is_what_the_papers_program_has(cost, taken):
     """Ghunaim et al., arXiv:2302.01047, of ER, LwF, RWalk, MIR and GSS: their delays."""
     costs, stream = SimpleNamespace(flops=0), feature_stream((40,))
-    passing = Passing(Fraction(15), 0, stream, costs)  # a batch of 4 images in 60 FLOPs
-    passing.begin(stream.train(0), 0, batch_bounds(40, 4))
-    found = []
+    stream_clock = Passing(Fraction(15), 0, stream, costs)  # a batch of 4 images in 60 FLOPs
+    stream_clock.begin(stream.train(0), 0, batch_bounds(40, 4))
+    skipped = []
     for number in range(10):
-        if passing.takes():
+        if stream_clock.takes():
             costs.flops += int(60 * cost)
-            found.append(number)
-    assert found == taken
-    assert passing.passed() == 4 * len(taken)
+            skipped.append(number)
+    assert skipped == taken
+    assert stream_clock.passed() == 4 * len(taken)
 
 
 def test_naive_keeps_up_with_its_own_pace(tmp_path):
@@ -194,16 +197,18 @@ def test_naive_keeps_up_with_its_own_pace(tmp_path):
     waiting = trained(image_stream(tmp_path / "0", train=(8, 6, 7)), config(**changes))
     settings = config(**changes, stream_rate="naive:1")
     passed = trained(image_stream(tmp_path / "1", train=(8, 6, 7)), settings)
-    assert [one.correct for one in passed[0]] == [one.correct for one in waiting[0]]
+    assert [trained_bucket.correct for trained_bucket in passed[0]] == [
+        trained_bucket.correct for trained_bucket in waiting[0]
+    ]
     assert all(torch.equal(passed[2][name], weight) for name, weight in waiting[2].items())
     fast = replace(settings, stream_rate="naive:2")
     rows = rows_of(image_stream(tmp_path / "2", train=(8, 6, 8)), fast)
-    assert [one.row.cost.images for one in rows] == [0, 4, 4, 4]
+    assert [trained_bucket.row.cost.images for trained_bucket in rows] == [0, 4, 4, 4]
     # The same by images per PFLOP.
     of_image = rows[1].row.cost.training_flops // 4
     fast = replace(settings, stream_rate=repr(2e15 / of_image))
     again = rows_of(image_stream(tmp_path / "3", train=(8, 6, 8)), fast)
-    assert [one.row.cost.images for one in again] == [0, 4, 4, 4]
+    assert [trained_bucket.row.cost.images for trained_bucket in again] == [0, 4, 4, 4]
 
 
 @pytest.mark.parametrize("strategy", IN_PASSING)
@@ -217,10 +222,10 @@ def test_nothing_that_passed_by_is_ever_used(strategy, monkeypatch):
     }
     used, fetch = set(), stream._fetch
 
-    def fetching(picks):
-        for image in zip(picks.bucket.tolist(), picks.index.tolist(), strict=True):
-            assert image in seen or image[0] == position
-        return fetch(picks)
+    def fetching(indices):
+        for image in zip(indices.bucket.tolist(), indices.index.tolist(), strict=True):
+            assert image in seen_images or image[0] == position
+        return fetch(indices)
 
     def passes(module, inputs):
         if module.training:
@@ -228,24 +233,24 @@ def test_nothing_that_passed_by_is_ever_used(strategy, monkeypatch):
 
     monkeypatch.setattr(stream, "_fetch", fetching)
     changes = {"strategy_args": "images=1"} if strategy == "ewc" else {"memory": "12"}
-    settings, seen, position = passing_by(strategy, "naive:1.7", **changes), set(), 0
+    settings, seen_images, position = passing_by(strategy, "naive:1.7", **changes), set(), 0
     keep_seen = stream.keep_seen
 
     def keeping(bucket, images):
         nonlocal position
-        seen.update((bucket, n) for n in images.tolist())
+        seen_images.update((bucket, n) for n in images.tolist())
         position = bucket + 1
         keep_seen(bucket, images)
 
     monkeypatch.setattr(stream, "keep_seen", keeping)
-    for one in train(stream, settings, progress=TrainingProgress()):
+    for trained_bucket in train(stream, settings, progress=TrainingProgress()):
         if position == 0:
-            one.model.register_forward_pre_hook(passes)
+            trained_bucket.model.register_forward_pre_hook(passes)
             continue
-        assert used <= seen
-        own = {image for image in seen if image[0] == position - 1}
+        assert used <= seen_images
+        own = {image for image in seen_images if image[0] == position - 1}
         assert own <= used
-        assert 0 < len(own) == one.row.cost.images < COUNTS[position - 1]
+        assert 0 < len(own) == trained_bucket.row.cost.images < COUNTS[position - 1]
         used.clear()
 
 
@@ -253,17 +258,23 @@ def test_nothing_that_passed_by_is_ever_used(strategy, monkeypatch):
 def test_a_killed_run_goes_on_in_the_same_stream(strategy):
     """What was seen, and how late it is, is in the state: rows, costs and states are the same."""
     settings = passing_by(strategy, "naive:1.3", memory="12")
-    whole = [
-        (one.row, to_bytes(one.snapshot(), replace(one.row, cost=None), None), one.row.cost)
-        for one in train(feature_stream(COUNTS), settings, progress=TrainingProgress())
+    full_run = [
+        (
+            trained_bucket.row,
+            to_bytes(trained_bucket.snapshot(), replace(trained_bucket.row, cost=None), None),
+            trained_bucket.row.cost,
+        )
+        for trained_bucket in train(feature_stream(COUNTS), settings, progress=TrainingProgress())
     ]
     for k in range(3):
-        again, stream, saved = [], feature_stream(COUNTS), read_state(whole[k][1])
-        for one in train(stream, settings, progress=TrainingProgress(), saved=saved):
-            state = to_bytes(one.snapshot(), replace(one.row, cost=None), None)
-            again.append((one.row, state, one.row.cost))
+        again, stream, saved = [], feature_stream(COUNTS), read_state(full_run[k][1])
+        for trained_bucket in train(stream, settings, progress=TrainingProgress(), saved=saved):
+            state = to_bytes(
+                trained_bucket.snapshot(), replace(trained_bucket.row, cost=None), None
+            )
+            again.append((trained_bucket.row, state, trained_bucket.row.cost))
         for (row, state, cost), (other, as_before, before) in zip(
-            again, whole[k + 1 :], strict=True
+            again, full_run[k + 1 :], strict=True
         ):
             assert row == other
             assert state == as_before
@@ -276,7 +287,7 @@ def test_a_bucket_may_pass_by_whole(tmp_path):
     stream = image_stream(tmp_path)
     settings = config(strategy="ewc", epochs="1", stream_rate="naive:1")
     rows = rows_of(stream, settings)
-    assert [one.row.cost.images for one in rows] == [0, 7, 0, 0]
+    assert [trained_bucket.row.cost.images for trained_bucket in rows] == [0, 7, 0, 0]
     assert rows[1].row.correct == rows[2].row.correct == rows[3].row.correct
     assert rows[1].row.cost.training_flops > 0 == rows[2].row.cost.training_flops
 
@@ -290,13 +301,16 @@ class Twice(Strategy):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"epochs": "3"}, "a bucket takes 3 epochs; .*: pass epochs=1"),
         ({"budget": "naive:1"}, "leave budget at off"),
         ({"test_every": "1steps"}, "leave test_every at off"),
         ({"dataset": "weather", "dataset_args": "standardise=past"}, "pass standardise=first"),
-        *(({"strategy": one}, f"strategy {one} does not learn from a bucket") for one in WAITING),
+        *(
+            ({"strategy": strategy}, f"strategy {strategy} does not learn from a bucket")
+            for strategy in WAITING
+        ),
         (
             {"stream_rate": "fast"},
             "stream_rate is 'fast'; expected off; a multiple of the pace of naive",
@@ -305,9 +319,9 @@ class Twice(Strategy):
         ({"stream_rate": "images:3"}, "expected off; a multiple of the pace of naive"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(changes, told):
+def test_what_does_not_go_with_it_is_refused(changes, message):
     """In one line, before any training."""
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         check(on_features(**{"epochs": "1", "stream_rate": "naive:1", **changes}))
     assert "\n" not in str(error.value)
 

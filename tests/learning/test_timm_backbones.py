@@ -78,23 +78,23 @@ def test_features_are_timms_own(tmp_path, name, from_hub):
     backbone, _ = from_hub(name)
     folder = extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
 
-    theirs = timm.create_model(name, pretrained=False, num_classes=0).eval()
-    theirs.load_state_dict(weights_of(name), strict=False)
-    config = timm.data.resolve_model_data_config(theirs)
+    timm_model = timm.create_model(name, pretrained=False, num_classes=0).eval()
+    timm_model.load_state_dict(weights_of(name), strict=False)
+    config = timm.data.resolve_model_data_config(timm_model)
     transform = timm.data.create_transform(**config, is_training=False)
     for number, images in enumerate(image_sets(stream)):
         with torch.inference_mode():
             expected = [
-                theirs(transform(Image.open(path).convert("RGB"))[None])[0].numpy()
+                timm_model(transform(Image.open(path).convert("RGB"))[None])[0].numpy()
                 for path in images.paths
             ]
         # Alone or with others in a batch, sums are in another order.
-        found = np.load(folder / f"{number:03d}.npy")
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    said = json.loads((folder / "000.json").read_text())
-    assert said["backbone"] == f"timm:{name}.r160_in1k"
-    assert said["weights"].startswith("sha256:")
-    assert said["preprocessing"].startswith("timm: 160 x 160, crop 0.95 center, bi")
+        features = np.load(folder / f"{number:03d}.npy")
+        np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
+    metadata = json.loads((folder / "000.json").read_text())
+    assert metadata["backbone"] == f"timm:{name}.r160_in1k"
+    assert metadata["weights"].startswith("sha256:")
+    assert metadata["preprocessing"].startswith("timm: 160 x 160, crop 0.95 center, bi")
 
 
 def test_heads_that_normalise_first_are_left_out_whole(from_hub):
@@ -122,11 +122,13 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
     stream = load_stream("folder", str(root), cache_dir=tmp_path, split="0")
     backbone = load_backbone(f"timm:{TINY}", "none")
     extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
-    found = {}
+    features_by_name = {}
     features = load_features(stream, "mine", cache_dir=tmp_path)
     for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
         for images, rows in ((bucket.train, train), (bucket.test, test)):
-            found |= {path.name: row for path, row in zip(images.paths, rows, strict=True)}
+            features_by_name |= {
+                path.name: row for path, row in zip(images.paths, rows, strict=True)
+            }
     white = Image.new("RGBA", picture.size, "white")
     for name, upright in [
         ("lying.png", Image.alpha_composite(white, picture).convert("RGB")),
@@ -135,7 +137,7 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
         with torch.inference_mode():
             made = torch.from_numpy(backbone.geometry.make(upright))[None]
             np.testing.assert_allclose(
-                found[name], backbone.model(made)[0].numpy(), rtol=1e-4, atol=1e-5
+                features_by_name[name], backbone.model(made)[0].numpy(), rtol=1e-4, atol=1e-5
             )
 
 
@@ -144,8 +146,8 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
     _, hub = from_hub(TINY)
     backbone = load_backbone(f"timm:{TINY}", "DEFAULT")  # with the hub gone
     # The library asks for one more address, of its own.
-    asked = [path for method, path, *_ in hub.asked if method == "GET" and "/resolve/" in path]
-    assert asked == ["/timm/test_vit.r160_in1k/resolve/main/model.safetensors"]
+    requests = [path for method, path, *_ in hub.asked if method == "GET" and "/resolve/" in path]
+    assert requests == ["/timm/test_vit.r160_in1k/resolve/main/model.safetensors"]
     assert (backbone.name, backbone.weights_tag) == ("timm:test_vit.r160_in1k", "r160_in1k")
     blocks = weights_of(TINY)["blocks.0.attn.qkv.weight"]
     assert torch.equal(backbone.model.blocks[0].attn.qkv.weight, blocks)
@@ -158,10 +160,12 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     """One line with the address, and what to bring from where there is one."""
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nothing listens there
-    told = one_line(load_backbone, f"timm:{TINY}", "DEFAULT")
-    assert "the weights of timm:test_vit.r160_in1k cannot be downloaded" in told
-    assert "fetch http://127.0.0.1:9/timm/test_vit.r160_in1k/resolve/main/model.safetensors" in told
-    assert "copy the folder HF_HOME from a machine that has them" in told
+    message = one_line(load_backbone, f"timm:{TINY}", "DEFAULT")
+    assert "the weights of timm:test_vit.r160_in1k cannot be downloaded" in message
+    assert (
+        "fetch http://127.0.0.1:9/timm/test_vit.r160_in1k/resolve/main/model.safetensors" in message
+    )
+    assert "copy the folder HF_HOME from a machine that has them" in message
 
 
 def test_names_that_timm_has_not_are_told(monkeypatch):
@@ -169,10 +173,10 @@ def test_names_that_timm_has_not_are_told(monkeypatch):
     assert "unknown backbone 'timm:resnet19'" in one_line(load_backbone, "timm:resnet19", "none")
     for name in ("timm:hf-hub:someone/model", "timm:local-dir:/tmp", "timm:"):
         assert "unknown backbone" in one_line(load_backbone, name, "none")
-    told = one_line(load_backbone, f"timm:{TINY}.in22k", "none")
-    assert "no weights of that tag; expected one of r160_in1k" in told
-    told = one_line(load_backbone, f"timm:{TINY}", "weights.safetensors")
-    assert "timm's backbones take their own: pass --weights DEFAULT" in told
+    message = one_line(load_backbone, f"timm:{TINY}.in22k", "none")
+    assert "no weights of that tag; expected one of r160_in1k" in message
+    message = one_line(load_backbone, f"timm:{TINY}", "weights.safetensors")
+    assert "timm's backbones take their own: pass --weights DEFAULT" in message
     monkeypatch.setitem(sys.modules, "timm", None)
     assert "pip install 'clear_mlflow[timm]'" in one_line(load_backbone, f"timm:{TINY}", "none")
 
@@ -180,16 +184,17 @@ def test_names_that_timm_has_not_are_told(monkeypatch):
 def test_heads_are_trained_on_them(tmp_path, monkeypatch):
     """By the command from the images to features, and from these a linear head, NCM and SLDA."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    root, asked = tmp_path / "data", {"dataset": "folder", "dataset_args": "name=photos"}
+    root, parameters = tmp_path / "data", {"dataset": "folder", "dataset_args": "name=photos"}
     write_years(root, side=40, train=4, test=2)
     stream = ["--dataset", "folder", "--dataset-args", "name=photos"]
     own = [*stream, "--device", "cpu", "--backbone", f"timm:{TINY}", "--weights", "none"]
     done = CliRunner().invoke(main, ["data", "features", str(root), *own])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1].startswith("features timm-test_vit of ")
-    asked |= {"data_root": str(root), "features": "timm-test_vit", "device": "cpu"}
+    parameters |= {"data_root": str(root), "features": "timm-test_vit", "device": "cpu"}
     for strategy in ("naive", "ncm", "slda"):
         training = prepare(
-            check(TrainConfig.resolve({**asked, "strategy": strategy})), LineProgress(sys.stderr)
+            check(TrainConfig.resolve({**parameters, "strategy": strategy})),
+            LineProgress(sys.stderr),
         )
         assert [measured.row.row for measured in training.rows()] == [0, 1, 2, 3]

@@ -18,13 +18,15 @@ PER_CLASS = 12
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
     """A dataset without a test set, and one whose files are divided as a validation divides it."""
-    whole = write_released(tmp_path_factory.mktemp("whole"), train=PER_CLASS, buckets=("1", "2"))
-    shutil.rmtree(whole / "test")
-    facts = training(whole, split="validation").stream
+    full_tree = write_released(
+        tmp_path_factory.mktemp("whole"), train=PER_CLASS, buckets=("1", "2")
+    )
+    shutil.rmtree(full_tree / "test")
+    stream = training(full_tree, split="validation").stream
     divided = tmp_path_factory.mktemp("divided")
     for part in ("train", "test"):
-        shutil.copytree(whole / "train", divided / part)
-    for bucket in facts.buckets:
+        shutil.copytree(full_tree / "train", divided / part)
+    for bucket in stream.buckets:
         held_out = {(path.parent.name, path.stem) for path in bucket.test.paths}
         assert len(held_out) == 3
         for part, keeps in (("train", False), ("test", True)):
@@ -35,19 +37,19 @@ def trees(tmp_path_factory):
                     if ((file.stem, image_id) in held_out) == keeps
                 }
                 write_json(file, entries)
-    return whole, divided
+    return full_tree, divided
 
 
-def training(root, **asked):
+def training(root, **options):
     small = {"dataset": "clear10", "data_root": str(root), "epochs": "2", "batch_size": "4"}
     small |= {"device": "cpu", "precision": "off", "memory": "6"}
-    if "features" not in asked:
+    if "features" not in options:
         small |= {"model": "small_cnn", "image_size": "16", "lr": "0.05"}
-    return prepare(check(TrainConfig.resolve({**small, **asked})), TrainingProgress())
+    return prepare(check(TrainConfig.resolve({**small, **options})), TrainingProgress())
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"strategy": "naive"},
         {"strategy": "joint"},
@@ -58,24 +60,24 @@ def training(root, **asked):
         {"strategy": "linear", "features": "pixels"},
         {"strategy": "slda", "features": "pixels"},
     ],
-    ids=lambda asked: " ".join(asked.values()),
+    ids=lambda options: " ".join(options.values()),
 )
-def test_rows_are_those_of_a_tree_that_was_divided_by_hand(trees, asked):
+def test_rows_are_those_of_a_tree_that_was_divided_by_hand(trees, options):
     """The twin: no strategy or head sees what is held out, and nothing else differs."""
-    whole, divided = trees
-    found = training(whole, split="validation", **asked)
-    expected = training(divided, **asked)
-    assert [m.row for m in found.rows()] == [m.row for m in expected.rows()]
-    assert found.metadata.num_train == expected.metadata.num_train == (33, 33)
-    assert found.metadata.num_test == expected.metadata.num_test == (3, 3)
-    assert (found.metadata.split, expected.metadata.split) == ("validation", "released")
-    assert found.metadata.digest != expected.metadata.digest
+    full_tree, divided = trees
+    measured = training(full_tree, split="validation", **options)
+    expected = training(divided, **options)
+    assert [m.row for m in measured.rows()] == [m.row for m in expected.rows()]
+    assert measured.metadata.num_train == expected.metadata.num_train == (33, 33)
+    assert measured.metadata.num_test == expected.metadata.num_test == (3, 3)
+    assert (measured.metadata.split, expected.metadata.split) == ("validation", "released")
+    assert measured.metadata.digest != expected.metadata.digest
 
 
 def test_all_seeds_are_measured_on_the_same_images(trees):
     """What is held out is no draw of the run's."""
-    kept = {
+    held_out = {
         training(trees[0], split="validation", seed=seed).metadata.evaluation_set
         for seed in ("0", "7")
     }
-    assert len(kept) == 1
+    assert len(held_out) == 1

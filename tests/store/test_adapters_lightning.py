@@ -84,9 +84,9 @@ def test_the_matrix_is_lightnings_own_cell_by_cell(store, experiment_id):
     callback, model = MLflowAccuracyMatrix(dataset="toy", seed=0), Model()
     expected = [own_numbers(trainer(callback).test(model, test, verbose=False))]
     for bucket in train:
-        one = trainer(callback)
-        one.fit(model, bucket)
-        expected.append(own_numbers(one.test(model, test, verbose=False)))
+        first_trainer = trainer(callback)
+        first_trainer.fit(model, bucket)
+        expected.append(own_numbers(first_trainer.test(model, test, verbose=False)))
     (run,) = store.search_runs([experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.tags[names.ROWS_TAG] == "complete"

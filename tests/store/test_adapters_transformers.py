@@ -73,9 +73,9 @@ def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_p
     callback, model = MLflowAccuracyMatrix(KEYS, dataset="toy", seed=0), Model()
     expected = [own_numbers(trainer(callback, tmp_path, model).evaluate(test))]
     for images in train:
-        one = trainer(callback, tmp_path, model, images, eval_dataset=test)
-        one.train()
-        expected.append(own_numbers(one.evaluate(test)))
+        first_trainer = trainer(callback, tmp_path, model, images, eval_dataset=test)
+        first_trainer.train()
+        expected.append(own_numbers(first_trainer.evaluate(test)))
     (run,) = store.search_runs([experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.tags[names.ROWS_TAG] == "complete"
@@ -93,12 +93,12 @@ def test_a_row_with_missing_cells_is_stored(store, experiment_id, tmp_path):
     """Missing cells are not zero, and a test set that is not a bucket is ignored."""
     train, test = buckets()
     callback, model = MLflowAccuracyMatrix(["a", "b"]), Model()
-    one = trainer(callback, tmp_path, model, train[0])
-    one.train()
-    one.evaluate(test["9"])
-    first = one.evaluate({"b": test["1"]})
-    one.train()
-    second = one.evaluate({"a": test["2"], "b": test["1"]})
+    first_trainer = trainer(callback, tmp_path, model, train[0])
+    first_trainer.train()
+    first_trainer.evaluate(test["9"])
+    first = first_trainer.evaluate({"b": test["1"]})
+    first_trainer.train()
+    second = first_trainer.evaluate({"a": test["2"], "b": test["1"]})
     (row, last) = callback.matrix.values
     assert np.isnan(row[0])
     assert row[1] == pytest.approx(first["eval_b_accuracy"])

@@ -102,11 +102,13 @@ def test_every_test_is_a_file_beside_the_rows(store, finished):
     assert stored_tests(finished) == [test for tests in TESTS.values() for test in tests]
     assert [list(r.row.correct) for r in read_rows(store, finished).values()] == FOUR_BUCKETS
     assert len(list(rows_folder(finished).iterdir())) == len(FOUR_BUCKETS)
-    plain = plain_run(store, finished, FOUR_BUCKETS[0])
-    assert not folder_of(plain).exists()
-    assert values_of(plain) == {}
+    run_without_tests = plain_run(store, finished, FOUR_BUCKETS[0])
+    assert not folder_of(run_without_tests).exists()
+    assert values_of(run_without_tests) == {}
     both = finished.data.metrics
-    assert plain.data.metrics == {n: v for n, v in both.items() if n not in values_of(finished)}
+    assert run_without_tests.data.metrics == {
+        n: v for n, v in both.items() if n not in values_of(finished)
+    }
 
 
 def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
@@ -166,14 +168,14 @@ class LosingStore(KnownTraining):
     folder: Path
 
     def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore):
-        def told(test):
+        def report_test(test):
             if (test.bucket, test.test) == (3, 2):
                 # In one step: a thread behind the training may be writing there.
                 self.folder.rename(self.folder.with_name("gone"))
                 self.folder.write_text("no folder any more")
             on_test(test)
 
-        return super().rows(on_curve, told, on_state)
+        return super().rows(on_curve, report_test, on_state)
 
 
 def test_tests_that_the_store_does_not_take_are_sent_by_sync(
@@ -222,8 +224,8 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     (rows_folder(finished) / "row_003.json").unlink()
     (rows_folder(finished) / "row_004.json").unlink()
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
-    found = parse_rows(read_row_files(store, finished, may_be_missing=None))
-    records = {record.row.row: record for record in found.values()}
+    rows = parse_rows(read_row_files(store, finished, may_be_missing=None))
+    records = {record.row.row: record for record in rows.values()}
     files = frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in folder_of(finished).iterdir())
     point = ResumePoint(
         run=finished,
@@ -276,9 +278,9 @@ def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
     run_id = finished.info.run_id
     page = draw_run(store, finished, [], "")
     assert "The model was tested 8 times inside its buckets." in page
-    ended = describe_state(store, finished)
+    state = describe_state(store, finished)
     (folder_of(finished) / FILES[-1]).unlink()
-    assert describe_state(store, finished) == ended
+    assert describe_state(store, finished) == state
     store.update_run(run_id, status="RUNNING")
     running = store.get_run(run_id)
     before = describe_state(store, running)

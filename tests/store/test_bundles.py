@@ -63,14 +63,14 @@ def test_it_is_read_like_a_store(bundle):
     """All that a run is: the same numbers, predictions and intervals, from anywhere."""
     path, run = bundle
     read = clear_mlflow.load(path)
-    ours, theirs = read.to_dict(), run.to_dict()
-    assert ours.pop("links") == [f"bundle   {path}"]
-    theirs.pop("links")
-    assert ours == theirs
+    read_values, stored_values = read.to_dict(), run.to_dict()
+    assert read_values.pop("links") == [f"bundle   {path}"]
+    stored_values.pop("links")
+    assert read_values == stored_values
     assert read.predictions.images.digest == run.predictions.images.digest
     assert json.loads(files_of(path)["run.json"])["licence"] == "CC-BY-4.0"
     result = CliRunner().invoke(main, ["show", str(path), "--json"])
-    assert json.loads(result.stdout)["metrics"] == ours["metrics"]
+    assert json.loads(result.stdout)["metrics"] == read_values["metrics"]
 
 
 def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id, bundle):
@@ -99,8 +99,8 @@ def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, mo
     (Path("only_bundles")).symlink_to("bundles")
 
     def compared(of):
-        (subject,) = clear_mlflow.compare(of, group_by=(), log=False).comparison.subjects
-        return subject.run_id
+        (compared_run,) = clear_mlflow.compare(of, group_by=(), log=False).comparison.subjects
+        return compared_run.run_id
 
     assert compared("bundles") == clear_mlflow.runs("bundles")[0].run_id != run.run_id
     assert compared(Path("bundles")) == compared("only_bundles") == run.run_id
@@ -144,15 +144,17 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
     stored, read = (
         clear_mlflow.compare(of, group_by=(), log=False) for of in (name, "paper.tar.xz")
     )
-    ours, theirs = ([one.run_id for one in c.comparison.subjects] for c in (stored, read))
-    assert sorted(ours) == sorted(theirs) == sorted(run.info.run_id for run in runs)
+    stored_ids, read_ids = (
+        [member_run.run_id for member_run in c.comparison.subjects] for c in (stored, read)
+    )
+    assert sorted(stored_ids) == sorted(read_ids) == sorted(run.info.run_id for run in runs)
     with pytest.raises(ConfigError, match="contains 8 bundles; name one, as paper") as several:
         clear_mlflow.load("paper.tar.xz")
     member = re.findall(r"as (paper\.tar\.xz/\S+), or", str(several.value))[0]
-    one = clear_mlflow.load(member)
-    assert one.matrix.to_dict() == clear_mlflow.load(one.run_id).matrix.to_dict()
-    assert one.name in CliRunner().invoke(main, ["show", member]).output
-    assert sorted(run.run_id for run in clear_mlflow.runs("paper.tar.xz")) == sorted(ours)
+    member_run = clear_mlflow.load(member)
+    assert member_run.matrix.to_dict() == clear_mlflow.load(member_run.run_id).matrix.to_dict()
+    assert member_run.name in CliRunner().invoke(main, ["show", member]).output
+    assert sorted(run.run_id for run in clear_mlflow.runs("paper.tar.xz")) == sorted(stored_ids)
     for path, problem in (
         ("paper.tar.xz/none", "is not in its archive"),
         ("other.tar.xz/none", "is neither a bundle nor a folder that contains any"),
@@ -163,7 +165,7 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
             clear_mlflow.load(path)
     folder = clear_mlflow.export(name, tmp_path / "paper")
     of_one = clear_mlflow.load(next(folder.iterdir()))
-    assert of_one.run_id in ours
+    assert of_one.run_id in stored_ids
     for problem in (["export", "x.tar.xz"], ["export", name, "paper.zip"]):
         assert CliRunner().invoke(main, problem).exit_code == 2
 
@@ -187,9 +189,9 @@ def packed(path, *members):
     return path
 
 
-def of_type(name, kind, link=""):
+def of_type(name, member_type, link=""):
     member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, link
+    member.type, member.linkname = member_type, link
     return member, b""
 
 
@@ -283,7 +285,7 @@ def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, 
     partial = clear_mlflow.export(run_id, tmp_path / f"a_partial{ending}")
     for copies in ([complete, partial], [partial, complete], [complete, run_id], tmp_path):
         compared = clear_mlflow.compare(copies, log=False).comparison.subjects
-        assert [len(subject.record.rows) for subject in compared] == [5]
+        assert [len(compared_run.record.rows) for compared_run in compared] == [5]
     assert [run.matrix.num_rows for run in clear_mlflow.runs(tmp_path)] == [4]
     last_row.write_bytes(content)
     change(last_row, correct=[71, *json.loads(content)["correct"][1:]])
@@ -348,13 +350,13 @@ def test_what_is_no_archive_is_one_line(tmp_path_factory, content, is_packed):
 def test_a_forged_description_is_one_line(store, experiment_id, tmp_path, path, value):
     """Whoever writes one can write its digest, too."""
     bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
-    about = json.loads((bundle / "run.json").read_text())
+    description = json.loads((bundle / "run.json").read_text())
     *outer, last = path.split("/")
-    (about[outer[0]] if outer else about)[last] = value
-    del about["digest"]
-    text = json.dumps(about, indent=2, sort_keys=True) + "\n"
-    about["digest"] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-    (bundle / "run.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+    (description[outer[0]] if outer else description)[last] = value
+    del description["digest"]
+    text = json.dumps(description, indent=2, sort_keys=True) + "\n"
+    description["digest"] = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    (bundle / "run.json").write_text(json.dumps(description, indent=2, sort_keys=True) + "\n")
     with pytest.raises(RecordError, match=rf"run.json.{outer[0] if outer else path}.*: (exp|inv)"):
         clear_mlflow.load(bundle)
 
@@ -362,10 +364,10 @@ def test_a_forged_description_is_one_line(store, experiment_id, tmp_path, path, 
 def test_the_same_run_is_the_same_archive(store, experiment_id, tmp_path):
     """So that a repository sees no change where there is none; nothing is overwritten."""
     run_id = stored_run(store, experiment_id).info.run_id
-    one, other = (clear_mlflow.export(run_id, tmp_path / f"{n}.tar.xz") for n in (1, 2))
-    assert one.read_bytes() == other.read_bytes()
+    first, other = (clear_mlflow.export(run_id, tmp_path / f"{n}.tar.xz") for n in (1, 2))
+    assert first.read_bytes() == other.read_bytes()
     with pytest.raises(ConfigError, match="exists already"):
-        clear_mlflow.export(run_id, one)
+        clear_mlflow.export(run_id, first)
     with pytest.raises(RecordError, match="has no rows"):
         clear_mlflow.export(store.create_run(experiment_id).info.run_id, tmp_path / "none")
     assert sorted(path.name for path in Path(tmp_path).glob("*.xz")) == ["1.tar.xz", "2.tar.xz"]

@@ -30,16 +30,16 @@ def invoke(*arguments):
     return CliRunner().invoke(main, [*map(str, arguments)])
 
 
-def of_matrix(found):
+def of_matrix(names):
     """What is of the matrix among a run's metrics or series."""
-    return {name: value for name, value in found.items() if name.split("/")[0] in FAMILIES}
+    return {name: value for name, value in names.items() if name.split("/")[0] in FAMILIES}
 
 
 def steps(store, run_id):
     """Each of these metrics at each step, of which none was logged twice."""
-    found = of_matrix(histories(store, run_id))
-    in_steps = {name: {step: value for step, _, value in h} for name, h in found.items()}
-    assert {n: len(h) for n, h in found.items()} == {n: len(h) for n, h in in_steps.items()}
+    matrix_points = of_matrix(histories(store, run_id))
+    in_steps = {name: {step: value for step, _, value in h} for name, h in matrix_points.items()}
+    assert {n: len(h) for n, h in matrix_points.items()} == {n: len(h) for n, h in in_steps.items()}
     return in_steps
 
 
@@ -95,8 +95,8 @@ def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
         clear_mlflow.track(**loop, metrics="tick")
     with pytest.raises(ConfigError, match="the family 'tick' does not exist"):
         Adapter({"metrics": "tick"})
-    for told in ({"metrics": "tic"}, {}):
-        Adapter(told)
+    for options in ({"metrics": "tic"}, {}):
+        Adapter(options)
 
 
 def test_evaluate_adds_families_to_old_runs(store, experiment_id):
@@ -116,8 +116,8 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
         done = invoke("evaluate", "--runs", "test", *again)
         assert "1 unchanged" in " ".join(done.output.split()), done.output
     # What a run is scored by is its own choice from now on: a metric that is lost comes back.
-    shown = invoke("evaluate", run.info.run_id)
-    assert "wild_time/stream_worst" in shown.output
+    result = invoke("evaluate", run.info.run_id)
+    assert "wild_time/stream_worst" in result.output
 
 
 def test_a_family_that_only_a_later_version_knows_stays(store, experiment_id):
@@ -157,5 +157,5 @@ def test_an_unknown_family_is_one_line_with_the_list(command):
     """Before anything is opened or trained."""
     done = invoke(*command, "--metrics", "clear,rennate")
     error = done.exception if isinstance(done.exception, ConfigError) else done.output
-    told = " ".join(str(error).split())
-    assert "the family 'rennate' does not exist; expected some of clear, renate, " in told
+    message = " ".join(str(error).split())
+    assert "the family 'rennate' does not exist; expected some of clear, renate, " in message

@@ -45,9 +45,9 @@ def test_other_options_come_after_all_groups(words):
 
 
 def test_what_has_to_be_given_is_asked_for():
-    answer = CliRunner().invoke(main, ["data", "features", "somewhere"])
-    assert answer.exit_code == 2
-    assert "Missing option '--backbone'" in answer.output
+    result = CliRunner().invoke(main, ["data", "features", "somewhere"])
+    assert result.exit_code == 2
+    assert "Missing option '--backbone'" in result.output
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_what_has_to_be_given_is_asked_for():
 )
 def test_examples_are_commands(words, example):
     """Each is of options and values that there are."""
-    given = shlex.split(example)
-    if given[0] == "mlflow":
-        assert {word.split("=")[0] for word in given[given.index("-P") + 1 :: 2]} <= set(
-            parameter_defaults()
-        )
+    example_words = shlex.split(example)
+    if example_words[0] == "mlflow":
+        assert {
+            word.split("=")[0] for word in example_words[example_words.index("-P") + 1 :: 2]
+        } <= set(parameter_defaults())
         return
-    assert given[: len(words) + 1] == ["clear-mlflow", *words]
-    ALL[words].make_context(words[-1], given[len(words) + 1 :], parent=click.Context(main))
+    assert example_words[: len(words) + 1] == ["clear-mlflow", *words]
+    ALL[words].make_context(words[-1], example_words[len(words) + 1 :], parent=click.Context(main))
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_examples_are_commands(words, example):
 )
 def test_a_shell_completes_it(arguments, typed, offered):
     shell = ShellComplete(main, {}, "clear-mlflow", "_CLEAR_MLFLOW_COMPLETE")
-    found = [item.value for item in shell.get_completions(arguments, typed)]
-    assert sorted(found) == sorted(offered)
+    completions = [item.value for item in shell.get_completions(arguments, typed)]
+    assert sorted(completions) == sorted(offered)
 
 
 @pytest.fixture
@@ -99,13 +99,13 @@ def test_runs_go_where_the_options_say(store, environment):
     finally:
         mlflow.end_run()
     assert store.get_experiment(run.info.experiment_id).name == "of options"
-    beside = store.get_run(create_run(store, run.info.experiment_id, "second", {}))
-    for opened in (run, beside):
+    second_run = store.get_run(create_run(store, run.info.experiment_id, "second", {}))
+    for opened in (run, second_run):
         assert (opened.data.tags["paper"], opened.data.tags["site"]) == ("draft = 2", "a")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ((None, None, ["paper"]), "expected a key, = and a text"),
         ((None, None, ["=draft"]), "expected a key, = and a text"),
@@ -113,9 +113,9 @@ def test_runs_go_where_the_options_say(store, environment):
         ((None, None, ["clear_mlflow.rows=complete"]), "the programs' own"),
     ],
 )
-def test_what_is_no_tag_is_refused(environment, arguments, told):
+def test_what_is_no_tag_is_refused(environment, arguments, message):
     before = dict(os.environ)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         apply_run_options(*arguments)
     assert dict(os.environ) == before
 

@@ -48,8 +48,8 @@ def invoke(*arguments):
 
 
 def comparison_of(store, experiment_id):
-    (found,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
-    return found, Path(found.info.artifact_uri.removeprefix("file://"))
+    (comparison,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
+    return comparison, Path(comparison.info.artifact_uri.removeprefix("file://"))
 
 
 def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
@@ -87,9 +87,9 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
         assert run.data.metrics[f"leader/{metric}"] == pytest.approx(np.mean(of_seeds), abs=1e-12)
     assert not any(name.startswith("clear/") for name in run.data.metrics)
     assert len(note) < 8000
-    told = json.loads((folder / "compared_runs.json").read_text())
-    assert [group["name"] for group in told["groups"]] == ["replay", "naive"]
-    (verdict,) = told["verdicts"]
+    compared_runs = json.loads((folder / "compared_runs.json").read_text())
+    assert [group["name"] for group in compared_runs["groups"]] == ["replay", "naive"]
+    (verdict,) = compared_runs["verdicts"]
     assert (verdict["outcome"], verdict["metric"]) == ("too few", SCORE)
 
     # MLflow's own reader finds the table.
@@ -111,8 +111,8 @@ def test_neither_compare_nor_evaluate_looks_at_a_comparison(store, experiment_id
     """A second comparison is of the same four runs."""
     invoke("--runs", "test")
     assert invoke("--runs", "test").exit_code == 0
-    found = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
-    assert [run.data.tags[names.COMPARED_COUNT_TAG] for run in found] == ["4", "4"]
+    comparisons = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
+    assert [run.data.tags[names.COMPARED_COUNT_TAG] for run in comparisons] == ["4", "4"]
     result = CliRunner().invoke(main, ["evaluate", "--runs", "test"])
     assert "compare replay" not in result.output
 
@@ -127,7 +127,7 @@ def test_an_unknown_run_is_one_line(store, experiment_id, runs):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "no runs are chosen"),
         (["--runs", "other"], "no experiment has the name or id 'other'"),
@@ -141,11 +141,11 @@ def test_an_unknown_run_is_one_line(store, experiment_id, runs):
         (["--runs", "test", "--filter", "tags.strategy = 'none'"], "none of the chosen runs"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(store, experiment_id, runs, arguments, said):
+def test_what_cannot_be_compared_is_one_line(store, experiment_id, runs, arguments, message):
     """Exit code 2, and nothing is written."""
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
     assert len(store.search_runs([experiment_id])) == 4
 
@@ -180,9 +180,11 @@ def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
         run = log_run(store, experiment_id, strategy, correct, strategy=strategy)
         log_predictions(store, run, correct, tmp_path)
     result = invoke("--runs", "test")
-    told = " ".join(result.output.split())
-    assert "The model of replay is better than the model of naive at clear/challenge_score" in told
-    assert "test images of one training each, which says nothing about other seeds)." in told
+    output = " ".join(result.output.split())
+    assert (
+        "The model of replay is better than the model of naive at clear/challenge_score" in output
+    )
+    assert "test images of one training each, which says nothing about other seeds)." in output
 
 
 def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_id, tmp_path):
@@ -223,17 +225,17 @@ def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_p
 
 def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, runs):
     """Found by a search it would be passed over: in the leaderboard and among the warnings."""
-    lost = store.create_run(experiment_id, run_name="naive clear10 seed 2")
+    diverged = store.create_run(experiment_id, run_name="naive clear10 seed 2")
     for name, text in (("strategy", "naive"), ("dataset", "clear10"), ("seed", "2")):
-        store.set_tag(lost.info.run_id, name, text)
-    store.set_tag(lost.info.run_id, names.DIVERGED_TAG, "true")
-    store.set_terminated(lost.info.run_id, "FAILED")
+        store.set_tag(diverged.info.run_id, name, text)
+    store.set_tag(diverged.info.run_id, names.DIVERGED_TAG, "true")
+    store.set_terminated(diverged.info.run_id, "FAILED")
     output = " ".join(invoke("--runs", "test").output.split())
     assert "2, 1 diverged" in output
     assert "1 of 3 seeds of naive diverged and has no value" in output
     _, folder = comparison_of(store, experiment_id)
-    told = json.loads((folder / "compared_runs.json").read_text())
-    assert told["groups"][1]["diverged"] == [lost.info.run_id]
+    compared_runs = json.loads((folder / "compared_runs.json").read_text())
+    assert compared_runs["groups"][1]["diverged"] == [diverged.info.run_id]
 
 
 def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
@@ -274,19 +276,19 @@ def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, exper
     for strategy in ("naive", "replay"):
         for seed in range(2):
             correct = counts(150 if strategy == "naive" else 155, seed)
-            asked = {"strategy": strategy, "epochs": "3", "seed": str(seed)}
-            log_training(store, experiment_id, correct, asked)
+            parameters = {"strategy": strategy, "epochs": "3", "seed": str(seed)}
+            log_training(store, experiment_id, correct, parameters)
     result = invoke("--runs", "test")
     assert result.exit_code == 0, result.output
     _, folder = comparison_of(store, experiment_id)
     grid = read_grid(folder / names.MORE_SEEDS)
     (verdict,) = json.loads((folder / "compared_runs.json").read_text())["verdicts"]
-    more = verdict["more_seeds"]
-    assert more >= 3
+    suggestion = verdict["more_seeds"]
+    assert suggestion >= 3
     expected = {
         hash_config(TrainConfig.resolve({"strategy": s, "epochs": "3", "seed": str(2 + i)}))
         for s in ("naive", "replay")
-        for i in range(more)
+        for i in range(suggestion)
     }
     assert {run.config_hash for run in grid.runs} == expected
     command = f"clear-mlflow sweep --grid {folder / names.MORE_SEEDS}"
@@ -315,9 +317,9 @@ def log_replay_runs(store, experiment_id):
         for seed in range(3):
             is_other = strategy == "replay" and seed == 2
             epochs, lr = ("1", "0.01") if is_other else ("3", "0.02")
-            asked = {"strategy": strategy, "seed": str(seed), "epochs": epochs, "lr": lr}
-            asked |= {"device": "cpu" if seed else "auto", "predictions": "none"}
-            log_training(store, experiment_id, counts(level, seed), asked)
+            parameters = {"strategy": strategy, "seed": str(seed), "epochs": epochs, "lr": lr}
+            parameters |= {"device": "cpu" if seed else "auto", "predictions": "none"}
+            log_training(store, experiment_id, counts(level, seed), parameters)
 
 
 def test_different_parameters_are_separate_groups(store, experiment_id):
@@ -357,10 +359,10 @@ def test_merged_parameters_are_named_in_every_output(store, experiment_id):
 def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
     """`mlflow run` logs the memory of naive, too, which has none."""
     for seed, memory in enumerate(("auto", "100")):
-        asked = {"strategy": "naive", "seed": str(seed), "memory": memory}
-        log_training(store, experiment_id, counts(120, seed), asked)
-        asked |= {"strategy": "replay"}
-        log_training(store, experiment_id, counts(180, seed), asked)
+        parameters = {"strategy": "naive", "seed": str(seed), "memory": memory}
+        log_training(store, experiment_id, counts(120, seed), parameters)
+        parameters |= {"strategy": "replay"}
+        log_training(store, experiment_id, counts(180, seed), parameters)
     invoke("--runs", "test")
     _, folder = comparison_of(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
@@ -371,8 +373,8 @@ def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
 def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
     """One label is enough to separate an imported run from trainings of the same strategy."""
     for seed in range(2):
-        asked = {"strategy": "replay", "seed": str(seed)}
-        log_training(store, experiment_id, counts(180, seed), asked)
+        parameters = {"strategy": "replay", "seed": str(seed)}
+        log_training(store, experiment_id, counts(180, seed), parameters)
     options = {"strategy": "replay", "seed": 2, "dataset": "digits"}
     log_run(store, experiment_id, "imported", counts(180, 2), **options)
     invoke("--runs", "test")
@@ -457,8 +459,8 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     result = invoke("--runs", "test", "--group-by", "auto")
     assert result.exit_code == 0, result.output
     _, folder = comparison_of(store, experiment_id)
-    told = json.loads((folder / "compared_runs.json").read_text())
-    sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
+    compared_runs = json.loads((folder / "compared_runs.json").read_text())
+    sizes = {group["name"]: len(group["runs"]) for group in compared_runs["groups"]}
     assert sizes == {"augment=random_crop_flip": 2, "augment=random_crop": 1}
 
 
@@ -472,8 +474,8 @@ def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_i
     assert invoke(ids[0][:8], ids[2][:31]).exit_code == 0
     assert invoke("test", "--filter", "tags.strategy = 'naive'").exit_code == 0
     assert clear_mlflow.load(ids[0][:10]).run_id == ids[0]
-    (named,) = clear_mlflow.evaluate(ids[1][:10], dry_run=True)
-    assert named.run_id == ids[1]
+    (evaluated,) = clear_mlflow.evaluate(ids[1][:10], dry_run=True)
+    assert evaluated.run_id == ids[1]
     for arguments in (("show", ids[0][:9]), ("evaluate", "test"), ("evaluate", ids[0][:9])):
         assert CliRunner().invoke(main, arguments).exit_code == 0, arguments
     done = CliRunner().invoke(main, ["export", "test", str(tmp_path / "bundles")])

@@ -32,15 +32,15 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def run_id(store, experiment_id):
     """A run that this process holds."""
-    found = store.create_run(experiment_id).info.run_id
-    Lease(store, found).acquire()
-    return found
+    new_run_id = store.create_run(experiment_id).info.run_id
+    Lease(store, new_run_id).acquire()
+    return new_run_id
 
 
 def curve_of(store, run_id):
     """Every point of a run's curve: series to (step, time, value)."""
-    found = histories(store, run_id)
-    return {name: found[name] for name in names.CURVE if name in found}
+    points = histories(store, run_id)
+    return {name: points[name] for name in names.CURVE if name in points}
 
 
 def series_of(*points):
@@ -163,16 +163,16 @@ def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, mon
     writer = RunRecorder(store, run_id, ())
     writer.open(store.get_run(run_id))
     points = [CurvePoint(step, 1 / step, 0.1, 5.0, step) for step in range(1, MAX_POINTS)]
-    whole = RunFolder.append_metrics
+    append_metrics = RunFolder.append_metrics
 
     def full(journal, metrics):
         if metrics[0].step > 1:
             raise OSError(28, "No space left on device")
-        return whole(journal, metrics)
+        return append_metrics(journal, metrics)
 
     monkeypatch.setattr(RunFolder, "append_metrics", full)
     writer.write_curve(points)
-    monkeypatch.setattr(RunFolder, "append_metrics", whole)
+    monkeypatch.setattr(RunFolder, "append_metrics", append_metrics)
     writer.close(None)
     assert curve_of(store, run_id) == series_of(*points)
     assert select_folders(None) == []

@@ -46,9 +46,9 @@ THEN["python.md"] = "\n".join(
 )
 
 
-def run_interpreter(*arguments, **how):
+def run_interpreter(*arguments, **options):
     command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def python_of(page):
@@ -57,8 +57,8 @@ def python_of(page):
 
 def test_all_python_is_run():
     """A page that begins to show Python is listed above."""
-    found = {page.name for page in (ROOT / "docs").glob("*.md") if python_of(page)}
-    assert found <= RUNS.keys() | ELSEWHERE
+    page_names = {page.name for page in (ROOT / "docs").glob("*.md") if python_of(page)}
+    assert page_names <= RUNS.keys() | ELSEWHERE
 
 
 @pytest.mark.parametrize("page", [name for name in RUNS if (ROOT / "docs" / name).exists()])

@@ -18,6 +18,6 @@ MODULES = sorted(
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module):
     """Each prints what stands below it."""
-    found = doctest.testmod(importlib.import_module(module))
-    assert found.attempted > 0
-    assert found.failed == 0
+    results = doctest.testmod(importlib.import_module(module))
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -96,8 +96,8 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     }
     images = EvaluationSet.load(folder(member) / "predictions/evaluation_set.safetensors")
     for row, correct in enumerate(rows_in(member)):
-        found = RowPredictions.load(folder(member) / f"predictions/row_{row:03d}.safetensors")
-        assert found.correct(images) == correct
+        predictions = RowPredictions.load(folder(member) / f"predictions/row_{row:03d}.safetensors")
+        assert predictions.correct(images) == correct
 
 
 def test_the_run_above_holds_the_summary_and_no_rows(finished):
@@ -191,27 +191,27 @@ def test_an_active_run_is_joined_as_the_one_above(store):
 
 def test_runs_by_seed_from_python(store):
     """One call, on the embedded dataset's pixels; train itself has no run to give for many."""
-    asked = {"features": "pixels", "epochs": 2, "seeds": "1,0", "device": "cpu"}
-    runs = clear_mlflow.train_ensemble(**asked)
+    parameters = {"features": "pixels", "epochs": 2, "seeds": "1,0", "device": "cpu"}
+    runs = clear_mlflow.train_ensemble(**parameters)
     assert list(runs) == [1, 0]
     assert runs[1].matrix.num_rows == 10
     with pytest.raises(ConfigError, match="call train_ensemble, or pass seed=N"):
-        clear_mlflow.train(**asked)
+        clear_mlflow.train(**parameters)
     with pytest.raises(ConfigError, match="pass seeds=0,1,2, or call train"):
         clear_mlflow.train_ensemble(features="pixels")
 
 
 def test_the_command_trains_members_in_one_supervised_process(store, experiment_id):
     """From parameters to closed runs, and the means of both on the screen."""
-    asked = ["--features", "pixels", "--epochs", "2", "--seeds", "0,5", "--device", "cpu"]
-    done = run_forked("train", *asked, check=True, timeout=180)
+    options = ["--features", "pixels", "--epochs", "2", "--seeds", "0,5", "--device", "cpu"]
+    done = run_forked("train", *options, check=True, timeout=180)
     parent, members = runs_of(store, experiment_id)
     assert set(members) == {0, 5}
     assert all(len(rows_in(run)) == 11 for run in members.values())
     assert {run.info.status for run in (parent, *members.values())} == {"FINISHED"}
-    told = dict(zip(asked[::2], asked[1::2], strict=True))
+    parameters = dict(zip(options[::2], options[1::2], strict=True))
     alone = TrainConfig.resolve(
-        {**{name[2:]: text for name, text in told.items() if name != "--seeds"}, "seed": "5"}
+        {**{name[2:]: text for name, text in parameters.items() if name != "--seeds"}, "seed": "5"}
     )
     expected = [m.row.correct for m in prepare(check(alone), TrainingProgress()).rows()]
     assert rows_in(members[5]) == expected

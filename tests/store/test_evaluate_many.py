@@ -48,7 +48,7 @@ def many(store, experiment_id):
 def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, scored_before):
     """One corrupted row, one of another dataset, 9 of 10 rows, a newer version, one deleted."""
     correct = [[10 + i + j for j in range(10)] for i in range(11)]
-    whole = many("whole 1", "whole 2", correct=correct)
+    complete_runs = many("whole 1", "whole 2", correct=correct)
     corrupted, foreign, gap, newer = many("corrupted", "foreign", "gap", "newer", correct=correct)
     if scored_before:
         search(store)
@@ -64,20 +64,20 @@ def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, 
         schema={"name": "clear_mlflow/accuracy_row", "version": "2.0"},
     )
     verdicts = by_name(search(store, jobs=jobs))
-    for name, told in {
+    for name, message in {
         "corrupted": "row_004.json: is no JSON",
         "foreign": "row_000.json and row_004.json contradict each other: dataset digest",
         "newer": "row_004.json: is of version 2.0 of the format; this clear_mlflow reads 1.x",
         "gap": "are missing from its artifacts (row_004.json" if scored_before else "missing row 4",
     }.items():
         assert verdicts[name].is_problem
-        assert told in verdicts[name].detail
+        assert message in verdicts[name].detail
         assert "\n" not in verdicts[name].detail
     assert [verdicts[name].action for name in ("corrupted", "foreign", "newer")] == ["failed"] * 3
     assert verdicts["gap"].action == ("failed" if scored_before else "scored")
     for run in (corrupted, foreign, newer):
         assert bool(store.get_run(run.info.run_id).data.metrics) == scored_before
-    for run in whole:
+    for run in complete_runs:
         assert not verdicts[run.info.run_name].is_problem
         metrics = store.get_run(run.info.run_id).data.metrics
         assert metrics["clear/in_domain_accuracy"] == pytest.approx((11 + 29) / 200)
@@ -141,7 +141,7 @@ def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, c
     early, damaged = many("early", "damaged")
     (rows_folder(early) / "row_004.json").unlink()
     (rows_folder(damaged) / "row_004.json").write_text("{")
-    (whole,) = many("whole")
+    (complete_run,) = many("whole")
     summary = Summary(dry_run=False)
     for verdict in [*search(store), *search(store) * 17]:
         summary.add(verdict)
@@ -150,7 +150,7 @@ def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, c
     assert early.info.run_id in out
     assert "3 of 4 rows" in out
     assert damaged.info.run_id in out
-    assert whole.info.run_id not in out
+    assert complete_run.info.run_id not in out
     assert "18 failed, 2 scored, 34 unchanged" in out
     assert "18 runs lack rows" in out
     assert f"error: run {damaged.info.run_id}: row_004.json" in err

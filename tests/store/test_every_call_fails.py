@@ -49,7 +49,7 @@ def points_in(client, run_id):
 
 
 @pytest.fixture
-def one(store, tmp_path, monkeypatch, capfd):
+def train_failing(store, tmp_path, monkeypatch, capfd):
     """Train while a call fails, and look at what is left, as a user would."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(uploader.EXIT_WAIT_VARIABLE, "0.2")
@@ -59,21 +59,24 @@ def one(store, tmp_path, monkeypatch, capfd):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     train_in_process(store, training(SETTINGS, STREAM), {})
-    (whole,) = _runs(store)
-    rows, points = rows_in(store, whole.info.run_id), points_in(store, whole.info.run_id)
-    places = itertools.count()
+    (complete_run,) = _runs(store)
+    rows, points = (
+        rows_in(store, complete_run.info.run_id),
+        points_in(store, complete_run.info.run_id),
+    )
+    call_numbers = itertools.count()
 
     def attempt(failing):
         """The calls that were made; and what failed and how the training ended, if one did."""
-        monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / f"cache{next(places)}"))
-        known = {run.info.run_id for run in _runs(store)}
-        kept = set()
+        monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / f"cache{next(call_numbers)}"))
+        known_ids = {run.info.run_id for run in _runs(store)}
+        stored = set()
         append = RunFolder.append
 
         def noting(self, artifact, content):
             entry = append(self, artifact, content)
             if artifact.startswith(f"{ROWS_FOLDER}/"):
-                kept.add(artifact.rpartition("/")[2])
+                stored.add(artifact.rpartition("/")[2])
             return entry
 
         capfd.readouterr()
@@ -87,18 +90,18 @@ def one(store, tmp_path, monkeypatch, capfd):
                     error = raised
         if not calls.failed:
             return calls, None
-        told = f"{calls.failed[0]}: {type(error).__name__}: {error}"
-        assert error is None or isinstance(error, ClearError), told
-        assert "\n" not in str(error), told
+        failure = f"{calls.failed[0]}: {type(error).__name__}: {error}"
+        assert error is None or isinstance(error, ClearError), failure
+        assert "\n" not in str(error), failure
         while mlflow.active_run():
             mlflow.end_run("RUNNING")
-        new = [run.info.run_id for run in _runs(store) if run.info.run_id not in known]
-        assert len(new) <= 1, told
+        new = [run.info.run_id for run in _runs(store) if run.info.run_id not in known_ids]
+        assert len(new) <= 1, failure
         if not new:
-            assert not kept, told
-            return calls, told
-        _recovered(store, new[0], kept, rows, points, told, tmp_path)
-        return calls, told
+            assert not stored, failure
+            return calls, failure
+        _recovered(store, new[0], stored, rows, points, failure, tmp_path)
+        return calls, failure
 
     return attempt
 
@@ -107,19 +110,19 @@ def _runs(store):
     return store.search_runs([store.get_experiment_by_name(EXPERIMENT).experiment_id])
 
 
-def _recovered(store, run_id, kept, rows, points, told, tmp_path):
+def _recovered(store, run_id, stored, rows, points, failure, tmp_path):
     """Sync, look, resume: what was kept is there once; in the end it is as if nothing failed."""
     run = store.get_run(run_id)
     if names.PROCESS_TAG in run.data.tags:  # the process of a user has ended by then
         store.delete_tag(run_id, names.PROCESS_TAG)
     for synced in sync_folders(find_run_folders(run_id)):
-        assert synced.is_stored, (told, synced.message)
-    found = rows_in(store, run_id)
-    assert kept <= found.keys(), (told, "lost", kept - found.keys())
-    assert found == {n: rows[n] for n in found}, told
-    assert len(points_in(store, run_id)) == len(set(points_in(store, run_id))), told
+        assert synced.is_stored, (failure, synced.message)
+    rows_after = rows_in(store, run_id)
+    assert stored <= rows_after.keys(), (failure, "lost", stored - rows_after.keys())
+    assert rows_after == {n: rows[n] for n in rows_after}, failure
+    assert len(points_in(store, run_id)) == len(set(points_in(store, run_id))), failure
     if names.CONFIG_JSON not in {file.path for file in store.list_artifacts(run_id)}:
-        assert not found, told
+        assert not rows_after, failure
         return
     point = read_resume_point(store, run_id, tmp_path)
     if not point.is_complete:
@@ -127,41 +130,47 @@ def _recovered(store, run_id, kept, rows, points, told, tmp_path):
         with TrainingRun(store, run_id, again.config, {}, resume_point=point) as opened:
             opened.track(again)
     score(store, run_id)
-    assert rows_in(store, run_id) == rows, told
-    assert points_in(store, run_id) == points, told
+    assert rows_in(store, run_id) == rows, failure
+    assert points_in(store, run_id) == points, failure
 
 
-def _each_fails(one, failing, seed):
+def _each_fails(train_failing, failing, seed):
     """Have each call of a run fail that is tried, in a run of its own."""
-    calls, _ = one(lambda: failing(None))
+    calls, _ = train_failing(lambda: failing(None))
     numbers = range(1, calls.count + 1)
     if not EVERY:
         numbers = sorted(random.Random(seed).sample(numbers, SAMPLE))
     failed, wrong = [], []
     for number in numbers:
         try:
-            failed.append(one(lambda n=number: failing(n))[1])
+            failed.append(train_failing(lambda n=number: failing(n))[1])
         except AssertionError as error:
             wrong.append(f"call {number}: {str(error).splitlines()[0]}")
             print(wrong[-1], flush=True)
     print(f"{len(numbers)} of {calls.count} calls, {len(wrong)} wrong")
     assert not wrong, "\n".join(wrong)
     # How many calls a run makes differs by one or two: pictures are left out where time is short.
-    assert sum(told is not None for told in failed) >= 0.9 * len(failed) - 1
+    assert sum(failure is not None for failure in failed) >= 0.9 * len(failed) - 1
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
-def test_no_row_is_lost_by_a_file_that_cannot_be_written(one, tmp_path, monkeypatch, lasting):
+def test_no_row_is_lost_by_a_file_that_cannot_be_written(
+    train_failing, tmp_path, monkeypatch, lasting
+):
     """Each open, write, flush, rename and removal in the cache, the journal and the artifacts."""
     _each_fails(
-        one, lambda n: failing_files(monkeypatch, (tmp_path,), n, lasting=lasting), 1 + lasting
+        train_failing,
+        lambda n: failing_files(monkeypatch, (tmp_path,), n, lasting=lasting),
+        1 + lasting,
     )
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from there on"])
-def test_no_row_is_lost_by_a_call_that_the_store_refuses(one, monkeypatch, lasting):
+def test_no_row_is_lost_by_a_call_that_the_store_refuses(train_failing, monkeypatch, lasting):
     """Each call to MLflow."""
-    _each_fails(one, lambda n: failing_store(monkeypatch, n, lasting=lasting), 3 + lasting)
+    _each_fails(
+        train_failing, lambda n: failing_store(monkeypatch, n, lasting=lasting), 3 + lasting
+    )
 
 
 def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, monkeypatch, tmp_path):

@@ -54,8 +54,8 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
     np.testing.assert_array_equal(held_out.images.numpy(), np.concatenate(features.test))
     np.testing.assert_array_equal(held_out.bucket.numpy(), np.repeat([0, 1, 2], [20, 9, 13]))
     assert held_out.counts == (20, 9, 13)
-    picks = SampleIndices(np.array([2, 0, 2]), np.array([5, 1, 0]))
-    samples = placed.select(picks)
+    indices = SampleIndices(np.array([2, 0, 2]), np.array([5, 1, 0]))
+    samples = placed.select(indices)
     expected = [features.train[2][5], features.train[0][1], features.train[2][0]]
     np.testing.assert_array_equal(samples.images.numpy(), expected)
     classes = [stream.buckets[b].train.labels[n] for b, n in ((2, 5), (0, 1), (2, 0))]
@@ -71,13 +71,13 @@ def test_features_choose_the_papers_protocol():
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "parameters",
     [{"model": "linear"}, {"features": KIND, "model": "resnet18"}],
 )
-def test_a_model_that_does_not_fit_is_refused(asked):
+def test_a_model_that_does_not_fit_is_refused(parameters):
     """Images do not go into a linear head, nor features into a network."""
     with pytest.raises(ConfigError, match="pass model=linear with features=NAME"):
-        TrainConfig.resolve(asked)
+        TrainConfig.resolve(parameters)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "", "a b", "x" * 65, "..", "/etc"])
@@ -91,20 +91,20 @@ def test_a_run_on_own_features_is_recorded_as_such(store, experiment_id, tmp_pat
     """From a tree on disk through the training process into MLflow: name and digest are kept."""
     root = write_released(tmp_path / "data", train=4)
     write_released_features(root / "train")
-    asked = {"dataset": "clear10", "data_root": str(root), "features": KIND, "split": "1"}
-    asked |= {"epochs": "3", "device": "cpu", "strategy": "replay", "memory": "4"}
-    with TrainingProcess(TrainConfig.resolve(asked)) as process:
+    parameters = {"dataset": "clear10", "data_root": str(root), "features": KIND, "split": "1"}
+    parameters |= {"epochs": "3", "device": "cpu", "strategy": "replay", "memory": "4"}
+    with TrainingProcess(TrainConfig.resolve(parameters)) as process:
         assert process.config.model == "linear"
-        facts = process.metadata
-        train_in_process(store, process, asked)
+        metadata = process.metadata
+        train_in_process(store, process, parameters)
     (run,) = store.search_runs([experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.tags["features"] == KIND
-    assert run.data.tags["features_digest"] == facts.features_digest
+    assert run.data.tags["features_digest"] == metadata.features_digest
     assert run.data.params["model"] == "linear"
     text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/accuracy_matrix/rows/row_003.json")
     record = RowRecord.from_json(text, source="row")
-    assert record.extra["features"] == {"name": KIND, "digest": facts.features_digest}
+    assert record.extra["features"] == {"name": KIND, "digest": metadata.features_digest}
 
 
 def test_a_run_on_images_says_nothing_of_features():
@@ -112,7 +112,7 @@ def test_a_run_on_images_says_nothing_of_features():
     assert training(config()).metadata.features == "made_up"
     stream, _ = made_up()
     images = TrainConfig.resolve({"device": "cpu", "model": "small_cnn"})
-    facts = StreamTraining(
+    metadata = StreamTraining(
         config=images, stream=stream, source="x", progress=TrainingProgress()
     ).metadata
-    assert facts.features is facts.features_digest is None
+    assert metadata.features is metadata.features_digest is None

@@ -171,17 +171,17 @@ def test_each_run_of_an_experiment_is_told_of(store, foreign):
     good = foreign(named(SQUARE, first=1))
     bad = foreign({**named(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
     foreign({"notes.txt": "none"})
-    whole = foreign({"results/acc_after_all.csv": files.savetxt(SQUARE)})
+    complete_run = foreign({"results/acc_after_all.csv": files.savetxt(SQUARE)})
     done = evaluate("--runs", "test", "--rows", "results/acc_after_{row}.json")
     assert done.exit_code == 2
     assert f"error: run {bad}: 'acc_after_2.json': is no JSON" in done.output
     assert "1 failed, 1 scored, 2 skipped" in done.output
     assert "clear/accuracy" in store.get_run(good).data.metrics
-    options = ("--runs", whole, "--rows", "results/*.csv")
+    options = ("--runs", complete_run, "--rows", "results/*.csv")
     assert "pass --rows-orientation rows or --rows-orientation" in evaluate(*options).output
     done = evaluate(*options, "--rows-orientation", "rows")
     assert done.exit_code == 0, done.output
-    assert "clear/accuracy" in store.get_run(whole).data.metrics
+    assert "clear/accuracy" in store.get_run(complete_run).data.metrics
 
 
 def test_percent_and_zeros_are_said_here_too(store, foreign):

@@ -100,13 +100,13 @@ def mangled(draw, content: bytes) -> bytes:
 def altered(draw, value: Any) -> Any:
     """A document with another value in one of its places, or without it."""
     if isinstance(value, (dict, list)) and value and draw(st.integers(0, 9)):
-        place = draw(
+        offset = draw(
             st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value)))
         )
         if draw(st.integers(0, 5)) == 0:
-            del value[place]
+            del value[offset]
         else:
-            value[place] = altered(draw, value[place])
+            value[offset] = altered(draw, value[offset])
         return value
     if isinstance(value, int) and draw(st.booleans()):
         return value + draw(st.sampled_from((-1, 1, 1000)))
@@ -134,18 +134,18 @@ def test_rows(data):
     """A row's counts are the file's, and it is written back the same."""
     name, text = data.draw(st.sampled_from(sorted(row_texts().items())))
     content = data.draw(changed_json(json.loads(text)))
-    found = read_or_refused(lambda: parse_rows({name: content}))
-    if found is None:
+    records = read_or_refused(lambda: parse_rows({name: content}))
+    if records is None:
         return
-    record, said = found[name], json.loads(content)
-    assert (record.row.row, list(record.row.buckets)) == (said["row"], said["buckets"])
-    assert (record.protocol, record.seed) == (said["protocol"], said["seed"])
-    if said.get("correct") is not None:
-        assert list(record.row.correct) == said["correct"]
-        assert list(record.row.num_instances) == said["num_instances"]
+    record, parsed = records[name], json.loads(content)
+    assert (record.row.row, list(record.row.buckets)) == (parsed["row"], parsed["buckets"])
+    assert (record.protocol, record.seed) == (parsed["protocol"], parsed["seed"])
+    if parsed.get("correct") is not None:
+        assert list(record.row.correct) == parsed["correct"]
+        assert list(record.row.num_instances) == parsed["num_instances"]
     else:
-        told = [math.nan if value is None else value for value in said["accuracy"]]
-        assert np.array_equal(record.row.cells, told, equal_nan=True)
+        accuracies = [math.nan if value is None else value for value in parsed["accuracy"]]
+        assert np.array_equal(record.row.cells, accuracies, equal_nan=True)
     assert parse_rows({name: record.to_json().encode()})[name] == record
 
 
@@ -156,10 +156,10 @@ def test_tests_inside_a_bucket(data):
     (good,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     name = anytime_file_name(2, 1)
     content = data.draw(changed_json(json.loads(good.to_json("2026-01-31T12:00:00Z"))))
-    found = read_or_refused(lambda: AnytimeRow.from_json(content, source=name))
-    if found is not None:
-        said = json.loads(content)
-        assert json.loads(found.to_json(said["written_at"])).items() <= said.items()
+    row = read_or_refused(lambda: AnytimeRow.from_json(content, source=name))
+    if row is not None:
+        parsed = json.loads(content)
+        assert json.loads(row.to_json(parsed["written_at"])).items() <= parsed.items()
 
 
 # --- predictions
@@ -204,24 +204,24 @@ def test_predictions(tmp_path, data):
     """What is accepted is, number by number, what the file holds."""
     images = evaluation_set()
     likely = np.random.default_rng(0).dirichlet([1, 1], len(images)).astype(np.float16)
-    answers = RowPredictions(
+    original = RowPredictions(
         row=2,
         labels=likely.argmax(1).astype(np.uint8),
         probabilities=data.draw(st.sampled_from([None, likely])),
         evaluation_set=images.digest,
     )
     path = tmp_path / predictions_file_name(2)
-    path.write_bytes(content := data.draw(changed_tensors(answers.to_bytes())))
-    found = read_or_refused(lambda: RowPredictions.load(path))
-    if found is None:
+    path.write_bytes(content := data.draw(changed_tensors(original.to_bytes())))
+    loaded = read_or_refused(lambda: RowPredictions.load(path))
+    if loaded is None:
         return
     header, body = parts_of(content)
-    begin, end = header["labels"]["data_offsets"]
-    labels = np.frombuffer(body[begin:end], found.labels.dtype)
-    assert np.array_equal(found.labels, labels)
-    assert (found.probabilities is None) == ("probabilities" not in header)
+    first_byte, end = header["labels"]["data_offsets"]
+    labels = np.frombuffer(body[first_byte:end], loaded.labels.dtype)
+    assert np.array_equal(loaded.labels, labels)
+    assert (loaded.probabilities is None) == ("probabilities" not in header)
     assert header["__metadata__"]["row"] == "2"
-    checked = read_or_refused(lambda: (found.check(images), found.correct(images)))
+    checked = read_or_refused(lambda: (loaded.check(images), loaded.correct(images)))
     if checked is not None:
         right = labels == images.label
         assert list(checked[1]) == [int(right[images.bucket == j].sum()) for j in range(3)]
@@ -257,24 +257,24 @@ def test_import_formats(data):
         content = data.draw(mangled(content) | st.binary(max_size=200))
     format_name = data.draw(st.sampled_from(("auto", "auto", *FORMATS)))
     runs = read_or_refused(lambda: read_runs(ResultFile(name, content), format_name)) or ()
-    found = [run.matrix.values[~np.isnan(run.matrix.values)] for run in runs]
-    for run, cells in zip(runs, found, strict=True):
+    matrices = [run.matrix.values[~np.isnan(run.matrix.values)] for run in runs]
+    for run, cells in zip(runs, matrices, strict=True):
         assert bool(((cells >= 0) & (cells <= 1)).all())
         assert run.matrix.num_buckets <= 1000
         assert all(key.isprintable() for key in run.matrix.buckets)
     # The two plain formats, by readers of the standard library.
     if runs and name == "a.csv" and format_name in ("auto", "text") and b"#" not in content:
-        plain = content.decode("utf-8").replace("\x00", "")
-        cells = [cell for line in csv.reader(plain.splitlines()) for cell in line]
-        assert {*found[0].tolist()} <= {as_float(cell.strip()) for cell in cells}
+        readable = content.decode("utf-8").replace("\x00", "")
+        cells = [cell for line in csv.reader(readable.splitlines()) for cell in line]
+        assert {*matrices[0].tolist()} <= {as_float(cell.strip()) for cell in cells}
     if runs and name == "a.json" and format_name == "json":
-        said = json.loads(content.decode("utf-8-sig"))
-        rows = said
-        if isinstance(said, dict):
+        parsed = json.loads(content.decode("utf-8-sig"))
+        rows = parsed
+        if isinstance(parsed, dict):
             keys = ("matrix", "values", "accuracy", "accuracies")
-            rows = next(said[key] for key in keys if key in said)
-        told = {float(cell) for row in rows for cell in row if cell is not None}
-        assert {*found[0].tolist()} <= told
+            rows = next(parsed[key] for key in keys if key in parsed)
+        cell_values = {float(cell) for row in rows for cell in row if cell is not None}
+        assert {*matrices[0].tolist()} <= cell_values
 
 
 def as_float(text: str) -> float:
@@ -306,9 +306,9 @@ def test_configurations(tmp_path, data):
     config = read_or_refused(lambda: TrainConfig.resolve(read_config_file(path)))
     if config is None:
         return
-    said = json.loads(path.read_bytes())
+    content = json.loads(path.read_bytes())
     for name, default in parameter_defaults().items():
-        text = said.get(name, default)
+        text = content.get(name, default)
         assert text == "auto" or parse_parameter(name, text) == getattr(config, name), name
     assert TrainConfig.resolve(config.as_text()) == config
 
@@ -372,15 +372,15 @@ def test_stored_features(tmp_path, data):
     array = np.random.default_rng(0).random((4, 3)).astype(np.float32)
     with new_array(other, {"of": "made up"}) as file:
         np.save(file, array)
-    whole = other.read_bytes()
-    other.write_bytes(changed := data.draw(mangled(whole)))
+    intact = other.read_bytes()
+    other.write_bytes(changed := data.draw(mangled(intact)))
     try:
-        found = CachedArrays().open(other, {})
+        arrays = CachedArrays().open(other, {})
     except UnusableFileError:
-        assert changed != whole
+        assert changed != intact
     else:
-        assert changed == whole
-        assert np.array_equal(found[0], array)
+        assert changed == intact
+        assert np.array_equal(arrays[0], array)
 
 
 # --- what the program itself leaves behind
@@ -425,9 +425,9 @@ def test_manifests_of_states(data):
         torch_version="2",
     )
     text = data.draw(changed_json(json.loads(good.to_json()))).decode("utf-8", "replace")
-    found = read_or_refused(lambda: Manifest.from_json(text, source="after_002.json"))
-    if found is not None:
-        assert json.loads(found.to_json()).items() <= json.loads(text).items()
+    manifest = read_or_refused(lambda: Manifest.from_json(text, source="after_002.json"))
+    if manifest is not None:
+        assert json.loads(manifest.to_json()).items() <= json.loads(text).items()
 
 
 @pytest.fixture(scope="module")
@@ -458,12 +458,12 @@ def test_journals(tmp_path, journal, data):
         taken = RunFolder.reopen(root)
         try:
             taken.read_outcome()
-            found = []
+            entries = []
             for entry in taken.list_entries():
                 if entry.name == METRICS_JSON:
                     entry.read_metrics()
-                found.append((entry.name, entry.file.read_bytes()))
-            return found
+                entries.append((entry.name, entry.file.read_bytes()))
+            return entries
         finally:
             taken.close()
 
@@ -475,12 +475,12 @@ def test_journals(tmp_path, journal, data):
 def spoil(root: Path, outside: Path, draw: Callable[[Any], Any]) -> None:
     """Do what a full disk, an editor or somebody unfriendly does to a folder."""
     path = draw(st.sampled_from([path for path in sorted(root.rglob("*")) if path.is_file()]))
-    kind = draw(st.sampled_from(["mangle", "remove", "link", "pipe"]))
-    if kind == "mangle":
+    damage_type = draw(st.sampled_from(["mangle", "remove", "link", "pipe"]))
+    if damage_type == "mangle":
         path.write_bytes(draw(mangled(path.read_bytes())))
     else:
         path.unlink()
-        if kind == "link":
+        if damage_type == "link":
             path.symlink_to(outside)
-        elif kind == "pipe":
+        elif damage_type == "pipe":
             os.mkfifo(path)

@@ -67,20 +67,25 @@ class TakenOver(KnownTraining):
 def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
     """One error; the run is as the other left it, and what was measured is on local disk."""
     training = TakenOver(store, after=2)
-    with pytest.raises(LeaseLostError, match=r"is held by process \d+ on another since 20") as lost:
+    with pytest.raises(
+        LeaseLostError, match=r"is held by process \d+ on another since 20"
+    ) as caught:
         train_in_process(store, training, {})
     run = store.get_run(training.run.info.run_id)
     assert run.info.status == "RUNNING"
-    ours = {tag for tag in run.data.tags if "clear_mlflow." in tag} - {names.COMMIT_TAG}
-    held = {names.PROCESS_TAG, names.HOLDER_TAG}
-    assert ours == {names.KIND_TAG, names.VERSION_TAG, names.SOFTWARE_TAG, names.ROWS_TAG} | held
+    own_tags = {tag for tag in run.data.tags if "clear_mlflow." in tag} - {names.COMMIT_TAG}
+    lease_tags = {names.PROCESS_TAG, names.HOLDER_TAG}
+    assert (
+        own_tags
+        == {names.KIND_TAG, names.VERSION_TAG, names.SOFTWARE_TAG, names.ROWS_TAG} | lease_tags
+    )
     assert sorted(file.name for file in rows_folder(run).iterdir()) == [
         "row_000.json",
         "row_001.json",
     ]
-    kept = default_root() / run.info.run_id
-    assert str(kept) in str(lost.value)
-    assert [file.name[-12:] for file in kept.rglob("*row_*.json")] == ["row_002.json"]
+    journal_folder = default_root() / run.info.run_id
+    assert str(journal_folder) in str(caught.value)
+    assert [file.name[-12:] for file in journal_folder.rglob("*row_*.json")] == ["row_002.json"]
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
 
 
@@ -91,21 +96,21 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
         train_in_process(store, training, {})
     run = training.run
     # The other measured the same, at another time, and ended well.
-    lost = rows_folder(run) / "row_003.json"
-    (kept,) = default_root().joinpath(run.info.run_id).rglob("*row_003.json")
-    told = json.loads(kept.read_text())
-    lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
+    missing_row = rows_folder(run) / "row_003.json"
+    (row_file,) = default_root().joinpath(run.info.run_id).rglob("*row_003.json")
+    content = json.loads(row_file.read_text())
+    missing_row.write_text(json.dumps({**content, "written_at": "2030-01-01T00:00:00.000+00:00"}))
     # What an outage keeps beside the row: its points, at the time when this process measured it.
-    left = RunFolder.reopen(default_root() / run.info.run_id)
-    left.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
-    left.close()
+    reopened = RunFolder.reopen(default_root() / run.info.run_id)
+    reopened.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
+    reopened.close()
     store.set_terminated(run.info.run_id, "FINISHED")
     for _ in rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True):
         pass
-    before = histories(store, run.info.run_id), lost.read_bytes()
+    before = histories(store, run.info.run_id), missing_row.read_bytes()
     (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
     assert synced.is_stored, synced.message
-    assert (histories(store, run.info.run_id), lost.read_bytes()) == before
+    assert (histories(store, run.info.run_id), missing_row.read_bytes()) == before
 
 
 def test_a_journal_is_not_sent_while_another_process_trains(store):
@@ -347,14 +352,14 @@ def test_a_released_lease_is_that_of_the_holder_before(store, experiment_id):
 def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch, sleeps, seconds):
     """Of this machine's process, by the ticks at its start; of another's, by its next renewal."""
     here = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
-    there = store.create_run(
+    other_run = store.create_run(
         experiment_id, tags={names.PROCESS_TAG: format_foreign_lease()}
     ).info.run_id
     now = lease._read_clock
     monkeypatch.setattr(lease, "_read_clock", lambda: now() + timedelta(seconds=seconds))
-    sleeps.actions = [lambda: store.set_tag(there, names.PROCESS_TAG, format_foreign_lease())]
+    sleeps.actions = [lambda: store.set_tag(other_run, names.PROCESS_TAG, format_foreign_lease())]
     assert not is_expired(store, store.get_run(here))
-    assert not is_expired(store, store.get_run(there))
+    assert not is_expired(store, store.get_run(other_run))
     Lease(store, here).check()
 
 
@@ -408,14 +413,14 @@ def test_sync_takes_no_run_from_a_live_training_with_another_journal(
 def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache):
     """It sends what others left; what waits for the live one is sent by that."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
-    held = leave_journal(store, live, own_cache)
+    journal = leave_journal(store, live, own_cache)
     leave_journal(store, killed, own_cache, Outcome("KILLED")).close()
     done = sync()
-    held.close()
+    journal.close()
     assert done.exit_code == 0, done.output
     assert f"run {live.info.run_id}: 0 sent; another process writes to" in done.output
     assert f"run {killed.info.run_id}: 1 sent" in done.output
-    assert len(held.list_entries()) == 1
+    assert len(journal.list_entries()) == 1
 
 
 def test_sync_sends_each_journal_to_its_own_store(

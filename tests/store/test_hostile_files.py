@@ -87,8 +87,8 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
         resolve_resume_parameters(point, {})
     with pytest.raises(ConfigError, match="not imported unless you name it, too"):
         resolve_resume_parameters(point, {"strategy": "auto"})
-    asked, _ = resolve_resume_parameters(point, {"strategy": "trap_module:Strategy"})
-    assert asked["strategy"] == "trap_module:Strategy"
+    parameters, _ = resolve_resume_parameters(point, {"strategy": "trap_module:Strategy"})
+    assert parameters["strategy"] == "trap_module:Strategy"
     assert not trap.exists()
 
 
@@ -106,9 +106,9 @@ def test_a_configuration_is_read_up_to_its_bound(tmp_path):
 def test_a_generators_position_beyond_its_numbers_is_refused(position):
     """The library takes it, and ends the whole process where it reads."""
     states = _random_states()
-    kind, keys, _, *rest = states["numpy"]
+    generator_name, keys, _, *rest = states["numpy"]
     with pytest.raises(ValueError, match="numpy's generator is at"):
-        _set_random_states({**states, "numpy": (kind, keys, position, *rest)})
+        _set_random_states({**states, "numpy": (generator_name, keys, position, *rest)})
     _set_random_states(states)
 
 

@@ -83,17 +83,17 @@ def is_safe_line(text: str) -> bool:
 def test_a_comparison_shows_a_hostile_name_as_text(name):
     """Page, description and terminal: no element, link or escape comes of a run's name."""
     runs = [*seeds_of(name, 150, range(3)), *seeds_of("replay", 170, range(3))]
-    found = compare(arrange(runs, ["strategy"]))
-    page = comparison_page(found, title=name, footer="made by a test")
+    comparison = compare(arrange(runs, ["strategy"]))
+    page = comparison_page(comparison, title=name, footer="made by a test")
     assert is_safe_line(page)
     runs = [*seeds_of("naive", 150, range(3)), *seeds_of("replay", 170, range(3))]
-    plain = compare(arrange(runs, ["strategy"]))
-    expected = Tags(comparison_page(plain, title="x", footer="made by a test")).found
+    plain_comparison = compare(arrange(runs, ["strategy"]))
+    expected = Tags(comparison_page(plain_comparison, title="x", footer="made by a test")).found
     tags = Tags(page).found
     assert [tag for tag, _ in tags] == [tag for tag, _ in expected]
     assert [set(attributes) for _, attributes in tags] == [set(a) for _, a in expected]
     assert len(page) < 400_000
-    note = comparison_note(found, page="comparison.html")
+    note = comparison_note(comparison, page="comparison.html")
     assert len(note.encode()) < 8_000
     # Our own links, whose texts are seeds, and whose addresses hold nothing but a run's id.
     links = r"\[(\*\*Everything on one page\*\*|[0-9])\]\((comparison\.html|#/runs/[\w.~%-]+)\)"
@@ -101,7 +101,7 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
     assert not re.search(r"[<\[]|\]\(|!\[", re.sub(links, "", note).replace("&nbsp;", ""))
     written = io.StringIO()
     out = Console(width=200, file=written, force_terminal=False)
-    for part in comparison_text(found):
+    for part in comparison_text(comparison):
         out.print(part)
     assert is_safe_line(written.getvalue())
     assert len(written.getvalue()) < 10_000
@@ -111,8 +111,8 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
 def test_a_hostile_title_is_drawn(name):
     """A picture's title is text: no mathematics is typeset, and its size does not change."""
     matrix = AccuracyMatrix([[0.9, 0.5], [0.8, 0.9]])
-    plain, drawn = heatmap_png(matrix, "title"), heatmap_png(matrix, name)
-    assert drawn[:24] == plain[:24]  # the signature, and the header with width and height
+    plain_png, hostile_png = heatmap_png(matrix, "title"), heatmap_png(matrix, name)
+    assert hostile_png[:24] == plain_png[:24]  # the signature, and the header with width and height
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
@@ -129,9 +129,9 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
     assert len(done.output) < 6_000
     note = store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
     assert len(note.encode()) <= 8_000
-    ours = f"({format_artifact_link(run, 'report.html')})"
-    assert note.count(ours) == 1
-    note = note.replace(f"]{ours}", "")
+    report_link = f"({format_artifact_link(run, 'report.html')})"
+    assert note.count(report_link) == 1
+    note = note.replace(f"]{report_link}", "")
     assert not re.search(r"<(?!/?br)|\]\(|!\[", note)
 
 

@@ -59,10 +59,10 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     assert record.matrix.num_instances.tolist() == [560, 544, 528]
     assert record.matrix.buckets == ("2004", "2005", "2006")
     assert (record.dataset.name, record.seed, record.protocol) == ("clear10", 3, "iid")
-    facts = {"dataset": "clear10", "strategy": "replay", "seed": "3", "protocol": "iid"}
-    facts["split"] = "test"
-    assert run.data.params == facts
-    assert facts.items() <= run.data.tags.items()
+    metadata = {"dataset": "clear10", "strategy": "replay", "seed": "3", "protocol": "iid"}
+    metadata["split"] = "test"
+    assert run.data.params == metadata
+    assert metadata.items() <= run.data.tags.items()
     assert run.data.tags[names.KIND_TAG] == names.KIND_TRAIN
     assert run.data.tags[names.ROWS_TAG] == "complete"
     assert run.data.tags[names.IMPORTED_FROM_TAG] == "acc.csv"
@@ -207,10 +207,10 @@ def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
         *(path, "--same-data-as", run.run_id, "--strategy", "theirs", "--orientation", "rows")
     )
     assert done.exit_code == 0, done.output
-    theirs = record_of(store, stored(store, experiment_id)["acc"])
-    assert theirs.dataset == load(run.run_id).record.dataset
-    assert theirs.matrix.buckets == tuple(keys)
-    assert theirs.matrix.num_instances.tolist() == counts
+    imported_record = record_of(store, stored(store, experiment_id)["acc"])
+    assert imported_record.dataset == load(run.run_id).record.dataset
+    assert imported_record.matrix.buckets == tuple(keys)
+    assert imported_record.matrix.num_instances.tolist() == counts
     text = str(compare([run.run_id, stored(store, experiment_id)["acc"].info.run_id]))
     assert "theirs" in text
     assert "Not all runs were tested in the same way" not in text
@@ -241,9 +241,9 @@ def test_the_experiment_that_is_named_is_the_one_that_is_checked(store, matrix_f
     """Not that of the environment, which may be deleted; and the other way round."""
     store.delete_experiment(store.create_experiment("deleted"))
     store.create_experiment("present")
-    for of_environment, named, exit_code in (("deleted", "present", 0), ("present", "deleted", 2)):
+    for of_environment, chosen, exit_code in (("deleted", "present", 0), ("present", "deleted", 2)):
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", of_environment)
-        done = run_import(matrix_file, "--experiment", named)
+        done = run_import(matrix_file, "--experiment", chosen)
         assert done.exit_code == exit_code, done.output
         assert ("experiment 'deleted' is deleted" in done.output) == (exit_code == 2)
 

@@ -34,14 +34,14 @@ def misfits(value, shape, where=""):
         lacks = shape.keys() - value.keys() - (MAY_LACK if "sentence" in shape else set())
         wrong = [f"{where} lacks {key}" for key in lacks]
         wrong += [f"{where}.{key} is not on the page" for key in value.keys() - shape.keys()]
-        known = value.keys() & shape.keys()
-        return wrong + [m for k in known for m in misfits(value[k], shape[k], f"{where}.{k}")]
+        common_keys = value.keys() & shape.keys()
+        return wrong + [m for k in common_keys for m in misfits(value[k], shape[k], f"{where}.{k}")]
     if isinstance(shape, list) and isinstance(value, list):
         return [m for v in value for m in misfits(v, shape[0], f"{where}[]")]
     if value is None and (name in MAY_BE_NULL or str(shape).endswith(" or null")):
         return []
-    kind = KINDS.get(str(shape).removesuffix(" or null"), ())
-    is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    types = KINDS.get(str(shape).removesuffix(" or null"), ())
+    is_kind = isinstance(value, types) and (types is bool or not isinstance(value, bool))
     return [] if is_kind else [f"{where} is {value!r}, not {shape}"]
 
 
@@ -54,13 +54,13 @@ def told(*arguments, code=0):
 
 @pytest.fixture
 def runs(store, experiment_id):
-    found = [kept_run(store, experiment_id), stored_run(store, experiment_id, FOUR_BUCKETS[:2])]
+    all_runs = [kept_run(store, experiment_id), stored_run(store, experiment_id, FOUR_BUCKETS[:2])]
     for seed in range(3):
         rows = [
             [n - seed * (i + 1) if n > 9 else n for n in row] for i, row in enumerate(FOUR_BUCKETS)
         ]
-        found.append(stored_run(store, experiment_id, rows, seed=seed))
-    return [run.info.run_id for run in found]
+        all_runs.append(stored_run(store, experiment_id, rows, seed=seed))
+    return [run.info.run_id for run in all_runs]
 
 
 def test_a_run(runs):

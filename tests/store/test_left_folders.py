@@ -28,9 +28,9 @@ def run(store, experiment_id):
 
 @pytest.fixture
 def journal(store, run, tmp_path):
-    found = RunFolder.create(tmp_path / "journal", run.info.run_id, store.tracking_uri)
-    yield found
-    found.close()
+    folder = RunFolder.create(tmp_path / "journal", run.info.run_id, store.tracking_uri)
+    yield folder
+    folder.close()
 
 
 def put(journal, name, text):
@@ -79,8 +79,8 @@ def test_a_row_that_another_process_stores_meanwhile_ends_it(store, run, journal
     )
     with pytest.raises(RowConflictError):
         list(sending)
-    left = [entry.name for entry in journal.list_entries()]
-    assert left == [f"{ROWS_FOLDER}/row_002.json", "behind.txt"]
+    entry_names = [entry.name for entry in journal.list_entries()]
+    assert entry_names == [f"{ROWS_FOLDER}/row_002.json", "behind.txt"]
 
 
 def test_of_two_in_one_journal_the_first_counts(store, run, journal):

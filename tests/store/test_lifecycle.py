@@ -44,7 +44,7 @@ def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
     return run_id
 
 
-def ended(store, run_id):
+def end_and_load(store, run_id):
     run = store.get_run(run_id)
     tags = run.data.tags
     return run.info.status, tags.get(names.ERROR_TAG), tags.get(names.DIVERGED_TAG)
@@ -64,25 +64,25 @@ def test_an_end_says_why_and_forgets_the_process(store, experiment_id):
     run = store_outcome(Watched(store.tracking_uri), run_id, outcome)
     assert happened == [True]
     assert run.info.status == "FAILED"
-    status, error, diverged = ended(store, run_id)
+    status, error, diverged = end_and_load(store, run_id)
     assert (status, diverged) == ("FAILED", "true")
     assert error == ("no more " * 2000)[:8000]
     assert names.PROCESS_TAG not in store.get_run(run_id).data.tags
     store_outcome(store, run_id, Outcome("FAILED"))  # another evaluate closes it, too
-    left = running(store, experiment_id)
-    store_outcome(store, left, Outcome(None, "stopped"))
-    assert ended(store, left) == ("RUNNING", "stopped", None)
-    assert names.PROCESS_TAG not in store.get_run(left).data.tags
+    running_run = running(store, experiment_id)
+    store_outcome(store, running_run, Outcome(None, "stopped"))
+    assert end_and_load(store, running_run) == ("RUNNING", "stopped", None)
+    assert names.PROCESS_TAG not in store.get_run(running_run).data.tags
 
 
 def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch):
     """Also where the environment names it; it is left as it is."""
     run_id = running(store, experiment_id)
-    told = (
+    message = (
         rf"another process trains into run .* now \(process {os.getpid()} of this machine.*; wait"
     )
     for assume_dead in (False, True):  # its number says what to end: it is not dead
-        with pytest.raises(TrackingError, match=told):
+        with pytest.raises(TrackingError, match=message):
             check_not_being_trained(store, store.get_run(run_id), "wait", assume_dead=assume_dead)
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     before = store.get_run(run_id).data.tags
@@ -100,7 +100,7 @@ def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
         run_id = running(store, experiment_id)
         result = end_run(store, run_id, build_result(None, run_id), sets_status=sets_status)
         assert (result.exit_code, result.status, result.problem) == (0, "FINISHED", None)
-        assert ended(store, run_id) == (status, None, None)
+        assert end_and_load(store, run_id) == (status, None, None)
         assert store.get_run(run_id).data.metrics["renate/average_accuracy"] == (
             result.scores.results["renate/average_accuracy"].value
         )
@@ -117,9 +117,9 @@ def test_a_record_that_is_not_in_order_fails_a_run(store, experiment_id):
         result = end_run(store, run_id, before)
         assert (result.exit_code, result.status) == (code, status)
         assert "row_001.json" in str(result.problem)
-        told = ended(store, run_id)
-        assert told[0] == status
-        assert "row_001.json" in told[1]
+        failed_run = end_and_load(store, run_id)
+        assert failed_run[0] == status
+        assert "row_001.json" in failed_run[1]
 
 
 def test_the_summary_of_an_ensemble_has_mean_and_deviation(store, experiment_id):
@@ -178,13 +178,13 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id
 )
 def test_how_a_training_in_a_child_ended(error, received, expected):
     """Stopped from outside, broken, or refused: the exit code of each."""
-    found = build_result(error, "r", received)
-    assert (found.exit_code, found.status) == expected
-    assert found.run_id == "r"
+    result = build_result(error, "r", received)
+    assert (result.exit_code, result.status) == expected
+    assert result.run_id == "r"
     unsent = UnsentError("waits")
     unsent.__cause__ = error
-    found = build_result(unsent, "r", received)
-    assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
+    result = build_result(unsent, "r", received)
+    assert (result.exit_code, result.status, result.unsent) == (*expected, unsent)
 
 
 def test_how_a_training_in_this_process_ended():
@@ -198,9 +198,9 @@ def test_how_a_training_in_this_process_ended():
         (UnsentError("waits"), "FINISHED"),
     ):
         assert build_result(error, "r").status == status
-    found = build_result(DivergedError("no number"), "r")
-    assert (found.status, found.error) == ("FAILED", "no number")
-    assert found.diverged
+    result = build_result(DivergedError("no number"), "r")
+    assert (result.status, result.error) == ("FAILED", "no number")
+    assert result.diverged
     assert build_result(ValueError("x"), "r").error == "ValueError: x"
 
 
@@ -217,21 +217,21 @@ def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     (synced,) = sync_folders([folder])
     assert synced.is_stored
     assert not folder.exists()
-    assert ended(store, run_id) == ("FAILED", "no number", "true")
+    assert end_and_load(store, run_id) == ("FAILED", "no number", "true")
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
 
 
-def left(store, run_id, tmp_path, told=None):
+def leave_rows(store, run_id, tmp_path, reason=None):
     """A journal in which nothing waits but, perhaps, how the training ended."""
     journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
-    if told is not None:
-        journal.append_json(OUTCOME_JSON, told)
+    if reason is not None:
+        journal.append_json(OUTCOME_JSON, reason)
     journal.close()
     return journal.folder
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "expected"),
+    ("status", "message", "expected"),
     [
         ("RUNNING", Outcome("FINISHED"), "FINISHED"),
         ("KILLED", Outcome("FINISHED"), "FINISHED"),
@@ -240,11 +240,11 @@ def left(store, run_id, tmp_path, told=None):
         ("RUNNING", None, "RUNNING"),
     ],
 )
-def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, told, expected):
+def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, message, expected):
     """What a person or a training said stays; a run whose process lives is left open."""
     run_id = running(store, experiment_id)
     store.update_run(run_id, status=status)
-    (synced,) = sync_folders([left(store, run_id, tmp_path, told)])
+    (synced,) = sync_folders([leave_rows(store, run_id, tmp_path, message)])
     assert synced.is_stored, synced.message
     assert store.get_run(run_id).info.status == expected
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
@@ -256,14 +256,14 @@ def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, t
     tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
 
     store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**json.loads(tag), "started": 0}))
-    (synced,) = sync_folders([left(store, run_id, tmp_path)])
+    (synced,) = sync_folders([leave_rows(store, run_id, tmp_path)])
     assert synced.is_stored
-    status, error, _ = ended(store, run_id)
+    status, error, _ = end_and_load(store, run_id)
     assert status == "KILLED"
     assert "killed while the tracking store was away" in error
     deleted = running(store, experiment_id)
     store.delete_run(deleted)
-    folder = left(store, deleted, tmp_path, Outcome("FINISHED"))
+    folder = leave_rows(store, deleted, tmp_path, Outcome("FINISHED"))
     (synced,) = sync_folders([folder])
     assert not synced.is_stored
     assert "is deleted: restore it" in synced.message
@@ -272,11 +272,11 @@ def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, t
 
 def test_a_run_that_gives_a_sign_of_life_is_not_closed(store, experiment_id):
     """Between the look that found its process gone and the closing, another one took it."""
-    seen = store.get_run(running(store, experiment_id))
-    store.set_tag(seen.info.run_id, names.HOLDER_TAG, "another")
+    observed = store.get_run(running(store, experiment_id))
+    store.set_tag(observed.info.run_id, names.HOLDER_TAG, "another")
     with pytest.raises(TrackingError, match="trained into again; it is left as it is"):
-        end_expired_run(store, seen)
-    assert store.get_run(seen.info.run_id).info.status == "RUNNING"
+        end_expired_run(store, observed)
+    assert store.get_run(observed.info.run_id).info.status == "RUNNING"
 
 
 def test_a_project_run_without_a_training_is_ended(store, experiment_id, monkeypatch):

@@ -55,11 +55,11 @@ print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded])
 
 def stored_models(store, run):
     """The models of a run by their rows, as MLflow's search finds them."""
-    found = store.search_logged_models(
+    models = store.search_logged_models(
         [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
     )
     return {
-        int(model.tags["clear_mlflow.row"]): model for model in found if model.status == "READY"
+        int(model.tags["clear_mlflow.row"]): model for model in models if model.status == "READY"
     }
 
 
@@ -67,9 +67,9 @@ def artifacts(run):
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
-def trained(store, experiment_id, **asked):
-    config = check(TrainConfig.resolve(asked))
-    train_in_process(store, prepare(config, TrainingProgress()), asked)
+def trained(store, experiment_id, **options):
+    config = check(TrainConfig.resolve(options))
+    train_in_process(store, prepare(config, TrainingProgress()), options)
     return store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[0]
 
 
@@ -100,13 +100,13 @@ class Tied(Strategy):
 
 def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
     """Each name with its numbers; a network of somebody's own is no model of MLflow's."""
-    asked = {
+    parameters = {
         **SMALL,
         "data_root": str(photos),
         "strategy": f"{__name__}:Tied",
         "predictions": "none",
     }
-    run = trained(store, experiment_id, **asked)
+    run = trained(store, experiment_id, **parameters)
     assert (run.info.status, stored_models(store, run)) == ("FINISHED", {})
     for row in range(BUCKETS + 1):
         weights = load_file(artifacts(run) / "models" / f"after_{row:03d}.safetensors")
@@ -125,7 +125,7 @@ def test_row_three_is_answered_by_mlflow_alone(store, run, photos):
     }
     paths = [str(by_content[content.tobytes()]) for content in images.content]
     model = stored_models(store, run)[3]
-    asked = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", ASK],
         input=json.dumps([f"models:/{model.model_id}", paths]),
         env={**os.environ, "MLFLOW_TRACKING_URI": store.tracking_uri},
@@ -133,7 +133,7 @@ def test_row_three_is_answered_by_mlflow_alone(store, run, photos):
         capture_output=True,
         check=True,
     )
-    classes, labels, loaded = json.loads(asked.stdout.splitlines()[-1])
+    classes, labels, loaded = json.loads(process.stdout.splitlines()[-1])
     assert loaded == []
     stored = RowPredictions.load(folder / predictions_file_name(3))
     assert classes == stored.labels.tolist()
@@ -147,7 +147,7 @@ def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
     assert sorted(models) == [0, 1, 2, 3]
     outputs = store.get_run(run.info.run_id).outputs.model_outputs
     assert {o.model_id: o.step for o in outputs} == {m.model_id: row for row, m in models.items()}
-    (dataset,) = (found.dataset for found in run.inputs.dataset_inputs)
+    (dataset,) = (dataset_input.dataset for dataset_input in run.inputs.dataset_inputs)
     for name in (f"test_accuracy/bucket_{j + 1:02}" for j in range(BUCKETS)):
         history = {m.step: m.value for m in store.get_metric_history(run.info.run_id, name)}
         assert len(store.get_metric_history(run.info.run_id, name)) == len(history) == 4
@@ -164,10 +164,12 @@ def test_a_server_answers_about_raw_images_of_any_size(store, run, photos):
     contents = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:3]]
     direct = model.predict(pd.DataFrame({"image": contents}))
     records = [{"image": base64.b64encode(content).decode()} for content in contents]
-    answer = TestClient(init(model)).post("/invocations", json={"dataframe_records": records})
-    assert answer.status_code == 200, answer.text
-    assert [told["label"] for told in answer.json()["predictions"]] == direct["label"].tolist()
-    assert all(0 < told["probability"] <= 1 for told in answer.json()["predictions"])
+    response = TestClient(init(model)).post("/invocations", json={"dataframe_records": records})
+    assert response.status_code == 200, response.text
+    assert [prediction["label"] for prediction in response.json()["predictions"]] == direct[
+        "label"
+    ].tolist()
+    assert all(0 < prediction["probability"] <= 1 for prediction in response.json()["predictions"])
 
 
 def test_nothing_in_a_model_is_a_pickle(store, run):
@@ -209,8 +211,8 @@ def test_heads_on_features_are_asked_about_features(store, experiment_id):
     assert sorted(model.params["seed"] for model in models) == ["0", "1"]
     model = mlflow.pyfunc.load_model(f"models:/{models[0].model_id}")
     (_, width) = model.metadata.signature.inputs.inputs[0].shape
-    answers = model.predict(np.zeros((2, width), dtype=np.float32))
-    assert answers["label"].tolist() == [str(number) for number in answers["class"]]
+    outputs = model.predict(np.zeros((2, width), dtype=np.float32))
+    assert outputs["label"].tolist() == [str(number) for number in outputs["class"]]
 
 
 SETTINGS = {
@@ -225,19 +227,19 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting):
+@pytest.mark.parametrize("setting_name", SETTINGS)
+def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_name):
     """On all test images, loaded from MLflow; with scenario=task, in one bucket at a time."""
-    asked = {**FAST, "predictions": "labels", **SETTINGS[setting]}
-    if "scenario" in asked:
-        asked["scenario_args"] = "times=all"
-    training = prepare(check(TrainConfig.resolve(asked)), TrainingProgress())
-    train_in_process(store, training, asked)
-    is_task = asked.get("scenario") == "task"
+    parameters = {**FAST, "predictions": "labels", **SETTINGS[setting_name]}
+    if "scenario" in parameters:
+        parameters["scenario_args"] = "times=all"
+    training = prepare(check(TrainConfig.resolve(parameters)), TrainingProgress())
+    train_in_process(store, training, parameters)
+    is_task = parameters.get("scenario") == "task"
     buckets = training.stream.buckets
     features = load_features(training.stream, "pixels", cache_dir=default_cache_dir())
     runs = [run for run in store.search_runs([experiment_id]) if stored_models(store, run)]
-    assert len(runs) == (2 if "seeds" in asked else 1)
+    assert len(runs) == (2 if "seeds" in parameters else 1)
     for run in runs:
         models = stored_models(store, run)
         assert sorted(models) == list(range(len(buckets) + 1))
@@ -247,7 +249,7 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting)
             for bucket, bucket_features in zip(buckets, features.test, strict=True):
                 inputs = (
                     np.asarray(bucket_features)
-                    if "features" in asked
+                    if "features" in parameters
                     else pd.DataFrame({"image": [path.read_bytes() for path in bucket.test.paths]})
                 )
                 params = {"bucket": bucket.key} if is_task else None
@@ -269,8 +271,8 @@ def test_a_task_model_asks_for_the_bucket(store, experiment_id):
     for params in (None, {"bucket": "6"}):
         with pytest.raises(RecordError, match=r"pass params=\{'bucket': KEY\}, one of \['1', '2'"):
             model.predict(model.input_example, params=params)
-    (answer,) = model.predict(model.input_example, params={"bucket": "2"})["label"]
-    assert answer in ("2", "3")
+    (label,) = model.predict(model.input_example, params={"bucket": "2"})["label"]
+    assert label in ("2", "3")
 
 
 def test_a_task_model_without_its_classes_is_not_offered(store, experiment_id):
@@ -305,17 +307,17 @@ def test_a_task_model_without_its_classes_is_not_offered(store, experiment_id):
 )
 def test_what_a_file_says_of_itself_may_be_anything(tmp_path, wrong):
     """It comes from a store: one line, and no gigabytes."""
-    about = ModelDescription(
+    description = ModelDescription(
         model="small_cnn", num_classes=2, class_names=("a", "b"), width=0, image_size=24,
         augment="none", precision="off", strategy="naive", dataset="digits",
         bucket="1", requirements=(),
     )  # fmt: skip
     path = tmp_path / "after_001.safetensors"
     tensors = {"weight": np.zeros(1, np.float32)}
-    save_file(tensors, path, about.as_metadata())
-    assert read_description(path) == about
-    told = {**json.loads(about.as_metadata()["clear_mlflow"]), **wrong}
-    save_file(tensors, path, {"clear_mlflow": json.dumps(told)})
+    save_file(tensors, path, description.as_metadata())
+    assert read_description(path) == description
+    prediction = {**json.loads(description.as_metadata()["clear_mlflow"]), **wrong}
+    save_file(tensors, path, {"clear_mlflow": json.dumps(prediction)})
     with pytest.raises(RecordError, match="is no file of weights that says what it is of"):
         read_description(path)
 

@@ -55,14 +55,14 @@ def files_below(folder):
     return [path for path in Path(folder).rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, tmp_path, named):
+@pytest.mark.parametrize("run_names", [True, False])
+def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, tmp_path, run_names):
     """Its tag stays complete, and no report is written into the empty folder."""
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
     chosen = select_runs(store, run_ids=(run_id,))
-    (verdict,) = rescore_runs(store, chosen, explicit=named, dry_run=False)
+    (verdict,) = rescore_runs(store, chosen, explicit=run_names, dry_run=False)
     assert (verdict.action, verdict.is_problem) == ("failed", True)
     assert MISSING in verdict.detail
     assert known(store, run_id) == before

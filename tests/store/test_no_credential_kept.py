@@ -33,7 +33,7 @@ REFUSED = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def location(tmp_path, monkeypatch):
     """An empty folder to run commands in, with a cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
@@ -62,7 +62,7 @@ def leaks_in(folder):
 
 
 @pytest.mark.parametrize("address", REFUSED.values(), ids=REFUSED)
-def test_no_refusal_shows_a_credential(place, monkeypatch, address):
+def test_no_refusal_shows_a_credential(location, monkeypatch, address):
     """Each command says in one line that the store cannot be used, without what lets anyone in."""
     use(monkeypatch, address.format(SECRET))
     for command in (
@@ -79,16 +79,16 @@ def test_no_refusal_shows_a_credential(place, monkeypatch, address):
         assert "error: " in result.output
         assert SECRET not in result.output
         assert SECRET not in repr(result.exception)
-    assert not leaks_in(place)
+    assert not leaks_in(location)
 
 
-def test_no_command_leaves_a_credential_behind(empty_store, place, monkeypatch):
+def test_no_command_leaves_a_credential_behind(empty_store, location, monkeypatch):
     """In a store that works: the terminal, every artifact, tag and row of it, cache and journal."""
-    shutil.copy(empty_store, place / "mlflow.db")
-    address = f"sqlite:///{place / 'mlflow.db'}?key={SECRET}"
+    shutil.copy(empty_store, location / "mlflow.db")
+    address = f"sqlite:///{location / 'mlflow.db'}?key={SECRET}"
     use(monkeypatch, address)
     client = MlflowClient(address)
-    experiment = client.create_experiment(EXPERIMENT, (place / "artifacts").as_uri())
+    experiment = client.create_experiment(EXPERIMENT, (location / "artifacts").as_uri())
     run = stored_run(client, experiment)
     for command, code in (
         (["train", "--strategy", "ncm", "--features", "pixels"], 0),
@@ -105,8 +105,8 @@ def test_no_command_leaves_a_credential_behind(empty_store, place, monkeypatch):
         result = CliRunner().invoke(main, command)
         assert result.exit_code == code, result.output
         assert SECRET not in result.output, command
-    RunFolder.create(place / "cache" / "journal", run.info.run_id, address).close(remove=False)
-    assert not leaks_in(place)
+    RunFolder.create(location / "cache" / "journal", run.info.run_id, address).close(remove=False)
+    assert not leaks_in(location)
 
 
 def test_the_server_takes_no_address_without_end(monkeypatch):

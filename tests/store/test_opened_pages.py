@@ -72,14 +72,14 @@ def test_the_leaderboard_brings_charts_of_what_runs_hold(store, experiment_id):
     tag = store.get_experiment(experiment_id).tags[VIEW_TAG]
     assert len(tag) < 5000  # characters that a database keeps
     state = json.loads(tag)
-    found = store.search_runs([experiment_id], state["searchFilter"])
-    assert [ours.info.run_id for ours in found] == [run.info.run_id]
+    runs = store.search_runs([experiment_id], state["searchFilter"])
+    assert [run_found.info.run_id for run_found in runs] == [run.info.run_id]
     charts, sections = state["compareRunCharts"], state["compareRunSections"]
     assert {chart["metricSectionId"] for chart in charts} == {s["uuid"] for s in sections}
     assert len({chart["uuid"] for chart in charts}) == len(charts)
-    shown = [chart["metricKey"] for chart in charts if chart["type"] != "IMAGE"]
-    assert set(shown) <= run.data.metrics.keys()
-    assert [f"metrics.`{name}`" for name in shown] == state["selectedColumns"][:-1]
+    metric_keys = [chart["metricKey"] for chart in charts if chart["type"] != "IMAGE"]
+    assert set(metric_keys) <= run.data.metrics.keys()
+    assert [f"metrics.`{name}`" for name in metric_keys] == state["selectedColumns"][:-1]
     (key,) = next(chart["imageKeys"] for chart in charts if chart["type"] == "IMAGE")
     images = [file.path for file in store.list_artifacts(run.info.run_id, "images")]
     assert any(path.startswith(f"images/{key}+step+0+") for path in images), images
@@ -106,15 +106,15 @@ def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, 
     state = view_of(store)
     runs = store.search_runs([experiment_id], state["searchFilter"])
     assert len(runs) == 2
-    shown = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]
-    assert len(set(shown)) == 4
-    assert all(set(shown) <= run.data.metrics.keys() for run in runs)
-    assert [f"metrics.`{name}`" for name in shown] == state["selectedColumns"][:-1]
-    assert shown[0] == "renate/average_rmse"
+    metric_keys = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]
+    assert len(set(metric_keys)) == 4
+    assert all(set(metric_keys) <= run.data.metrics.keys() for run in runs)
+    assert [f"metrics.`{name}`" for name in metric_keys] == state["selectedColumns"][:-1]
+    assert metric_keys[0] == "renate/average_rmse"
     direction = "ASC" if state["orderByAsc"] else "DESC"
     order = [f"{state['orderByKey']} {direction}"]
-    first = store.search_runs([experiment_id], order_by=order)[0].data.metrics[shown[0]]
-    values = [run.data.metrics[shown[0]] for run in runs]
+    first = store.search_runs([experiment_id], order_by=order)[0].data.metrics[metric_keys[0]]
+    values = [run.data.metrics[metric_keys[0]] for run in runs]
     assert first == (min(values) if lower_is_better else max(values))
     titles = {section["name"] for section in state["compareRunSections"]}
     assert titles == {"rmse and forgetting", "rmse matrices"}
@@ -126,25 +126,25 @@ def test_what_is_not_there_is_told(store):
             find_page_url(store, target)
     with pytest.raises(TrackingError, match="no run of clear_mlflow yet"):
         find_page_url(store, None)
-    answer = CliRunner().invoke(main, ["open", "--port", "many"])
-    assert answer.exit_code == 2
-    assert "port is 'many'" in answer.output
+    result = CliRunner().invoke(main, ["open", "--port", "many"])
+    assert result.exit_code == 2
+    assert "port is 'many'" in result.output
 
 
 def test_import_and_a_loop_of_ones_own_end_with_the_links(store, experiment_id, tmp_path, capfd):
     """A run's own where there is one; of several runs, their experiment's."""
     with clear_mlflow.track(buckets=2) as loop:
         loop.log_values(1, [0.5, 0.25])
-    told = capfd.readouterr().err
-    assert f"clear-mlflow open {loop.run_id}" in told
+    output = capfd.readouterr().err
+    assert f"clear-mlflow open {loop.run_id}" in output
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("0.5\n0.5,0.5\n" if name == "a.csv" else "0.9\n0.5,0.75\n")
     for files, target in ((["a.csv"], None), (["a.csv", "b.csv"], "test")):
         paths = [str(tmp_path / name) for name in files]
-        answer = CliRunner().invoke(main, ["import", *paths, "--again"])
-        assert answer.exit_code == 0, answer.output
-        assert "clear-mlflow open " in answer.output
-        assert (f"clear-mlflow open {experiment_id}\n" in answer.output) == (target == "test")
+        result = CliRunner().invoke(main, ["import", *paths, "--again"])
+        assert result.exit_code == 0, result.output
+        assert "clear-mlflow open " in result.output
+        assert (f"clear-mlflow open {experiment_id}\n" in result.output) == (target == "test")
 
 
 def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, monkeypatch):
@@ -165,10 +165,10 @@ def test_a_port_of_another_program_is_refused_at_once(store, experiment_id):
     stored_run(store, experiment_id)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        answer = CliRunner().invoke(main, ["open", "test", "--port", port, "--browser", "no"])
-    assert answer.exit_code == 2
-    assert f"port is {port}" in answer.output
-    assert "http" not in answer.output
+        result = CliRunner().invoke(main, ["open", "test", "--port", port, "--browser", "no"])
+    assert result.exit_code == 2
+    assert f"port is {port}" in result.output
+    assert "http" not in result.output
 
 
 @pytest.mark.parametrize("stopped_by", [signal.SIGINT, signal.SIGHUP])
@@ -184,9 +184,9 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(
         address = opened.stdout.readline().strip()
         assert address.endswith("/artifacts/report.html?workflowType=machine_learning")
         base = address.partition("/#")[0]
-        asked = f"{base}/get-artifact?path=report.html&run_uuid={run.info.run_id}"
-        with urllib.request.urlopen(asked) as answer:
-            assert b"<h1>" in answer.read()
+        url = f"{base}/get-artifact?path=report.html&run_uuid={run.info.run_id}"
+        with urllib.request.urlopen(url) as response:
+            assert b"<h1>" in response.read()
         opened.send_signal(stopped_by)
         assert opened.wait(60) == 0
         with pytest.raises(OSError, match="refused"):

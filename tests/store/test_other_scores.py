@@ -51,8 +51,8 @@ def test_a_loops_errors_are_a_run(store, experiment_id):
     np.testing.assert_array_equal(record.matrix.values, ERRORS[1:])
     assert record.matrix.score == RMSE
     assert run.data.params["score"] == run.data.tags["score"] == "rmse"
-    found = histories(store, run.info.run_id)
-    series = {name for name in found if "/bucket_" in name}
+    points = histories(store, run.info.run_id)
+    series = {name for name in points if "/bucket_" in name}
     assert series == {f"test_rmse/bucket_{key}" for key in KEYS}
     assert {p.step: p.value for p in store.get_metric_history(run.info.run_id, min(series))} == {
         i: row[0] for i, row in enumerate(ERRORS)
@@ -82,8 +82,8 @@ def test_it_is_scored_again_without_a_change(store, experiment_id):
     again = invoke("evaluate", "--runs", "test", "--dry-run")
     assert again.exit_code == 0, again.output
     assert "1 unchanged" in again.output
-    more = invoke("evaluate", "--runs", "test", "--metrics", "tic,worst_bucket")
-    assert more.exit_code == 0, more.output
+    result = invoke("evaluate", "--runs", "test", "--metrics", "tic,worst_bucket")
+    assert result.exit_code == 0, result.output
     (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'train'")
     assert run.data.metrics["worst_bucket/highest_rmse"] == 2.9
     assert run.data.metrics["tic/backward_rmse"] == np.mean([2.6, 2.9, 2.5])
@@ -165,10 +165,10 @@ def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
         other.log_values(1, [0.5, 0.4, 0.3])
     done = invoke("compare", "--runs", "test", "--margin", "0.2")
     assert done.exit_code == 0, done.output
-    told = " ".join(done.output.split())
-    assert "1 run is left out because the score is accuracy (higher is better)" in told
-    assert "replay is better than naive at renate/average_rmse (lower is better) by" in told
-    assert "percentage" not in told
+    output = " ".join(done.output.split())
+    assert "1 run is left out because the score is accuracy (higher is better)" in output
+    assert "replay is better than naive at renate/average_rmse (lower is better) by" in output
+    assert "percentage" not in output
     (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'compare'")
     assert run.data.tags["leader"] == "replay"
     assert run.data.metrics["leader/renate/average_rmse"] < np.mean(ERRORS[3])

@@ -97,18 +97,18 @@ def test_everything_that_is_told_stands_in_the_run(store, experiment_id):
         class_names=["cat", "dog"],
     ) as run:
         log_all(run)
-    found = store.get_run(run.run_id)
-    facts = {"dataset": "mine", "strategy": "replay", "model": "mlp", "seed": "7"}
-    assert facts.items() <= found.data.tags.items()
-    assert {**facts, "lr": "0.1", "protocol": "iid", "split": "test"} == found.data.params
-    assert found.data.tags["who"] == "me"
-    assert found.data.tags[names.ROWS_TAG] == "complete"
-    assert names.PROCESS_TAG not in found.data.tags
-    assert found.info.run_name == "replay mine seed 7"
-    (entry,) = found.inputs.dataset_inputs
+    stored_run = store.get_run(run.run_id)
+    metadata = {"dataset": "mine", "strategy": "replay", "model": "mlp", "seed": "7"}
+    assert metadata.items() <= stored_run.data.tags.items()
+    assert {**metadata, "lr": "0.1", "protocol": "iid", "split": "test"} == stored_run.data.params
+    assert stored_run.data.tags["who"] == "me"
+    assert stored_run.data.tags[names.ROWS_TAG] == "complete"
+    assert names.PROCESS_TAG not in stored_run.data.tags
+    assert stored_run.info.run_name == "replay mine seed 7"
+    (entry,) = stored_run.inputs.dataset_inputs
     assert entry.dataset.digest == ("ab" * 32)[:36]
     assert json.loads(entry.dataset.profile)["num_test"]["4"] == NUM_TEST
-    assert "heatmap.png" in artifacts(store, found, "accuracy_matrix")
+    assert "heatmap.png" in artifacts(store, stored_run, "accuracy_matrix")
     assert run.matrix.equals(EXPECTED)
     assert reasons(run.metrics) == {}
 
@@ -128,12 +128,14 @@ def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status
 
     with pytest.raises(type(error)):
         loop()
-    found = the_run(store, experiment_id)
-    assert found.info.status == (status or "FINISHED")
-    assert (names.ERROR_TAG in found.data.tags) == (status is not None)
-    assert found.data.tags[names.ROWS_TAG] == "partial"
+    stored_run = the_run(store, experiment_id)
+    assert stored_run.info.status == (status or "FINISHED")
+    assert (names.ERROR_TAG in stored_run.data.tags) == (status is not None)
+    assert stored_run.data.tags[names.ROWS_TAG] == "partial"
     assert values(run.metrics) == summarize(EXPECTED.after(2))
-    assert {n: v for n, v in found.data.metrics.items() if "bucket" not in n} == values(run.metrics)
+    assert {n: v for n, v in stored_run.data.metrics.items() if "bucket" not in n} == values(
+        run.metrics
+    )
 
 
 def test_rows_come_in_any_order_and_twice(store, experiment_id):
@@ -162,9 +164,9 @@ def test_a_row_with_other_numbers_is_refused(store, experiment_id):
             log_all(run, [1])
             run.log_counts(1, [90, 80, 70, 61])
 
-    with pytest.raises(RecordError, match="row 1 is stored already with other numbers") as told:
+    with pytest.raises(RecordError, match="row 1 is stored already with other numbers") as caught:
         loop()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert run.matrix.values[0].tolist() == [0.9, 0.8, 0.7, 0.6]
     assert the_run(store, experiment_id).info.status == "FAILED"
 
@@ -207,8 +209,8 @@ def test_accuracies_instead_of_counts(store):
 def test_a_tracked_run_shows_itself_as_the_stored_one(store):
     """Before, while and after its block: no address of an object."""
     run = clear_mlflow.track(**LOOP, seed=3)
-    told = "LoopRun('own loop own seed 3', not entered, 0 rows of 4 buckets)"
-    assert str(run) == repr(run) == told
+    description = "LoopRun('own loop own seed 3', not entered, 0 rows of 4 buckets)"
+    assert str(run) == repr(run) == description
     assert "not entered" in run._repr_html_()
     with run:
         log_all(run, [0, 1])
@@ -227,52 +229,52 @@ LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
 
 def test_predictions_are_counted_kept_and_scored(store):
     """Labels alone give the row; probabilities give it, too, and calibration."""
-    answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
-    probabilities = [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in answers]
+    outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
+    probabilities = [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in outputs]
     with clear_mlflow.track(
         buckets=3,
         test_labels=LABELS,
         test_ids=[["a", "b", "c"], ["a", "e"], ["f", "g", "h", "i"]],
         class_names=["cat", "dog", "eel"],
     ) as run:
-        run.log_predictions(1, answers)
+        run.log_predictions(1, outputs)
         run.log_predictions(2, probabilities)
-    found = store.get_run(run.run_id)
+    stored_run = store.get_run(run.run_id)
     assert run.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 2
-    assert found.data.tags[names.PREDICTIONS_TAG] == "probs"
-    assert found.data.tags["dataset_digest"].startswith("sha256:")
+    assert stored_run.data.tags[names.PREDICTIONS_TAG] == "probs"
+    assert stored_run.data.tags["dataset_digest"].startswith("sha256:")
     assert {"evaluation_set.safetensors", "row_001.safetensors", "row_002.safetensors"} <= set(
-        artifacts(store, found, "predictions")
+        artifacts(store, stored_run, "predictions")
     )
-    assert any("macro" in name for name in found.data.metrics)
+    assert any("macro" in name for name in stored_run.data.metrics)
 
 
 def test_predictions_may_be_an_array_of_arrays():
     """As NumPy makes of buckets of different sizes."""
-    answers = np.empty(3, dtype=object)
-    answers[:] = [np.array(of_bucket) for of_bucket in ([0, 1, 1], [2, 2], [0, 0, 1, 1])]
+    outputs = np.empty(3, dtype=object)
+    outputs[:] = [np.array(of_bucket) for of_bucket in ([0, 1, 1], [2, 2], [0, 0, 1, 1])]
     loop = describe_loop(buckets=3, test_labels=LABELS)
-    row, _ = row_of_predictions(loop, 1, answers)
+    row, _ = row_of_predictions(loop, 1, outputs)
     assert row.correct == (2, 1, 3)
 
 
 def test_the_true_labels_may_come_with_the_answers(store, monkeypatch):
     """The run is then one whose track was given them; other ones, or later ones, are refused."""
-    answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
+    outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as run:
         with pytest.raises(ConfigError, match="pass their true labels beside"):
-            run.log_predictions(1, answers)
-        run.log_predictions(1, answers, LABELS)
-        run.log_predictions(2, answers, LABELS)
-        run.log_predictions(3, answers)
+            run.log_predictions(1, outputs)
+        run.log_predictions(1, outputs, LABELS)
+        run.log_predictions(2, outputs, LABELS)
+        run.log_predictions(3, outputs)
         with pytest.raises(RecordError, match="true labels differ from those before"):
-            run.log_predictions(3, answers, answers)
-    known = describe_loop(buckets=3, test_labels=LABELS)
+            run.log_predictions(3, outputs, outputs)
+    description = describe_loop(buckets=3, test_labels=LABELS)
     stored = clear_mlflow.load(run.run_id)
     assert stored.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 3
-    assert stored.predictions.images.digest == known.evaluation_set.digest
-    assert stored.record.dataset == known.dataset
-    assert stored.tags["dataset_digest"] == known.dataset.digest
+    assert stored.predictions.images.digest == description.evaluation_set.digest
+    assert stored.record.dataset == description.dataset
+    assert stored.tags["dataset_digest"] == description.dataset.digest
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with (
         pytest.raises(TrackingError, match="but this loop has None; pass it to track, or"),
@@ -281,25 +283,25 @@ def test_the_true_labels_may_come_with_the_answers(store, monkeypatch):
         pass
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
-        again.log_predictions(3, answers, LABELS)
+        again.log_predictions(3, outputs, LABELS)
     assert again.run_id == run.run_id
     with clear_mlflow.track(buckets=3) as late:
         late.log_accuracies(1, [0.5, 0.5, 0.5])
         with pytest.raises(RecordError, match="true labels arrived after rows without them"):
-            late.log_predictions(2, answers, LABELS)
+            late.log_predictions(2, outputs, LABELS)
 
 
 def test_the_images_of_a_continued_run_are_the_same(store):
     """Answers to other images would be held against these."""
-    told = {"buckets": 3, "dataset_digest": "same"}
+    arguments = {"buckets": 3, "dataset_digest": "same"}
     with mlflow.start_run():
-        with clear_mlflow.track(**told, test_labels=LABELS) as run:
+        with clear_mlflow.track(**arguments, test_labels=LABELS) as run:
             run.log_predictions(1, [[0] * 3, [0] * 2, [0] * 4])
-        with clear_mlflow.track(**told, test_labels=LABELS) as run:
+        with clear_mlflow.track(**arguments, test_labels=LABELS) as run:
             run.log_predictions(2, [[1] * 3, [1] * 2, [1] * 4])
         with (
             pytest.raises(TrackingError, match="are of other test images"),
-            clear_mlflow.track(**told, test_labels=[[1, 1, 2], [2, 1], [0, 0, 0, 1]]),
+            clear_mlflow.track(**arguments, test_labels=[[1, 1, 2], [2, 1], [0, 0, 0, 1]]),
         ):
             pass
     assert run.matrix.num_rows == 2
@@ -383,10 +385,10 @@ def test_buckets_may_be_years(store):
 )
 def test_what_is_no_row_is_refused_in_one_line(row, message):
     """Before anything of it is stored."""
-    measured, *given = row
-    with pytest.raises((ConfigError, RecordError), match=message) as told:
-        measured(describe_loop(**LOOP), *given)
-    assert "\n" not in str(told.value)
+    measured, *arguments = row
+    with pytest.raises((ConfigError, RecordError), match=message) as caught:
+        measured(describe_loop(**LOOP), *arguments)
+    assert "\n" not in str(caught.value)
 
 
 def test_names_of_classes_are_no_predictions():
@@ -412,16 +414,16 @@ def test_buckets_are_named_by_any_list(keys):
     assert describe_loop(buckets=keys).buckets == ("2004", "2005")
 
 
-@pytest.mark.parametrize("answers", [[256, 257, 258], [3] * 3])
-def test_a_class_that_there_is_not_is_refused(answers):
+@pytest.mark.parametrize("outputs", [[256, 257, 258], [3] * 3])
+def test_a_class_that_there_is_not_is_refused(outputs):
     """Before it is kept in eight bits, where 256 would be class 0."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
     with pytest.raises(ConfigError, match=r"row 1 hold class \d+; expected 0 to 2: pass"):
-        row_of_predictions(loop, 1, [answers, [2, 1], [0] * 4])
+        row_of_predictions(loop, 1, [outputs, [2, 1], [0] * 4])
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("arguments", "message"),
     [
         ({"buckets": 0}, "buckets is 0"),
         ({"buckets": 5000}, "buckets is 5000; expected 1 to 1000,"),
@@ -445,10 +447,10 @@ def test_a_class_that_there_is_not_is_refused(answers):
         ({"buckets": 2, "test_labels": [[0], [5]], "class_names": ["a"]}, "do not fit"),
     ],
 )
-def test_what_is_no_loop_is_refused_in_one_line(told, message):
+def test_what_is_no_loop_is_refused_in_one_line(arguments, message):
     """By the call itself: nothing is opened yet."""
     with pytest.raises((ConfigError, RecordError), match=message) as refusal:
-        clear_mlflow.track(**told)
+        clear_mlflow.track(**arguments)
     assert "\n" not in str(refusal.value)
 
 
@@ -597,9 +599,9 @@ def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monke
     ],
 )
 def test_a_test_inside_a_bucket_that_fits_nothing_is_one_line(loop, changes, part):
-    given = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1}
+    arguments = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1}
     with pytest.raises((ConfigError, RecordError)) as caught:
-        measured_test(describe_loop(buckets=3, **loop), **{**given, "num_steps": 3, **changes})
+        measured_test(describe_loop(buckets=3, **loop), **{**arguments, "num_steps": 3, **changes})
     assert part in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -609,17 +611,19 @@ def test_a_loop_says_what_its_rows_cost(store, experiment_id):
     with clear_mlflow.track(**LOOP) as run:
         for i, correct in enumerate(FOUR_BUCKETS):
             run.log_counts(i, correct, cost={"training_flops": 10 * i, "seconds": 1.5})
-    found = the_run(store, experiment_id)
-    spent = store.get_metric_history(found.info.run_id, "cost/training_flops")
+    stored_run = the_run(store, experiment_id)
+    spent = store.get_metric_history(stored_run.info.run_id, "cost/training_flops")
     assert {point.step: point.value for point in spent} == {1: 10, 2: 30, 3: 60, 4: 100}
-    assert found.data.metrics["cost/seconds"] == 6
+    assert stored_run.data.metrics["cost/seconds"] == 6
     assert run.metrics["cost/images"].reason == "row 1 lacks images"
     with clear_mlflow.track(**LOOP) as without:
         log_all(without)
     assert not [name for name in without.metrics if name.startswith("cost/")]
     pages = []
-    for one in (run, without):
-        path = mlflow.artifacts.download_artifacts(run_id=one.run_id, artifact_path="report.html")
+    for tracked in (run, without):
+        path = mlflow.artifacts.download_artifacts(
+            run_id=tracked.run_id, artifact_path="report.html"
+        )
         pages.append("cost of its training" in Path(path).read_text())
     assert pages == [False, True]
 
@@ -658,12 +662,12 @@ def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, 
 
 def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
     """Predictions that wait there are scored, and checked against this loop."""
-    answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
+    outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     run = clear_mlflow.track(buckets=3, test_labels=LABELS)
     with monkeypatch.context() as patch:
         patch.setattr(Uploader, "enqueue", lambda self, *items: None)
         with pytest.raises(RecordError, match="missing now"), run:
-            run.log_predictions(1, answers)
+            run.log_predictions(1, outputs)
     assert find_run_folders(run.run_id)
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with (
@@ -674,8 +678,8 @@ def test_a_journal_of_an_earlier_process_is_sent_first(store, monkeypatch):
     assert store.get_run(run.run_id).info.status == "FAILED"
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with clear_mlflow.track(buckets=3, test_labels=LABELS) as again:
-        again.log_predictions(1, answers)
-        again.log_predictions(2, answers)
+        again.log_predictions(1, outputs)
+        again.log_predictions(2, outputs)
     assert clear_mlflow.load(run.run_id).predictions.rows.keys() == {1, 2}
     assert store.get_run(run.run_id).info.status == "FINISHED"
     assert not find_run_folders(run.run_id)
@@ -716,10 +720,10 @@ def test_a_loop_that_counts_from_0_is_an_error(store, monkeypatch, joined):
 
     with pytest.raises(RecordError, match="row 4 is missing; 0 means before any training"):
         loop()
-    found = store.get_run(run.run_id)
-    assert found.info.status == "FAILED"
-    assert "row 4 is missing" in found.data.tags[names.ERROR_TAG]
-    assert found.data.tags[names.ROWS_TAG] == "partial"
+    stored_run = store.get_run(run.run_id)
+    assert stored_run.info.status == "FAILED"
+    assert "row 4 is missing" in stored_run.data.tags[names.ERROR_TAG]
+    assert stored_run.data.tags[names.ROWS_TAG] == "partial"
     monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
     with clear_mlflow.track(**LOOP) as run:
         log_all(run, [4])
@@ -838,7 +842,7 @@ def test_predictions_may_be_bfloat16(store):
         with pytest.raises(ConfigError, match="expected a class index"):
             run.log_predictions(3, [[[None] * 3] * len(a) for a in LABELS])
         with pytest.raises(ConfigError, match="expected an array of numbers"):
-            run.log_predictions(3, [[list(answer) for answer in output] for output in outputs])
+            run.log_predictions(3, [[list(labels) for labels in output] for output in outputs])
     assert run.matrix.values.tolist() == [[1.0] * 3] * 2
 
 
@@ -863,9 +867,9 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
         patch.setattr(lifecycle, "score", interrupted)
         with pytest.raises(KeyboardInterrupt):
             loop()
-    found = store.get_run(run.run_id)
-    assert found.info.status == ("KILLED" if raised else "FINISHED")
-    assert names.PROCESS_TAG not in found.data.tags
+    stored_run = store.get_run(run.run_id)
+    assert stored_run.info.status == ("KILLED" if raised else "FINISHED")
+    assert names.PROCESS_TAG not in stored_run.data.tags
     assert mlflow.active_run() is None
     with clear_mlflow.track(**LOOP) as other:
         log_all(other)

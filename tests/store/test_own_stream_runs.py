@@ -46,8 +46,8 @@ def rows_of(run):
 
 def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
     """Name, digest, source and licence; its arguments, each as a parameter; and it repeats."""
-    asked = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
-    clear_mlflow.train(**asked, **SMALL)
+    parameters = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
+    clear_mlflow.train(**parameters, **SMALL)
     run = the_run(store, experiment_id)
     record = assemble(rows_of(run))
     assert record.dataset.name == "yearbook"
@@ -72,12 +72,14 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
     rows = write_years(root, train=4, test=2)
     write_csv(root / "photos.csv", rows[::-1])
     write_parquet(root / "photos.parquet", rows)
-    asked = [
+    variants = [
         {"dataset": "folder"},
         {"dataset": "table", "dataset_args": {"table": "photos.csv", "buckets": "year"}},
         {"dataset": "table", "dataset_args": "table=photos.parquet"},
     ]
-    matrices = [clear_mlflow.train(data_root=root, **one, **SMALL).matrix for one in asked]
+    matrices = [
+        clear_mlflow.train(data_root=root, **variant, **SMALL).matrix for variant in variants
+    ]
     runs = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
     records = [assemble(rows_of(run)) for run in runs]
     assert len(records) == 3
@@ -113,8 +115,8 @@ def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, m
     first, second, third = (float(x) for x, _ in ticks)
     assert (third - second) / (second - first) == pytest.approx(1461 / 365, rel=0.01)
     broken = next(iter(rows.values()))
-    for told in (["2001-01-01"], ["2002-01-01", "2001-01-01", "2006-01-01"], [1, 2, 3], "x"):
-        other = replace(broken, extra={**broken.extra, "bucket_times": told})
+    for dates in (["2001-01-01"], ["2002-01-01", "2001-01-01", "2006-01-01"], [1, 2, 3], "x"):
+        other = replace(broken, extra={**broken.extra, "bucket_times": dates})
         assert assemble({row_file_name(other.row.row): other}).times == ()
 
 
@@ -122,8 +124,8 @@ def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypa
     """A function of one's own runs where it is named, and nowhere else."""
     (root.parent / "of_mine.py").write_text(MODULE)
     monkeypatch.syspath_prepend(root.parent)
-    asked = {"dataset": "of_mine:photos", "data_root": root, "dataset_args": "times=2"}
-    clear_mlflow.train(**asked, **SMALL)
+    parameters = {"dataset": "of_mine:photos", "data_root": root, "dataset_args": "times=2"}
+    clear_mlflow.train(**parameters, **SMALL)
     run = the_run(store, experiment_id)
     assert run.info.run_name == "naive photos seed 0"
     assert run.data.params["dataset/times"] == "2"

@@ -137,20 +137,20 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
             store.delete_tag(run_id, names.PROCESS_TAG)
         for synced in sync_folders(find_run_folders(run_id)):
             assert synced.is_stored, (disk.when, synced.message)
-        found = rows_in(store, run_id)
-        assert len(found) >= disk.note, disk.when
-        assert found == {name: rows[name] for name in found}, disk.when
-        if found and len(found) not in scored:
+        rows_after = rows_in(store, run_id)
+        assert len(rows_after) >= disk.note, disk.when
+        assert rows_after == {name: rows[name] for name in rows_after}, disk.when
+        if rows_after and len(rows_after) not in scored:
             score(store, run_id)
-            scored.add(len(found))
-        if not found and not _has_config(store, run_id):
+            scored.add(len(rows_after))
+        if not rows_after and not _has_config(store, run_id):
             with pytest.raises(TrackingError, match=r"lacks config\.json"):
                 read_resume_point(store, run_id, tmp_path)
             without_config += 1
             continue
         point = read_resume_point(store, run_id, tmp_path)
         # What a resume does follows from where it begins: each such place is tried once.
-        begins = (len(found), None if point.state is None else point.state.manifest.row)
+        begins = (len(rows_after), None if point.state is None else point.state.manifest.row)
         if point.is_complete or begins in resumed:
             continue
         again = training(SETTINGS, STREAM, point.state and point.state.file)
@@ -170,7 +170,7 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
     row = artifacts / "accuracy_matrix" / "rows" / "row_001.json"
     state = artifacts / names.STATE_FOLDER / "after_001.json"
     disk = next(d for d in disks if {tmp_path / row, tmp_path / state} <= d.files.keys())
-    whole = disk.files[tmp_path / row]
+    intact = disk.files[tmp_path / row]
     for waits in (True, False):
         restore(disk, folders, tmp_path / "mlflow.db")
         store.delete_tag(run_id, names.PROCESS_TAG)
@@ -178,11 +178,11 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
         (tmp_path / row).write_bytes(b"")
         if waits:
             journal = RunFolder.create(default_root() / run_id, run_id, store.tracking_uri)
-            journal.append("accuracy_matrix/rows/row_001.json", whole)
+            journal.append("accuracy_matrix/rows/row_001.json", intact)
             journal.close()
             assert [synced.is_stored for synced in sync_folders([journal.folder])] == [True]
             assert "was cut off; it is stored again" in capfd.readouterr().err
-            assert (tmp_path / row).read_bytes() == whole
+            assert (tmp_path / row).read_bytes() == intact
             continue
         point = read_resume_point(store, run_id, tmp_path)
         assert (set(point.records), point.damaged_rows) == ({0}, {1})

@@ -34,18 +34,22 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     assert of_all <= logged.keys()
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [1, 2]
     record = assemble(read_rows(store, run))
-    found = run_record.read_predictions(store, run, record)
-    correct = [answer.correct(found.images) for answer in found.rows.values()]
-    assert np.array_equal(np.divide(correct, found.images.num_instances)[1:], record.matrix.values)
+    predictions = run_record.read_predictions(store, run, record)
+    correct = [
+        row_predictions.correct(predictions.images) for row_predictions in predictions.rows.values()
+    ]
+    assert np.array_equal(
+        np.divide(correct, predictions.images.num_instances)[1:], record.matrix.values
+    )
     values = store.get_run(run.info.run_id).data.metrics
-    for name, value in compute_values(found, PREDICTION_METRICS)[0].items():
+    for name, value in compute_values(predictions, PREDICTION_METRICS)[0].items():
         assert values[name] == value
     assert (
         "macro_accuracy/average" in store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
     )
     assert score(store, run).action == "unchanged"
-    for named in (True, False):
-        assert score(store, run, explicit=named).action == "unchanged"
+    for has_names in (True, False):
+        assert score(store, run, explicit=has_names).action == "unchanged"
     assert histories(store, run.info.run_id) == logged
 
 
@@ -56,10 +60,10 @@ def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch
     none = kept_run(store, experiment_id, kept="")
     foreign = kept_run(store, experiment_id, kept="")
 
-    def asked(*args, **options):
+    def record_call(*args, **options):
         raise AssertionError("the artifact store was asked")
 
-    monkeypatch.setattr(run_record, "read_predictions", asked)
+    monkeypatch.setattr(run_record, "read_predictions", record_call)
     assert score(store, scored).action == "unchanged"
     for run in (none, foreign):
         assert score(store, run).action == "scored"
@@ -71,7 +75,7 @@ def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch
 
 def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
     """Cut off, missing, of another row, too large: each is named; the rows are scored."""
-    for damage, told in [
+    for damage, message in [
         (
             lambda f: (f / "row_001.safetensors").write_bytes(b"x" * 20),
             "row_001.safetensors: is no safetensors file of numbers",
@@ -89,7 +93,7 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
         verdict = score(store, run)
         assert verdict.action == "scored"
         assert verdict.is_problem
-        assert f"its predictions were left out: {told}" in verdict.detail.replace(
+        assert f"its predictions were left out: {message}" in verdict.detail.replace(
             "there are predictions, ", ""
         )
         values = store.get_run(run.info.run_id).data.metrics
@@ -123,10 +127,10 @@ def test_predictions_that_changed_are_scored_again(store, experiment_id):
     run = kept_run(store, experiment_id, kept="probs", probs=True)
     score(store, run)
     file = predictions_folder(run) / "row_002.safetensors"
-    found = RowPredictions.load(file)
-    changed = found.probabilities[:, ::-1].copy()
-    assert (changed != found.probabilities).any()
-    file.write_bytes(replace(found, probabilities=changed).to_bytes())
+    predictions = RowPredictions.load(file)
+    changed = predictions.probabilities[:, ::-1].copy()
+    assert (changed != predictions.probabilities).any()
+    file.write_bytes(replace(predictions, probabilities=changed).to_bytes())
     assert score(store, run, explicit=True).action == "scored"
     assert score(store, run, explicit=True).action == "unchanged"
     newer = [replace(metric, version=metric.version + 1) for metric in PREDICTION_METRICS]
@@ -162,25 +166,27 @@ def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, m
     monkeypatch.chdir(tmp_path)
     run = kept_run(store, experiment_id)
     names = ("worst", "share_of_first_class", "broken", "broken_too")
-    asked = ",".join(f"lab_of_mine:{name}" for name in names)
+    metric_names = ",".join(f"lab_of_mine:{name}" for name in names)
     done = CliRunner().invoke(
-        main, ["evaluate", "--runs", run.info.run_id, "--metrics", asked], catch_exceptions=False
+        main,
+        ["evaluate", "--runs", run.info.run_id, "--metrics", metric_names],
+        catch_exceptions=False,
     )
-    told = [
+    errors = [
         "lab_of_mine/broken left out: lab_of_mine:broken raised KeyError: 'x'",
         "lab_of_mine/broken_too left out: lab_of_mine:broken_too raised KeyError: 'y'",
     ]
     assert done.exit_code == 2
-    assert all(line in done.output for line in told)
-    again = CliRunner().invoke(main, ["evaluate", "--runs", "test", "--metrics", asked])
+    assert all(line in done.output for line in errors)
+    again = CliRunner().invoke(main, ["evaluate", "--runs", "test", "--metrics", metric_names])
     assert "1 unchanged" in again.output
     assert again.exit_code == 2
-    assert all(line in again.output for line in told)
-    found = store.get_run(run.info.run_id).data
+    assert all(line in again.output for line in errors)
+    run_data = store.get_run(run.info.run_id).data
     matrix = assemble(read_rows(store, run)).matrix
-    assert found.metrics["lab_of_mine/worst"] == matrix.values.min()
-    assert 0.1 < found.metrics["lab_of_mine/share_of_first_class"] < 0.5
-    assert "lab_of_mine/broken" not in found.metrics
-    assert "KeyError" in found.tags["mlflow.note.content"]
-    versions = json.loads(found.tags["mlflow.clear_mlflow.metric_versions"])
+    assert run_data.metrics["lab_of_mine/worst"] == matrix.values.min()
+    assert 0.1 < run_data.metrics["lab_of_mine/share_of_first_class"] < 0.5
+    assert "lab_of_mine/broken" not in run_data.metrics
+    assert "KeyError" in run_data.tags["mlflow.note.content"]
+    versions = json.loads(run_data.tags["mlflow.clear_mlflow.metric_versions"])
     assert versions["lab_of_mine/share_of_first_class"] == 1

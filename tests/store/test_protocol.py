@@ -56,9 +56,9 @@ def test_a_bucket_has_no_accuracy_after_it_was_trained_on(store, finished):
 
 
 def summarize_streaming():
-    facts = KnownTraining(FOUR_BUCKETS).metadata
+    metadata = KnownTraining(FOUR_BUCKETS).metadata
     matrix = AccuracyMatrix.from_rows(
-        AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test)
+        AccuracyRow(i, metadata.buckets, tuple(correct), metadata.num_test)
         for i, correct in enumerate(FOUR_BUCKETS)
     )
     return summarize(matrix, "streaming")

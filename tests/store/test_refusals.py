@@ -94,8 +94,8 @@ def test_a_database_that_cannot_be_opened_is_refused_within_seconds(tmp_path, mo
 def test_a_database_that_is_locked_is_one_line(store, experiment_id):
     """Without MLflow's own traceback before it."""
     run_id = stored_run(store, experiment_id).info.run_id
-    with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as held:
-        held.execute("BEGIN EXCLUSIVE")
+    with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
         done = run_forked("evaluate", "--runs", run_id, timeout=120)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

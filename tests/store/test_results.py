@@ -24,19 +24,22 @@ def test_the_page_and_its_figures_follow_from_the_archives(store):
 def test_an_archive_holds_what_its_grid_trains(study):
     """Each combination once, with the versions that it was computed with; all strategies."""
     planned = read_grid(BENCHMARKS / "results" / f"{study}.yaml").runs
-    asked = sorted((run.config.strategy, str(run.config.seed)) for run in planned)
+    planned_runs = sorted((run.config.strategy, str(run.config.seed)) for run in planned)
     runs = read_bundles(BENCHMARKS / "results" / f"{study}.tar.xz")
-    assert sorted((run.data.params["strategy"], run.data.params["seed"]) for run in runs) == asked
+    assert (
+        sorted((run.data.params["strategy"], run.data.params["seed"]) for run in runs)
+        == planned_runs
+    )
     assert all("torch " in run.data.tags["clear_mlflow.software"] for run in runs)
     if study == "digits":
-        assert {strategy for strategy, _ in asked} == set(known_strategies())
+        assert {strategy for strategy, _ in planned_runs} == set(known_strategies())
 
 
 def test_an_archive_that_was_changed_is_refused(tmp_path):
     """Wherever in its compressed bytes."""
     content = (BENCHMARKS / "results" / "weather.tar.xz").read_bytes()
-    for place in (0, *range(200, len(content), len(content) // 10), len(content) - 1):
-        changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    for offset in (0, *range(200, len(content), len(content) // 10), len(content) - 1):
+        changed = content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]
         (tmp_path / "changed.tar.xz").write_bytes(changed)
         with pytest.raises(RecordError, match=r"changed\.tar\.xz"):
             read_bundles(tmp_path / "changed.tar.xz")

@@ -26,9 +26,9 @@ RUN = "0123456789abcdef" * 2
 
 @pytest.fixture
 def journal(tmp_path):
-    found = RunFolder.create(tmp_path / RUN, RUN, "http://me:secret@host:1")
-    yield found
-    found.close()
+    folder = RunFolder.create(tmp_path / RUN, RUN, "http://me:secret@host:1")
+    yield folder
+    folder.close()
 
 
 def test_an_entry_and_an_end_are_on_the_disk_before_they_count(journal, monkeypatch):
@@ -50,7 +50,7 @@ def test_an_entry_and_an_end_are_on_the_disk_before_they_count(journal, monkeypa
     entry = journal.append("a/b.json", b"measured")
     assert (entry.name, entry.file.read_bytes()) == ("a/b.json", b"measured")
     outcome = journal.append_json(OUTCOME_JSON, Outcome("FAILED", "no more"))
-    (end,) = [content for what, _, content in happened[3:4] if what == "flush"]
+    (end,) = [content for action, _, content in happened[3:4] if action == "flush"]
     assert json.loads(end)["error"] == "no more"
     for file, content, steps in (
         (entry.file, b"measured", happened[:3]),
@@ -87,10 +87,10 @@ def test_what_the_disk_does_not_take_is_not_there(journal, monkeypatch):
 def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(journal, monkeypatch):
     """Whoever measured them keeps them, and would write those again that are there."""
     monkeypatch.setattr(run_folder, "MAX_POINTS", 1)
-    answers = iter([None])
+    results = iter([None])
 
     def filling(file, content):
-        for _ in answers:
+        for _ in results:
             return write_durably(file, content)
         raise OSError(28, "No space left on device")
 
@@ -109,12 +109,12 @@ def test_a_journal_is_one_process_s(journal):
     journal.append_metrics([Metric("m", 0.5, 1_000, 3)])
     journal.close()
     again = RunFolder.reopen(journal.folder)
-    found = again.list_entries()
-    assert [entry.name for entry in found] == [*(f"of/{n}.json" for n in range(11)), METRICS_JSON]
-    (point,) = found[-1].read_metrics()
+    folder = again.list_entries()
+    assert [entry.name for entry in folder] == [*(f"of/{n}.json" for n in range(11)), METRICS_JSON]
+    (point,) = folder[-1].read_metrics()
     assert (point.key, point.value, point.timestamp, point.step) == ("m", 0.5, 1_000, 3)
     assert again.append("next.json", b"").file.name == "00000013-next.json"
-    found[0].remove()
+    folder[0].remove()
     assert len(again.list_entries()) == 12
     again.close()
     with pytest.raises(TrackingError, match="12 files that an earlier process measured"):
@@ -193,9 +193,9 @@ def test_journals_that_were_left_are_found(tmp_path, monkeypatch):
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     runs = ["a" * 32, "b" * 32]
-    places = [tmp_path / "cache" / "unsent" / runs[0], tmp_path / "unsent_rows" / runs[1]]
-    for place, run_id in zip(places, runs, strict=True):
-        RunFolder.create(place, run_id, "http://host:1").close()
+    folders = [tmp_path / "cache" / "unsent" / runs[0], tmp_path / "unsent_rows" / runs[1]]
+    for folder, run_id in zip(folders, runs, strict=True):
+        RunFolder.create(folder, run_id, "http://host:1").close()
     (tmp_path / "unsent_rows" / "other").mkdir()
-    assert find_run_folders() == places
-    assert find_run_folders(runs[1]) == places[1:]
+    assert find_run_folders() == folders
+    assert find_run_folders(runs[1]) == folders[1:]

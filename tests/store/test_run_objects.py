@@ -30,10 +30,10 @@ def loaded(run):
     return clear_mlflow.load(run.info.run_id)
 
 
-def build_tracked_run(store, experiment_id, *rows, **facts):
+def build_tracked_run(store, experiment_id, *rows, **tags):
     """A run with tags by which it is found and grouped."""
-    run = stored_run(store, experiment_id, *rows, seed=facts["seed"])
-    for name, value in facts.items():
+    run = stored_run(store, experiment_id, *rows, seed=tags["seed"])
+    for name, value in tags.items():
         store.set_tag(run.info.run_id, name, value)
     return run
 
@@ -60,9 +60,9 @@ def test_a_run_is_all_that_it_holds(store, experiment_id):
     assert final.formula == "mean of R[last, j] over j <= last"
     assert run.predictions.k == run.matrix.num_rows
     assert run.curves[run.matrix.buckets[0]][1] == run.matrix.values[0, 0]
-    told = json.loads(json.dumps(run.to_dict(), allow_nan=False))
-    assert told["matrix"]["values"] == run.matrix.values.tolist()
-    assert told["metrics"]["renate/average_accuracy"]["value"] == final.value
+    content = json.loads(json.dumps(run.to_dict(), allow_nan=False))
+    assert content["matrix"]["values"] == run.matrix.values.tolist()
+    assert content["metrics"]["renate/average_accuracy"]["value"] == final.value
     assert set(run.to_frame()["metric"]) == set(run.metrics)
     assert run.links == (f"open     clear-mlflow open {run.run_id}",)
 
@@ -89,9 +89,9 @@ def test_a_run_without_rows_says_so(store, experiment_id):
         str(run) == f"{run.name} RUNNING: run {run.run_id} contains no rows of an accuracy matrix"
     )
     assert f">{run}<" in run._repr_html_()
-    shown = CliRunner().invoke(main, ["show", run.run_id])
-    assert (shown.exit_code, shown.stdout) == (2, "")
-    assert "contains no rows" in shown.stderr
+    result = CliRunner().invoke(main, ["show", run.run_id])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "contains no rows" in result.stderr
 
 
 def test_a_notebook_shows_matrix_metrics_and_links(result):
@@ -129,8 +129,8 @@ def test_print_shows_tables_and_links(store, experiment_id):
     """And why a metric has no value, as a notebook does."""
     run = loaded(stored_run(store, experiment_id, FOUR_BUCKETS[:2]))
     text = str(run)
-    for told in ("after 1", "renate/forgetting", f"clear-mlflow open {run.run_id}"):
-        assert told in text
+    for part in ("after 1", "renate/forgetting", f"clear-mlflow open {run.run_id}"):
+        assert part in text
     assert "\x1b" not in text
     assert "needs a past bucket" in text
     assert "needs a past bucket" in run._repr_html_()
@@ -150,9 +150,9 @@ def test_the_picture_is_the_heat_map_and_is_saved_with_its_fonts(result, tmp_pat
 
 def test_runs_are_compared(store, experiment_id):
     """By object or by id; stored as a run of its own, or not."""
-    one, other = (loaded(kept_run(store, experiment_id)) for _ in range(2))
+    first, other = (loaded(kept_run(store, experiment_id)) for _ in range(2))
     count = len(store.search_runs([experiment_id]))
-    for pair in ([one, other], [one, other.run_id]):
+    for pair in ([first, other], [first, other.run_id]):
         compared = clear_mlflow.compare(pair, group_by=(), log=False)
         assert len(compared.leaderboard()) == 2
         assert compared._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
@@ -161,7 +161,7 @@ def test_runs_are_compared(store, experiment_id):
     stored = clear_mlflow.compare(experiment_id, group_by=())
     assert store.get_run(stored.run_id).data.tags[names.KIND_TAG] == names.KIND_COMPARE
     with pytest.raises((ConfigError, TrackingError), match="no_such"):
-        clear_mlflow.compare([one, "no_such_run"])
+        clear_mlflow.compare([first, "no_such_run"])
 
 
 def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
@@ -214,8 +214,8 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
     """As a loop of one's own stores them: nobody asked to group by it. A text is one name."""
     for seed in (0, 1):
         build_tracked_run(store, experiment_id, seed=seed)
-    for given in ({}, {"group_by": "auto"}, {"group_by": "dataset"}):
-        compared = clear_mlflow.compare(experiment_id, log=False, **given)
+    for options in ({}, {"group_by": "auto"}, {"group_by": "dataset"}):
+        compared = clear_mlflow.compare(experiment_id, log=False, **options)
         assert compared.comparison.group_by == ("dataset",)
     stored = clear_mlflow.compare(experiment_id, metrics="gem,tic")
     params = store.get_run(stored.run_id).data.params
@@ -226,8 +226,8 @@ def test_runs_that_name_no_strategy_are_compared(store, experiment_id):
     assert max(map(len, str(stored).split("! ")[0].splitlines()[:9])) <= 80
     name = "renate/forgetting"
     assert [*stored.leaderboard(name)] == ["group", "seeds", name]
-    one = clear_mlflow.compare([clear_mlflow.runs(experiment_id)[0]], log=False)
-    assert {one.to_frame()[end].dtype for end in ("low", "high")} == {np.dtype(float)}
+    first = clear_mlflow.compare([clear_mlflow.runs(experiment_id)[0]], log=False)
+    assert {first.to_frame()[end].dtype for end in ("low", "high")} == {np.dtype(float)}
     for margin, expected in ((-1, "percentage points above 0"), ("1", "a finite number or None")):
         with pytest.raises(ConfigError, match=f"margin is {margin!r}; expected {expected}"):
             clear_mlflow.compare(experiment_id, margin=margin, log=False)
@@ -259,13 +259,15 @@ def test_the_matrix_grows_row_by_row():
     """Each row is shown when it is measured, under streaming without what is no evidence."""
     assert not is_notebook()
     for protocol, cells in (("iid", 4), ("streaming", 3)):
-        progress, shown = NotebookProgress(protocol), Shown()
-        progress._display = shown
+        progress, display = NotebookProgress(protocol), Shown()
+        progress._display = display
         progress.bucket_started("<i>", position=0, num_buckets=4)
-        assert "bucket &lt;i&gt;: 1 of 4" in shown.texts[-1]
+        assert "bucket &lt;i&gt;: 1 of 4" in display.texts[-1]
         keys = ("1", "2", "3", "4")
         progress.row_measured(AccuracyRow(1, keys, tuple(FOUR_BUCKETS[1]), (NUM_TEST,) * 4))
-        assert "1 of 4 buckets, on itself 90.0 %" in shown.texts[-1]
-        found = re.findall(r"<td style=\"text-align:center[^>]*>([0-9.]+)</td>", shown.texts[-1])
-        assert len(found) == cells
-        assert '<progress value="1" max="4"' in shown.texts[-1]
+        assert "1 of 4 buckets, on itself 90.0 %" in display.texts[-1]
+        cell_texts = re.findall(
+            r"<td style=\"text-align:center[^>]*>([0-9.]+)</td>", display.texts[-1]
+        )
+        assert len(cell_texts) == cells
+        assert '<progress value="1" max="4"' in display.texts[-1]

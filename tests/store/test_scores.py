@@ -15,11 +15,11 @@ from clear_mlflow.store.rows import parse_rows
 
 def steps_of(store, run_id):
     """Every series as a store holds it: metric to step to the values at it, oldest first."""
-    found = {}
+    steps = {}
     for name, points in histories(store, run_id).items():
         for step, _, value in points:
-            found.setdefault(name, {}).setdefault(step, []).append(value)
-    return found
+            steps.setdefault(name, {}).setdefault(step, []).append(value)
+    return steps
 
 
 def add_rows(run, correct):
@@ -42,14 +42,16 @@ def test_every_point_of_many_is_stored_once(store, experiment_id):
     score(store, run_id)
     add_rows(run, correct)
     score(store, run_id)
-    found = steps_of(store, run_id)
+    stored_steps = steps_of(store, run_id)
     matrix = matrix_of(correct)
     for name, steps in series(matrix).items():
-        assert found[name] == {step: [value] for step, value in steps.items()}
+        assert stored_steps[name] == {step: [value] for step, value in steps.items()}
     for j in range(30):
         expected = {0: matrix.initial[j]} | {i + 1: matrix.values[i, j] for i in range(30)}
-        assert found[f"test_accuracy/bucket_{j + 1:02d}"] == {s: [v] for s, v in expected.items()}
-    assert sum(len(steps) for steps in found.values()) > 1000
+        assert stored_steps[f"test_accuracy/bucket_{j + 1:02d}"] == {
+            s: [v] for s, v in expected.items()
+        }
+    assert sum(len(steps) for steps in stored_steps.values()) > 1000
 
 
 def test_rows_that_come_later_are_scored_though_nothing_changes(store, experiment_id):
@@ -61,10 +63,10 @@ def test_rows_that_come_later_are_scored_though_nothing_changes(store, experimen
     assert steps_of(store, run_id)["test_accuracy/bucket_02"].keys() == {0, 1}
     add_rows(run, same)
     score(store, run_id)
-    found = steps_of(store, run_id)
-    assert found["test_accuracy/bucket_02"].keys() == {0, 1, 2, 3}
+    stored_steps = steps_of(store, run_id)
+    assert stored_steps["test_accuracy/bucket_02"].keys() == {0, 1, 2, 3}
     for name, steps in series(matrix_of(same)).items():
-        assert found[name].keys() == steps.keys()
+        assert stored_steps[name].keys() == steps.keys()
 
 
 def lowest(matrix):
@@ -99,8 +101,8 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
     assert steps_of(store, run_id)["lab/first"] == {1: [0.5], 2: [0.6], 3: [0.4]}
     scored(store, run_id, replace(FIRST, version=2))
     history = store.get_metric_history(run_id, "lab/first")
-    shown = {m.step: m.value for m in sorted(history, key=lambda m: m.timestamp)}
-    assert shown == {1: 0.5, 2: 0.5, 3: 0.4}
+    newest_values = {m.step: m.value for m in sorted(history, key=lambda m: m.timestamp)}
+    assert newest_values == {1: 0.5, 2: 0.5, 3: 0.4}
     highest = replace(FIRST, function=lambda matrix: float(matrix.values[:, 0].max()), version=3)
     assert scored(store, run_id, highest).changes.changed == ("lab/first",)
     assert store.get_run(run_id).data.metrics["lab/first"] == 0.6

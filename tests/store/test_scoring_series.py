@@ -29,14 +29,14 @@ def matrices(draw):
     return matrix.masked(draw(st.sampled_from(["iid", "streaming"])))
 
 
-@given(evidence=matrices())
-def test_what_the_rows_add_one_by_one_is_the_whole(evidence):
+@given(masked_matrix=matrices())
+def test_what_the_rows_add_one_by_one_is_the_whole(masked_matrix):
     """The series that scoring computes are those that a training sent, row by row."""
     sent: dict[str, dict[int, float]] = {}
-    for step in range(evidence.num_rows + 1):
-        for name, value in evaluate_step(evidence, step).items():
+    for step in range(masked_matrix.num_rows + 1):
+        for name, value in evaluate_step(masked_matrix, step).items():
             sent.setdefault(name, {})[step] = value
-    assert sent == collect_series(evidence, series(evidence))
+    assert sent == collect_series(masked_matrix, series(masked_matrix))
 
 
 def test_a_row_computes_each_metric_once():
@@ -44,8 +44,8 @@ def test_a_row_computes_each_metric_once():
     matrix = AccuracyMatrix(np.full((300, 300), 0.5))
     calls = []
 
-    def own(seen):
-        calls.append(seen.num_rows)
+    def own(matrix_seen):
+        calls.append(matrix_seen.num_rows)
         return 0.5
 
     evaluate_step(matrix, 300, (*METRICS, Metric(name="lab/own", function=own)))

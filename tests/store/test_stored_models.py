@@ -30,15 +30,15 @@ def artifacts(run):
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
-def trained_run(store, experiment_id, root, *, process=False, **more):
+def trained_run(store, experiment_id, root, *, process=False, **options):
     """A run, trained here, or in a process of its own as the command line does."""
-    asked = {**SMALL, "data_root": str(root), **more}
+    parameters = {**SMALL, "data_root": str(root), **options}
     if process:
-        with TrainingProcess(TrainConfig.resolve(asked)) as training:
-            train_in_process(store, training, asked)
+        with TrainingProcess(TrainConfig.resolve(parameters)) as training:
+            train_in_process(store, training, parameters)
     else:
-        config = check(TrainConfig.resolve(asked))
-        train_in_process(store, prepare(config, progress_for(open_null())), asked)
+        config = check(TrainConfig.resolve(parameters))
+        train_in_process(store, prepare(config, progress_for(open_null())), parameters)
     (run,) = store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[:1]
     return run
 
@@ -50,14 +50,21 @@ def rows_of(run):
     ]
 
 
-@pytest.mark.parametrize("kept", ["labels", "probs", "none"])
-def test_predictions_are_stored_and_count_what_the_rows_say(store, experiment_id, released, kept):
+@pytest.mark.parametrize("prediction_mode", ["labels", "probs", "none"])
+def test_predictions_are_stored_and_count_what_the_rows_say(
+    store, experiment_id, released, prediction_mode
+):
     """Through the training process into artifacts: every row, every image, one set for the run."""
     run = trained_run(
-        store, experiment_id, released, predictions=kept, process=kept == "probs", log_models="last"
+        store,
+        experiment_id,
+        released,
+        predictions=prediction_mode,
+        process=prediction_mode == "probs",
+        log_models="last",
     )
     folder = artifacts(run) / "predictions"
-    if kept == "none":
+    if prediction_mode == "none":
         assert not folder.exists()
         return
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
@@ -65,9 +72,9 @@ def test_predictions_are_stored_and_count_what_the_rows_say(store, experiment_id
     assert len(list(folder.glob("*.safetensors"))) == 1 + len(rows)
     assert run.data.tags[names.SCORED_TAG].count(".") == 2  # predictions were scored, too
     for record in rows:
-        answers = RowPredictions.load(folder / predictions_file_name(record.row.row))
-        answers.check(images, record.row.cells)
-        assert (answers.probabilities is not None) == (kept == "probs")
+        predictions = RowPredictions.load(folder / predictions_file_name(record.row.row))
+        predictions.check(images, record.row.cells)
+        assert (predictions.probabilities is not None) == (prediction_mode == "probs")
     assert images.num_instances == rows[0].row.num_instances
     assert images.buckets == rows[0].row.buckets
     assert images.names[0] == "235821044"

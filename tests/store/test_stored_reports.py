@@ -34,8 +34,8 @@ def test_a_training_leaves_its_page(store, experiment_id):
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {"seed": "7", "epochs": "auto"})
     (run,) = store.search_runs([experiment_id])
     text = page_file(run).read_text()
-    for told in ("<dt>epochs</dt>", "<dt>digest</dt>", "<dt>clear_mlflow</dt>", run.info.run_name):
-        assert told in text
+    for part in ("<dt>epochs</dt>", "<dt>digest</dt>", "<dt>clear_mlflow</dt>", run.info.run_name):
+        assert part in text
     assert "asked: auto" in text
     assert "asked: 7" not in text  # what was asked for is what was used
     note = store.get_run(run.info.run_id).data.tags[names.MLFLOW_NOTE].splitlines()
@@ -52,7 +52,7 @@ def test_a_run_without_a_page_gets_its_page(store, experiment_id):
     """Also where all else is stored and predictions need not be read; once."""
     run = kept_run(store, experiment_id)
     score(store, run)
-    whole = page_file(run).read_text()
+    page_text = page_file(run).read_text()
     assert set(data_of(run)["answers"]["rows"]) == {"0", "1", "2"}
     forget(store, run)
     verdict = score(store, run, dry_run=True)
@@ -61,7 +61,7 @@ def test_a_run_without_a_page_gets_its_page(store, experiment_id):
     )
     assert not page_file(run).exists()
     assert score(store, run).action == "scored"
-    assert page_file(run).read_text() == whole
+    assert page_file(run).read_text() == page_text
     assert score(store, run).action == "unchanged"
 
 
@@ -69,8 +69,8 @@ def test_a_page_that_was_lost_is_written_again(store, experiment_id):
     """By a look at everything; a quick one trusts the tag."""
     run = stored_run(store, experiment_id)
     score(store, run)
-    whole = page_file(run).read_text()
-    assert "the run kept none" in whole
+    page_text = page_file(run).read_text()
+    assert "the run kept none" in page_text
     page_file(run).unlink()
     assert score(store, run).action == "unchanged"
     assert score(store, run, explicit=True).action == "scored"
@@ -87,9 +87,9 @@ def test_a_description_is_updated_unless_a_person_has_changed_it(store, experime
         clear_mlflow.evaluate([run_id])
         return store.get_run(run_id).data.tags[names.MLFLOW_NOTE]
 
-    ours = description_after_rows(2)
+    own_description = description_after_rows(2)
     updated = description_after_rows(3)
-    assert updated != ours
+    assert updated != own_description
     store.set_tag(run_id, names.MLFLOW_NOTE, "Trained for the paper.")
     assert description_after_rows(4) == "Trained for the paper."
     store.set_tag(run_id, names.MLFLOW_NOTE, "")
@@ -102,19 +102,19 @@ def test_what_earlier_versions_did_not_count_is_said_in_one_place(store, experim
     assert {score(store, run).action for run in runs} == {"scored"}
     ids = [run.info.run_id for run in runs]
     assert not [name for name in store.get_run(ids[0]).data.metrics if "cost" in name]
-    (said,) = [line for line in page_file(runs[0]).read_text().splitlines() if "cost" in line]
-    assert "<dt>cost of its training</dt><dd>not in its rows</dd>" in said
-    shown, compared = clear_mlflow.load(ids[0]), clear_mlflow.compare(ids, group_by=["seed"])
-    for told in (str(shown), *shown.metrics, str(compared), compared.page()):
-        assert "cost" not in told
+    (cost_line,) = [line for line in page_file(runs[0]).read_text().splitlines() if "cost" in line]
+    assert "<dt>cost of its training</dt><dd>not in its rows</dd>" in cost_line
+    loaded_run, compared = clear_mlflow.load(ids[0]), clear_mlflow.compare(ids, group_by=["seed"])
+    for text in (str(loaded_run), *loaded_run.metrics, str(compared), compared.page()):
+        assert "cost" not in text
 
 
 def test_classes_stay_on_the_page_when_predictions_are_removed(store, experiment_id):
     """Whoever makes room keeps what was made of them."""
     run = kept_run(store, experiment_id)
     score(store, run, explicit=True)
-    whole = page_file(run).read_text()
+    page_text = page_file(run).read_text()
     for path in predictions_folder(run).rglob("*.safetensors"):
         path.unlink()
     assert score(store, run, explicit=True).action == "unchanged"
-    assert page_file(run).read_text() == whole
+    assert page_file(run).read_text() == page_text

@@ -122,9 +122,9 @@ def test_a_process_that_cannot_be_read_is_alive_until_it_is_gone(
 def test_a_run_without_a_lease_never_expires(store, experiment_id):
     """A run of somebody else's, and one that has ended."""
     others = store.get_run(store.create_run(experiment_id).info.run_id)
-    ended = create_leased_run(store, experiment_id, started=1)
-    store.set_terminated(ended.info.run_id)
-    for run in (others, store.get_run(ended.info.run_id)):
+    state = create_leased_run(store, experiment_id, started=1)
+    store.set_terminated(state.info.run_id)
+    for run in (others, store.get_run(state.info.run_id)):
         assert not is_expired(store, run)
     assert not is_being_trained(store, others)
 
@@ -155,7 +155,7 @@ def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, exper
 
 def manifest(row, content, **changes):
 
-    told = {
+    fields = {
         "row": row,
         "written_at": "2026-01-31T12:00:00.000Z",
         "size": len(content),
@@ -164,7 +164,7 @@ def manifest(row, content, **changes):
         "package_version": "1",
         "torch_version": "2",
     }
-    return Manifest(**{**told, **changes})
+    return Manifest(**{**fields, **changes})
 
 
 def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, tmp_path):
@@ -237,9 +237,9 @@ def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, m
 @pytest.mark.parametrize("change", [{"format": 2}, {"row": "1"}, {"data": [1]}, {"row": None}])
 def test_what_is_no_manifest_is_refused(change):
     """A field of another type, or another format."""
-    told = {**json.loads(manifest(1, b"s").to_json()), **change}
+    content = {**json.loads(manifest(1, b"s").to_json()), **change}
     with pytest.raises(RecordError, match="is not a manifest of a training state"):
-        Manifest.from_json(json.dumps(told), source="m")
+        Manifest.from_json(json.dumps(content), source="m")
 
 
 def test_a_listing_brings_each_run_once_however_many_start_at_once(
@@ -256,15 +256,15 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
     store.set_tag(scored, names.SCORED_TAG, "d")
     store.set_tag(comparison, names.KIND_TAG, names.KIND_COMPARE)
     store.delete_run(deleted)
-    found = [run.info.run_id for run in select_runs(store, experiment="test")]
-    assert sorted(found) == sorted(set(made) - {comparison, deleted})
-    assert [made[run_id] for run_id in found] == sorted((made[r] for r in found), reverse=True)
+    run_ids = [run.info.run_id for run in select_runs(store, experiment="test")]
+    assert sorted(run_ids) == sorted(set(made) - {comparison, deleted})
+    assert [made[run_id] for run_id in run_ids] == sorted((made[r] for r in run_ids), reverse=True)
     unscored = [r.info.run_id for r in select_runs(store, unscored_only=True)]
-    assert sorted(unscored) == sorted(set(found) - {scored})
-    named = select_runs(store, run_ids=(*list(made)[3:5], scored), unscored_only=True)
-    assert [run.info.run_id for run in named] == list(made)[3:5]
-    one, missing, gone = select_runs(store, run_ids=(scored, "0" * 32, deleted, scored))
-    assert one.info.run_id == scored
+    assert sorted(unscored) == sorted(set(run_ids) - {scored})
+    selected = select_runs(store, run_ids=(*list(made)[3:5], scored), unscored_only=True)
+    assert [run.info.run_id for run in selected] == list(made)[3:5]
+    first_run, missing, gone = select_runs(store, run_ids=(scored, "0" * 32, deleted, scored))
+    assert first_run.info.run_id == scored
     assert isinstance(missing, MissingRun)
     assert "no such run" in missing.problem
     assert "is deleted" in gone.problem
@@ -276,14 +276,14 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
 
 def test_what_mlflow_refuses_is_one_line_without_a_password():
     """And what is clear already stays as it is."""
-    with pytest.raises(TrackingError) as told, mlflow_errors("read it"):
+    with pytest.raises(TrackingError) as caught, mlflow_errors("read it"):
         raise ValueError("two\nlines of mysql://me:secret@host/db")
-    assert "cannot read it in the tracking store" in str(told.value)
-    assert str(told.value).endswith("ValueError: two lines of mysql://***@host/db")
+    assert "cannot read it in the tracking store" in str(caught.value)
+    assert str(caught.value).endswith("ValueError: two lines of mysql://***@host/db")
     own = RecordError("damaged")
-    with pytest.raises(RecordError) as told, mlflow_errors("read it"):
+    with pytest.raises(RecordError) as caught, mlflow_errors("read it"):
         raise own
-    assert told.value is own
+    assert caught.value is own
 
 
 def test_a_filter_of_very_many_conditions_is_refused_at_once(store, experiment_id):
@@ -291,5 +291,5 @@ def test_a_filter_of_very_many_conditions_is_refused_at_once(store, experiment_i
     with pytest.raises(ConfigError, match="filter has 301 conditions; expected at most 50"):
         list(select_runs(store, filter=" and ".join(["tags.a = 'b'"] * 301)))
     run = store.create_run(experiment_id, tags={"a": "this and that " * 60})
-    found = select_runs(store, filter=f"tags.a = '{'this and that ' * 60}' AND tags.a != 'x'")
-    assert [one.info.run_id for one in found] == [run.info.run_id]
+    selected = select_runs(store, filter=f"tags.a = '{'this and that ' * 60}' AND tags.a != 'x'")
+    assert [selected_run.info.run_id for selected_run in selected] == [run.info.run_id]

@@ -81,8 +81,8 @@ def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, 
     with pytest.raises(raised):
         clear_mlflow.sweep(QUICK, experiment="test")
     assert "[0/1] started: naive" in capsys.readouterr().err
-    (above,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'sweep'")
-    assert above.info.status == "KILLED"
+    (parent,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'sweep'")
+    assert parent.info.status == "KILLED"
 
 
 def test_a_dry_run_creates_no_experiment(store, tmp_path):
@@ -161,8 +161,8 @@ def test_what_was_not_compared_says_why():
 def test_a_thread_sweeps(experiment_id):
     """Where Python allows no handler of signals; names in one text, as `compare` takes them."""
     with ThreadPoolExecutor(1) as threads:
-        how = {"experiment": "test", "group_by": "strategy,seed"}
-        swept = threads.submit(clear_mlflow.sweep, QUICK, **how).result()
+        options = {"experiment": "test", "group_by": "strategy,seed"}
+        swept = threads.submit(clear_mlflow.sweep, QUICK, **options).result()
     assert swept.is_complete
     assert swept.compared.comparison.group_by == ("strategy", "seed")
 
@@ -177,14 +177,14 @@ def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
     (planned,) = grid.runs
     tags = {names.KIND_TAG: "sweep", names.PROCESS_TAG: elsewhere()}
     parent = store.create_run(experiment_id, tags=tags).info.run_id
-    theirs = []
+    other_ids = []
 
     class Late(MlflowClient):
         def create_run(self, *arguments, **options):
-            if options["tags"].get(names.SWEEP_RUN_TAG) == planned.config_hash and not theirs:
+            if options["tags"].get(names.SWEEP_RUN_TAG) == planned.config_hash and not other_ids:
                 tags = {names.SWEEP_RUN_TAG: planned.config_hash, MLFLOW_PARENT_RUN_ID: parent}
-                theirs.append(store.create_run(experiment_id, tags=tags).info.run_id)
-                store.update_run(theirs[0], status="SCHEDULED")
+                other_ids.append(store.create_run(experiment_id, tags=tags).info.run_id)
+                store.update_run(other_ids[0], status="SCHEDULED")
             return super().create_run(*arguments, **options)
 
     engine = SimpleNamespace(
@@ -192,12 +192,12 @@ def test_of_two_sweeps_that_start_the_same_run_at_once_one_trains_it(
     )  # starts nothing
     engine.wait_for_results = lambda timeout: []
     result = train_and_compare(grid, Late(store.tracking_uri), experiment_id, engine)
-    assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *theirs)]
-    found = store.search_runs(
+    assert [(run.state, run.run_id) for run in result.runs] == [("trains elsewhere", *other_ids)]
+    with_tag = store.search_runs(
         [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` = '{planned.config_hash}'"
     )
-    assert [run.info.run_id for run in found] == theirs
-    assert found[0].info.status == "SCHEDULED"
+    assert [run.info.run_id for run in with_tag] == other_ids
+    assert with_tag[0].info.status == "SCHEDULED"
 
 
 def elsewhere():
@@ -220,7 +220,7 @@ def test_of_two_that_begin_at_once_one_works(store, experiment_id, sweep):
 
 def test_of_two_that_go_on_at_once_one_works(store, sweep):
     """MLflow lets one of them write the parameter that both want to."""
-    above = sweep().run_id
+    parent_id = sweep().run_id
 
     class Late(MlflowClient):
         def log_param(self, run_id, key, value, synchronous=None):
@@ -229,4 +229,4 @@ def test_of_two_that_go_on_at_once_one_works(store, sweep):
 
     with pytest.raises(TrackingError, match="another process trains into run"):
         sweep(Late(store.tracking_uri))
-    assert store.get_run(above).info.status == "FINISHED"
+    assert store.get_run(parent_id).info.status == "FINISHED"

@@ -64,8 +64,8 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
         note = store.get_run(run_id).data.tags["mlflow.note.content"]
         (line,) = [line for line in note.splitlines() if "evenness/late" in line]
         assert line.endswith("| lower is better |")
-    shown = invoke("evaluate", run_id)
-    assert re.search(r"evenness/late +0\.\d{4} +lower is better", shown.output), shown.output
+    result = invoke("evaluate", run_id)
+    assert re.search(r"evenness/late +0\.\d{4} +lower is better", result.output), result.output
 
     done = invoke("compare", "--runs", "test", "--rank-by", "evenness/late")
     assert done.exit_code == 0, done.output
@@ -74,8 +74,8 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
     folder = Path(comparison.info.artifact_uri.removeprefix("file://"))
     lines = list(csv.DictReader(io.StringIO((folder / names.LEADERBOARD_CSV).read_text())))
     assert list(dict.fromkeys(line["group"] for line in lines)) == ["naive", "replay"]
-    told = json.loads((folder / names.COMPARED_JSON).read_text())
-    assert {test["metric"] for test in told["verdicts"]} == {"evenness/late"}
+    compared_runs = json.loads((folder / names.COMPARED_JSON).read_text())
+    assert {test["metric"] for test in compared_runs["verdicts"]} == {"evenness/late"}
     assert "evenness/late" in (folder / names.COMPARISON_PAGE).read_text()
 
 
@@ -85,8 +85,8 @@ def test_what_fails_is_left_out_of_a_comparison_and_told(store, experiment_id):
         log_run(store, experiment_id, "naive", counts(120, seed), strategy="naive", seed=seed)
     done = invoke("compare", "--runs", "test", metric="evenness:worst")
     assert done.exit_code == 0, done.output
-    told = " ".join(done.output.split())
-    assert "evenness/worst is left out of 2 of 2 runs: evenness:worst raised KeyError" in told
+    output = " ".join(done.output.split())
+    assert "evenness/worst is left out of 2 of 2 runs: evenness:worst raised KeyError" in output
     done = invoke("compare", "--runs", "test", metric="evenness:answers")
     assert done.exit_code == 2
     assert "metric mylab/answers is computed from predictions" in done.output

@@ -78,8 +78,8 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
         opened(self, *arguments)
 
     class BeatenAfter(KnownTraining):
-        def rows(self, *asked):
-            for measured in super().rows(*asked):
+        def rows(self, *callbacks):
+            for measured in super().rows(*callbacks):
                 yield measured
                 for _ in range({0: 1, 2: 2}.get(measured.row.row, 0)):
                     writers[0]._renew_leases_and_plot()
@@ -88,9 +88,9 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
     train_in_process(store, BeatenAfter(FOUR_BUCKETS), ASKED)
     run_id = the_run(store, experiment_id).info.run_id
     files = [re.split("[+%]", file.path) for file in store.list_artifacts(run_id, "images")]
-    drawn = sorted((key, step) for key, _, step, *_, last in files if last.endswith(".png"))
+    pictures = sorted((key, step) for key, _, step, *_, last in files if last.endswith(".png"))
     by_row = f"images/{names.IMAGE_PER_ROW}"
-    assert drawn == [(f"images/{names.IMAGE_FINAL}", "0"), (by_row, "0"), (by_row, "2")]
+    assert pictures == [(f"images/{names.IMAGE_FINAL}", "0"), (by_row, "0"), (by_row, "2")]
 
 
 def test_a_run_lives_while_its_artifact_store_is_away(store, experiment_id):
@@ -182,10 +182,10 @@ def test_active_run_is_joined_and_left_open(store):
 
 def test_a_data_root_that_is_not_there_opens_no_run(store, experiment_id):
     """It is found with the parameters."""
-    asked = {"dataset": "clear10", "data_root": "/no/where"}
+    parameters = {"dataset": "clear10", "data_root": "/no/where"}
     with StoppingSignals(print_message=False) as signals:
-        process = TrainingProcess(TrainConfig.resolve(asked))
-        result = train_supervised(process, asked, signals)
+        process = TrainingProcess(TrainConfig.resolve(parameters))
+        result = train_supervised(process, parameters, signals)
     assert (result.exit_code, result.run_id) == (2, None)
     assert "data root /no/where cannot be read" in result.error
     assert store.search_runs([experiment_id]) == []

@@ -53,12 +53,12 @@ class Stutters(MlflowClient):
 def stuttering(monkeypatch):
     """Files on this machine's disks go past MLflow: what refuses them stands before the write."""
 
-    def answered(client, run_id, content, artifact):
+    def respond(client, run_id, content, artifact):
         if isinstance(client, Stutters):
             client.answer(Path(artifact).stem)
         log_durably(client, run_id, content, artifact)
 
-    monkeypatch.setattr(uploading, "log_durably", answered)
+    monkeypatch.setattr(uploading, "log_durably", respond)
 
 
 def later():

@@ -131,18 +131,18 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
     own = load_custom_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
     assert summarize(MATRIX, "iid", (*METRICS, *own)).keys() > {"lab_module/worst"}
-    told = explain(MATRIX, "iid", own)
-    assert told == {
+    reasons = explain(MATRIX, "iid", own)
+    assert reasons == {
         "lab_module/undefined": "needs more",
         "lab_module/failing": "lab_module:failing raised KeyError: 'no\\nsuch'",
-        "lab_module/gives_none": told["lab_module/gives_none"],
+        "lab_module/gives_none": reasons["lab_module/gives_none"],
         "lab_module/gives_nan": "lab_module:gives_nan returned nan; expected a finite number",
         "lab_module/gives_text": "lab_module:gives_text returned '0.5'; expected a number",
-        "lab_module/gives_array": told["lab_module/gives_array"],
+        "lab_module/gives_array": reasons["lab_module/gives_array"],
     }
-    assert told["lab_module/gives_none"].startswith("lab_module:gives_none raised TypeError")
-    assert told["lab_module/gives_array"].startswith("lab_module:gives_array ")
-    assert not any("\n" in reason for reason in told.values())
+    assert reasons["lab_module/gives_none"].startswith("lab_module:gives_none raised TypeError")
+    assert reasons["lab_module/gives_array"].startswith("lab_module:gives_array ")
+    assert not any("\n" in reason for reason in reasons.values())
 
 
 @pytest.mark.usefixtures("lab")

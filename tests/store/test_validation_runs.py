@@ -27,8 +27,8 @@ def invoke(*arguments):
     return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
-def runs_of(store, experiment_id, kind):
-    return store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = '{kind}'")
+def runs_of(store, experiment_id, run_kind):
+    return store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = '{run_kind}'")
 
 
 def folder_of(run):
@@ -83,8 +83,8 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     tag = read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
     assert assemble(parse_rows(tag)).split == "validation"
     assert "measured on validation images" in run.data.tags["mlflow.note.content"]
-    told = invoke("evaluate", "--runs", run.info.run_id).output
-    assert "measured on validation images: to choose by, not to report" in told
+    output = invoke("evaluate", "--runs", run.info.run_id).output
+    assert "measured on validation images: to choose by, not to report" in output
 
 
 def test_own_loops_say_what_they_measure_on(store, experiment_id):
@@ -113,16 +113,16 @@ def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
             log_candidate(
                 store, experiment_id, "naive", level, seed, split=split, digest="sha256:00"
             )
-    lost = store.create_run(experiment_id, run_name="lost")
+    diverged_run = store.create_run(experiment_id, run_name="lost")
     for name, text in (("strategy", "naive"), ("dataset", "digits"), ("split", "validation")):
-        store.set_tag(lost.info.run_id, name, text)
-    store.set_tag(lost.info.run_id, names.DIVERGED_TAG, "true")
-    store.set_terminated(lost.info.run_id, "FAILED")
+        store.set_tag(diverged_run.info.run_id, name, text)
+    store.set_tag(diverged_run.info.run_id, names.DIVERGED_TAG, "true")
+    store.set_terminated(diverged_run.info.run_id, "FAILED")
     result = invoke("compare", "--runs", "test")
     assert result.exit_code == 0, result.output
-    told = " ".join(result.output.split())
-    assert "2 ways differ in split (test and validation)" in told
-    assert "The groups called validation were measured on validation images" in told
+    output = " ".join(result.output.split())
+    assert "2 ways differ in split (test and validation)" in output
+    assert "The groups called validation were measured on validation images" in output
     _, folder = compared(store, experiment_id)
     content = json.loads((folder / names.COMPARED_JSON).read_text())
     assert [group["name"] for group in content["groups"]] == ["test: naive", "validation: naive"]
@@ -145,9 +145,9 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
     run, folder = compared(store, experiment_id)
     assert run.info.run_name.endswith("(8 runs, validation)")
     assert "compared, on validation images" in run.data.tags["mlflow.note.content"]
-    told = " ".join(result.output.split())
-    assert "All runs were measured on validation images" in told
-    assert "whoever picks the best" not in told
+    output = " ".join(result.output.split())
+    assert "All runs were measured on validation images" in output
+    assert "whoever picks the best" not in output
     grid = folder / names.CHOSEN
     command = f"MLFLOW_EXPERIMENT_ID={experiment_id} clear-mlflow sweep --grid {grid}"
     assert command in result.output
@@ -166,11 +166,11 @@ def test_a_grid_on_test_images_is_told_that_it_chose_on_them(store, experiment_i
     """One line, where groups differ in what is tuned alone; strategies are no candidates."""
     log_grid(store, experiment_id, "auto", "sha256:00")
     result = invoke("compare", "--runs", "test", "--group-by", by)
-    told = " ".join(result.output.split())
+    output = " ".join(result.output.split())
     line = (
         "4 groups differ in lr alone and were measured on test images: whoever picks the best of "
         "them has chosen on the test set"
     )
-    assert (line in told) == (by == "strategy,lr")
+    assert (line in output) == (by == "strategy,lr")
     _, folder = compared(store, experiment_id)
     assert not (folder / names.CHOSEN).exists()

@@ -49,7 +49,7 @@ def row_records(
     ]
 
 
-def subject(
+def compared_run(
     name, correct, *, run_id=None, labels=None, diverged=False, params=None, **row_options
 ) -> Subject:
     """One run, as the comparison sees it."""
@@ -67,7 +67,7 @@ def subject(
 
 
 def seeds_of(name: str, level: int, seeds: Sequence[int], **options) -> list[Subject]:
-    return [subject(name, counts(level, seed), seed=seed, **options) for seed in seeds]
+    return [compared_run(name, counts(level, seed), seed=seed, **options) for seed in seeds]
 
 
 def log_run(client, experiment_id, name, correct, *, strategy, tags=None, **row_options):
@@ -82,14 +82,14 @@ def log_run(client, experiment_id, name, correct, *, strategy, tags=None, **row_
     return client.get_run(run.info.run_id)
 
 
-def log_training(client, experiment_id, correct, asked, **row_options):
+def log_training(client, experiment_id, correct, parameters, **row_options):
     """Such a run, and the parameters as a training logs them that was asked for these."""
-    strategy, seed = asked["strategy"], int(asked["seed"])
+    strategy, seed = parameters["strategy"], int(parameters["seed"])
     options = {"strategy": strategy, "seed": seed, "dataset": "digits", **row_options}
     run = log_run(client, experiment_id, f"{strategy} {seed}", correct, **options)
-    config = TrainConfig.resolve(asked).as_text().items()
+    config = TrainConfig.resolve(parameters).as_text().items()
     used = {f"used/{n}": text for n, text in config if parameter_defaults()[n] == "auto"}
-    for name, text in {**asked, **used, "used/arithmetic": "float32"}.items():
+    for name, text in {**parameters, **used, "used/arithmetic": "float32"}.items():
         client.log_param(run.info.run_id, name, text)
 
 
@@ -112,9 +112,11 @@ def log_predictions(client, run, correct, tmp_path, *, offset: int = 0, shuffle:
     folder.mkdir()
     (folder / "evaluation_set.safetensors").write_bytes(images.to_bytes())
     for i, row in enumerate(correct):
-        answers = np.ones((width, NUM_TEST), np.uint8)
+        correct_labels = np.ones((width, NUM_TEST), np.uint8)
         for j, right in enumerate(row):
-            answers[j, (offset + np.arange(right)) % NUM_TEST] = 0
-        predictions = RowPredictions(row=i, labels=answers.ravel(), evaluation_set=images.digest)
+            correct_labels[j, (offset + np.arange(right)) % NUM_TEST] = 0
+        predictions = RowPredictions(
+            row=i, labels=correct_labels.ravel(), evaluation_set=images.digest
+        )
         (folder / predictions_file_name(i)).write_bytes(predictions.to_bytes())
     client.log_artifacts(run.info.run_id, str(folder), "predictions")

@@ -31,8 +31,10 @@ class DeviceWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        here = [one for one in tensors if one.device != DEVICE]
+        tensors = [
+            tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
+        ]
+        here = [tensor for tensor in tensors if tensor.device != DEVICE]
         if name == "_to_copy" and (to := kwargs.get("device")) is not None:
             source = args[0]
             if to == DEVICE and here:

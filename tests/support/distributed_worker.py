@@ -33,7 +33,7 @@ def results(cases, folder, group=ALONE):
     Test sets of 5, 3 and 7 images, or features of 20, 9 and 13: no two processes have equal shares.
     """
     images, _ = random_stream(folder, train=(11, 8, 9), test=(5, 3, 7), side=8)
-    found = {}
+    results_by_case = {}
     for name, changes in cases.items():
         if "features" in changes:
             settings = check(of_features(**changes))
@@ -44,24 +44,26 @@ def results(cases, folder, group=ALONE):
         curve = Points()
         for trained in train(stream, settings, progress=curve, group=group):
             row = trained.row.row
-            found[f"{name}/correct{row}"] = np.array(trained.tested.correct)
-            found[f"{name}/labels{row}"] = trained.tested.labels
+            results_by_case[f"{name}/correct{row}"] = np.array(trained.tested.correct)
+            results_by_case[f"{name}/labels{row}"] = trained.tested.labels
             if trained.tested.probabilities is not None:
-                found[f"{name}/probabilities{row}"] = trained.tested.probabilities
+                results_by_case[f"{name}/probabilities{row}"] = trained.tested.probabilities
             for key, value in trained.model.state_dict().items():
-                found[f"{name}/weight {row} {key}"] = value.clone().numpy()
-        found[f"{name}/tests"] = np.array([(*test.correct, test.step) for test in curve.tests])
-        found[f"{name}/curve"] = np.array([(p.step, p.loss, p.lr) for p in curve.points])
-    return found
+                results_by_case[f"{name}/weight {row} {key}"] = value.clone().numpy()
+        results_by_case[f"{name}/tests"] = np.array(
+            [(*test.correct, test.step) for test in curve.tests]
+        )
+        results_by_case[f"{name}/curve"] = np.array([(p.step, p.loss, p.lr) for p in curve.points])
+    return results_by_case
 
 
 def main():
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
-    place = read_dist_env()
-    with process_group(place, "cpu") as group:
-        found = results(cases, folder / f"images{place.rank}", group)
-    np.savez(folder / f"{place.rank}.npz", **found)
+    dist_env = read_dist_env()
+    with process_group(dist_env, "cpu") as group:
+        local_results = results(cases, folder / f"images{dist_env.rank}", group)
+    np.savez(folder / f"{dist_env.rank}.npz", **local_results)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Calls:
         self._lock = threading.Lock()
         self.inside = threading.local()
 
-    def next(self, what: str, error: Exception) -> None:
+    def next(self, call: str, error: Exception) -> None:
         """Count a call."""
         with self._lock:
             self.count += 1
@@ -37,7 +37,7 @@ class Calls:
                 return
             if self.count > self._first and not self._lasting:
                 return
-            self.failed.append(f"{self.count}: {what}")
+            self.failed.append(f"{self.count}: {call}")
         raise error
 
 
@@ -71,10 +71,10 @@ def failing_files(
     calls = Calls(first, lasting=lasting)
 
     def path_of(arguments, options) -> str | None:
-        given = arguments[0]
+        file_path = arguments[0]
         try:
-            at = f"/proc/self/fd/{given}"
-            path = Path(at).readlink() if isinstance(given, int) else Path(os.fspath(given))
+            at = f"/proc/self/fd/{file_path}"
+            path = Path(at).readlink() if isinstance(file_path, int) else Path(os.fspath(file_path))
             if options.get("dir_fd") is not None:
                 path = Path(f"/proc/self/fd/{options['dir_fd']}").readlink() / path
         except (OSError, TypeError):

@@ -82,8 +82,8 @@ class Found:
     def __iadd__(self, other: Found) -> Found:
         self.did += other.did
         self.rows += other.rows
-        for what in ("lost", "doubled", "overwritten", "wrong"):
-            getattr(self, what).extend(getattr(other, what))
+        for count_name in ("lost", "doubled", "overwritten", "wrong"):
+            getattr(self, count_name).extend(getattr(other, count_name))
         return self
 
 
@@ -164,12 +164,12 @@ def become(machine: Path, uri: str) -> None:
 
 
 def _while(flag: Path, error: Exception, call):
-    def answer(*arguments, **options):
+    def respond(*arguments, **options):
         if flag.exists():
             raise error
         return call(*arguments, **options)
 
-    return answer
+    return respond
 
 
 def train(uri: str, machine: Path, run_id: str) -> None:
@@ -217,8 +217,8 @@ def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoRe
     try:
         with TrainingRun(client, run_id, training.config, {}, resume_point=point) as run:
             run.track(training)
-    except Exception as ended:
-        error = ended
+    except Exception as training_error:
+        error = training_error
     closed = end_run(client, run_id, build_result(error, run_id))
     sys.stderr.write(f"ended with {closed.exit_code}: {closed.error}\n")
     sys.stderr.flush()
@@ -258,7 +258,7 @@ class Trial:
         self._wait(draw.uniform(0.0, 2 * PACE), first)
         if draw.random() < 0.5:
             self._set_clock("one")
-        ways = [self._strike(draw.choice(FIRST), first, "one")]
+        actions = [self._strike(draw.choice(FIRST), first, "one")]
         assume_dead = draw.random() < 0.5
         self._found.did["waited until silence" if not assume_dead else "assumed dead"] += 1
         second = self._start("two", go_on, assume_dead)
@@ -266,12 +266,12 @@ class Trial:
         if draw.random() < 0.8:  # else the first one may wake while the second one begins
             took_over = self._folder / "two" / "took over"
             self._wait_until(took_over.exists, second, seconds=60.0)
-        what = draw.choice((None, None, "kill", "suspend", "cut_off", "fill"))
-        if what is not None:
+        fault = draw.choice((None, None, "kill", "suspend", "cut_off", "fill"))
+        if fault is not None:
             self._wait_for_rows(len(self._seen) + draw.randint(0, 2), second)
             self._wait(draw.uniform(0.0, 2 * PACE), second)
-            ways.append(self._strike(what, second, "two"))
-        for mend in ways:
+            actions.append(self._strike(fault, second, "two"))
+        for mend in actions:
             self._wait_for_rows(len(self._seen) + draw.randint(0, 4), second)
             mend()
         for each, _ in self._processes:
@@ -286,9 +286,9 @@ class Trial:
                 self._wait(LONG, self._start(machine, send))
         self._look()
 
-    def _start(self, machine: str, do: Callable[..., object], *more: object) -> BaseProcess:
+    def _start(self, machine: str, do: Callable[..., object], *arguments: object) -> BaseProcess:
         at = self._folder / machine
-        made = self._context.Process(target=do, args=(self._uri, at, self._run_id, *more))
+        made = self._context.Process(target=do, args=(self._uri, at, self._run_id, *arguments))
         with PROCESSES:
             made.start()
         self._processes.append((made, at))
@@ -303,25 +303,25 @@ class Trial:
         (folder / "clock.new").write_text(str(seconds))
         (folder / "clock.new").replace(folder / "clock")
 
-    def _strike(self, what: str, process: BaseProcess, machine: str) -> Callable[[], None]:
+    def _strike(self, fault: str, process: BaseProcess, machine: str) -> Callable[[], None]:
         """Do that to a process or its machine; gives what mends it."""
-        if what in ("kill", "suspend"):
-            self._signal(process, signal.SIGKILL if what == "kill" else signal.SIGSTOP, what)
-            if what == "kill":
+        if fault in ("kill", "suspend"):
+            self._signal(process, signal.SIGKILL if fault == "kill" else signal.SIGSTOP, fault)
+            if fault == "kill":
                 return lambda: None
             return lambda: self._signal(process, signal.SIGCONT, "wake")
-        flag = self._folder / machine / (FULL if what == "fill" else CUT_OFF)
+        flag = self._folder / machine / (FULL if fault == "fill" else CUT_OFF)
         flag.touch()
-        self._found.did[what] += 1
-        if what == "cut_off" and self._draw.random() < 0.5:  # what it measured waits on its disk
+        self._found.did[fault] += 1
+        if fault == "cut_off" and self._draw.random() < 0.5:  # what it measured waits on its disk
             self._wait(self._draw.uniform(0.0, 4 * PACE), process)
             self._signal(process, signal.SIGKILL, "kill while cut off")
         return flag.unlink
 
-    def _signal(self, to: BaseProcess, number: int, what: str) -> None:
+    def _signal(self, to: BaseProcess, number: int, fault: str) -> None:
         if is_alive(to) and to.pid is not None:
             os.kill(to.pid, number)
-            self._found.did[what] += 1
+            self._found.did[fault] += 1
 
     def _wait(self, seconds: float, until_ended: BaseProcess) -> None:
         """Until a process has ended, for so long at most; every row is looked at meanwhile."""
@@ -353,45 +353,45 @@ class Trial:
                 self._seen[file.name] = content
 
     def _look(self) -> None:
-        found, run_id = self._found, self._run_id
+        outcome, run_id = self._found, self._run_id
         self._compare_rows()
         run = self._client.get_run(run_id)
         if run.info.status != "FINISHED":
-            found.wrong.append(f"run {run_id} is {run.info.status}")
-        there = {file.name: file.read_bytes() for file in self._rows.glob("row_*.json")}
-        found.rows += len(there)
-        found.lost += [f"{run_id} {name}" for name in self._seen if name not in there]
+            outcome.wrong.append(f"run {run_id} is {run.info.status}")
+        stored_rows = {file.name: file.read_bytes() for file in self._rows.glob("row_*.json")}
+        outcome.rows += len(stored_rows)
+        outcome.lost += [f"{run_id} {name}" for name in self._seen if name not in stored_rows]
         for number in range(len(BUCKETS) + 1):
-            text = there.get(f"row_{number:03d}.json")
+            text = stored_rows.get(f"row_{number:03d}.json")
             if text is None:
-                found.lost.append(f"{run_id} row {number}")
+                outcome.lost.append(f"{run_id} row {number}")
             elif RowRecord.from_json(text.decode(), source="row").row != row(number):
-                found.overwritten.append(f"{run_id} row {number} is another")
+                outcome.overwritten.append(f"{run_id} row {number} is another")
         matrix = AccuracyMatrix.from_rows([row(number) for number in range(len(BUCKETS) + 1)])
         for name, steps in collect_series(matrix, series(matrix)).items():
             stored = self._client.get_metric_history(run_id, name)
             times = Counter((point.step, point.value) for point in stored)
             expected = Counter(steps.items())
             if times != expected:
-                found.doubled.append(f"{run_id} {name}: {times - expected}, {expected - times}")
+                outcome.doubled.append(f"{run_id} {name}: {times - expected}, {expected - times}")
         for each, machine in self._processes:
-            said = machine / f"said_{each.pid}"
-            text = said.read_text() if said.exists() else ""
+            log_file = machine / f"said_{each.pid}"
+            text = log_file.read_text() if log_file.exists() else ""
             code, end = each.exitcode, f"{machine.name} ended with {each.exitcode}: {text[-300:]}"
             if is_alive(each):
-                found.wrong.append(f"{machine.name} does not end: {text[-300:]}")
+                outcome.wrong.append(f"{machine.name} does not end: {text[-300:]}")
                 each.kill()
                 each.join()
             elif code == 2 and "is held by process" in text:
-                found.did["lost the run: one line, exit code 2"] += 1
+                outcome.did["lost the run: one line, exit code 2"] += 1
             elif code in (1, 2) and "is open there until 'clear-mlflow sync" in text:
-                found.did["cut off at its end: left for sync"] += 1
+                outcome.did["cut off at its end: left for sync"] += 1
             elif code == 2 and "takes no more" in text and "is lost" in text:
-                found.did["its disk was full: one error"] += 1
+                outcome.did["its disk was full: one error"] += 1
             elif code in (0, -signal.SIGKILL):
-                found.did[f"ended with {code}"] += 1
+                outcome.did[f"ended with {code}"] += 1
             else:
-                found.wrong.append(end)
+                outcome.wrong.append(end)
 
 
 def strike_and_take_over(folder: Path, database: Path, *, times: int, seed: int) -> Found:
@@ -399,15 +399,15 @@ def strike_and_take_over(folder: Path, database: Path, *, times: int, seed: int)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["faults"])
 
     def trial(number: int) -> Found:
-        found = Found(Counter(runs=1))
+        outcome = Found(Counter(runs=1))
         at = folder / str(number)
         at.mkdir()
-        Trial(at, database, random.Random(f"{seed} {number}"), found).go()
+        Trial(at, database, random.Random(f"{seed} {number}"), outcome).go()
         shutil.rmtree(at)
-        return found
+        return outcome
 
     total = Found()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for found in pool.map(trial, range(times)):
-            total += found
+        for outcome in pool.map(trial, range(times)):
+            total += outcome
     return total

@@ -121,14 +121,14 @@ class FaultyProxy:
         try:
             headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOPS}
             connection.request(request.command, request.path, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
+            response = connection.getresponse()
+            content = response.read()
         finally:
             connection.close()
         if fault is not None and fault.kind == "lose":
             return
-        request.send_response(answer.status)
-        for name, value in answer.getheaders():
+        request.send_response(response.status)
+        for name, value in response.getheaders():
             if name.lower() not in _HOPS:
                 request.send_header(name, value)
         request.send_header("Content-Length", str(len(content)))
@@ -148,15 +148,15 @@ class _Server(ThreadingHTTPServer):
 
 def every(number: int, faults: list[Fault], part: str = "") -> Plan:
     """One request in ``number`` goes wrong, in one of these ways after another."""
-    seen = [0]
+    num_seen = [0]
 
     def plan(method: str, path: str) -> Fault | None:
         if part not in path:
             return None
-        seen[0] += 1
-        if seen[0] % number:
+        num_seen[0] += 1
+        if num_seen[0] % number:
             return None
-        return faults[(seen[0] // number - 1) % len(faults)]
+        return faults[(num_seen[0] // number - 1) % len(faults)]
 
     return plan
 

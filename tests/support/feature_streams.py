@@ -22,8 +22,16 @@ WIDTH = 6
 
 def config(**changes):
     """A configuration of a linear head; all values as text, as users give them."""
-    asked = {"features": "made_up", "device": "cpu", "epochs": "7", "lr": "0.5", "lr_step": "3"}
-    return TrainConfig.resolve({**asked, **{name: str(value) for name, value in changes.items()}})
+    parameters = {
+        "features": "made_up",
+        "device": "cpu",
+        "epochs": "7",
+        "lr": "0.5",
+        "lr_step": "3",
+    }
+    return TrainConfig.resolve(
+        {**parameters, **{name: str(value) for name, value in changes.items()}}
+    )
 
 
 def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
@@ -72,8 +80,11 @@ def trained(settings, buckets=None):
     stream, features = made_up() if buckets is None else buckets
     placed = FeatureStream(stream, features, device=torch.device("cpu"))
     return [
-        (found.row.correct, *(p.detach().double().numpy() for p in found.model.parameters()))
-        for found in train(placed, check(settings), progress=TrainingProgress())
+        (
+            trained_bucket.row.correct,
+            *(p.detach().double().numpy() for p in trained_bucket.model.parameters()),
+        )
+        for trained_bucket in train(placed, check(settings), progress=TrainingProgress())
     ]
 
 

@@ -23,9 +23,9 @@ from clear_mlflow.store.client import preflight, set_up_mlflow
 
 def together(count: int) -> int:
     """How many of *count* processes fail."""
-    start, begin = os.pipe()
+    start, start_signal = os.pipe()
     children = [fork(lambda: (os.read(start, 1), preflight())) for _ in range(count)]
-    os.write(begin, bytes(count))
+    os.write(start_signal, bytes(count))
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 
 
@@ -33,11 +33,11 @@ def killed(statements: int) -> int:
     """Whether the next process fails."""
 
     def opens():
-        left = iter(range(statements))
+        remaining = iter(range(statements))
         event.listen(
             sqlalchemy.Engine,
             "after_cursor_execute",
-            lambda *_: None if next(left, None) is not None else os._exit(9),
+            lambda *_: None if next(remaining, None) is not None else os._exit(9),
         )
         preflight()
 

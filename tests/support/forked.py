@@ -78,29 +78,29 @@ class ForkedPython(_Popen):
         self._input = None
         self._sigint_wait_secs = 0.25
         self.stdin = self.stdout = self.stderr = None
-        theirs: list[int] = []
-        for number, asked in enumerate((stdin, stdout, stderr)):
-            if asked == subprocess.PIPE:
+        descriptors: list[int] = []
+        for number, option in enumerate((stdin, stdout, stderr)):
+            if option == subprocess.PIPE:
                 reading, writing = os.pipe()
-                theirs.append(writing if number else reading)
+                descriptors.append(writing if number else reading)
                 if number == 0:
                     self.stdin = io.TextIOWrapper(os.fdopen(writing, "wb"), write_through=True)
                 elif number == 1:
                     self.stdout = os.fdopen(reading)
                 else:
                     self.stderr = os.fdopen(reading)
-            elif asked == subprocess.DEVNULL:
-                theirs.append(os.open(os.devnull, os.O_RDWR))
-            elif asked == subprocess.STDOUT:
-                theirs.append(os.dup(theirs[1]))
-            elif asked is None:
-                theirs.append(os.dup(number))
+            elif option == subprocess.DEVNULL:
+                descriptors.append(os.open(os.devnull, os.O_RDWR))
+            elif option == subprocess.STDOUT:
+                descriptors.append(os.dup(descriptors[1]))
+            elif option is None:
+                descriptors.append(os.dup(number))
             else:
-                theirs.append(os.dup(asked if isinstance(asked, int) else asked.fileno()))
-        theirs += map(os.dup, pass_fds)
+                descriptors.append(os.dup(option if isinstance(option, int) else option.fileno()))
+        descriptors += map(os.dup, pass_fds)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
-        streams = [Connection(descriptor) for descriptor in theirs]
+        streams = [Connection(descriptor) for descriptor in descriptors]
         variables = dict(os.environ if env is None else env)
         asked_for = (words, variables, str(cwd or Path.cwd()), streams, start_new_session)
         self._process = context.Process(target=_run, args=asked_for)
@@ -147,9 +147,9 @@ def _fork_what_it_starts() -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")  # Linux chooses a name
     listener.listen()
-    alive, held = os.pipe()
+    alive, keep_alive = os.pipe()
     if not (pid := os.fork()):
-        os.close(held)
+        os.close(keep_alive)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a group's; it ends when this process does
         try:
             forkserver.main(listener.fileno(), alive, preload=[])
@@ -157,7 +157,7 @@ def _fork_what_it_starts() -> None:
             os._exit(0)
     os.close(alive)
     server: Any = vars(forkserver)["_forkserver"]
-    server._forkserver_address, server._forkserver_alive_fd = listener.getsockname(), held
+    server._forkserver_address, server._forkserver_alive_fd = listener.getsockname(), keep_alive
     server._forkserver_pid = pid
     listener.close()
     subprocess.Popen = _ForkedToo
@@ -226,9 +226,9 @@ def programs() -> str:
     return str(Path(sys.executable).parent)
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**variables: str) -> dict[str, str]:
     """The environment of a command that finds these programs by their names."""
-    return {**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}", **more}
+    return {**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}", **variables}
 
 
 def _run(
@@ -274,10 +274,14 @@ def _run(
             exec(words[1], {"__name__": "__main__"})
         else:
             runpy.run_path(words[0], run_name="__main__")
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        if ended.code is not None and not isinstance(ended.code, int):
-            print(ended.code, file=sys.stderr)
+    except SystemExit as exit_error:
+        code = (
+            exit_error.code
+            if isinstance(exit_error.code, int)
+            else int(exit_error.code is not None)
+        )
+        if exit_error.code is not None and not isinstance(exit_error.code, int):
+            print(exit_error.code, file=sys.stderr)
     except BaseException as error:
         sys.last_type, sys.last_value = type(error), error  # as what runs at the end finds it
         sys.excepthook(type(error), error, error.__traceback__)

@@ -73,21 +73,21 @@ def assert_needs_nothing_but_itself(text):
     (policy,) = [a["content"] for _, a in page.tags if a.get("http-equiv")]
     assert text.index("Content-Security-Policy") < text.index("<style>")
     parts = (rule.strip().partition(" ") for rule in (policy or "").split(";"))
-    rules = {kind: sources for kind, _, sources in parts}
+    rules = {directive: sources for directive, _, sources in parts}
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
-    for kind, content in (("style-src", style), ("script-src", script)):
+    for directive, content in (("style-src", style), ("script-src", script)):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert rules[kind] == f"'sha256-{digest}'"
+        assert rules[directive] == f"'sha256-{digest}'"
 
 
-def assert_only_text(hostile, plain):
+def assert_only_text(hostile, harmless):
     """A page with a hostile name has the tags and attributes of one with a plain name."""
-    one, other = Page(hostile), Page(plain)
-    assert [tag for tag, _ in one.tags] == [tag for tag, _ in other.tags]
+    hostile_page, other = Page(hostile), Page(harmless)
+    assert [tag for tag, _ in hostile_page.tags] == [tag for tag, _ in other.tags]
     # A long key of a bucket has its whole text as a title.
-    assert [a.keys() - {"title"} for _, a in one.tags] == [
+    assert [a.keys() - {"title"} for _, a in hostile_page.tags] == [
         a.keys() - {"title"} for _, a in other.tags
     ]
-    assert not any(name.startswith("on") for _, a in one.tags for name in a)
+    assert not any(name.startswith("on") for _, a in hostile_page.tags for name in a)
     assert "\x1b" not in hostile
     assert "\u202e" not in hostile

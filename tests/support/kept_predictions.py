@@ -37,13 +37,13 @@ def kept_run(client, experiment_id, *, probs=False, kept="labels", balanced=Fals
         content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
         names=tuple(map(str, range(total))),
     )
-    answers = []
+    predictions = []
     for row in range(len(BUCKETS) + 1):
         wrong = draws.random(total) < 0.5 - 0.2 * row
         labels = ((images.label + wrong) % CLASSES).astype(np.uint8)
         soft = np.full((total, CLASSES), 0.1, np.float16)
         soft[np.arange(total), labels] = 0.7
-        answers.append(
+        predictions.append(
             RowPredictions(
                 row=row,
                 labels=labels,
@@ -54,13 +54,17 @@ def kept_run(client, experiment_id, *, probs=False, kept="labels", balanced=Fals
     run = client.create_run(experiment_id)
     rows = rows_folder(run)
     rows.mkdir(parents=True)
-    for name, text in row_texts([answer.correct(images) for answer in answers]).items():
+    for name, text in row_texts(
+        [row_predictions.correct(images) for row_predictions in predictions]
+    ).items():
         (rows / name).write_text(text)
     folder = predictions_folder(run)
     folder.mkdir()
     (folder / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
-    for answer in answers:
-        (folder / predictions_file_name(answer.row)).write_bytes(answer.to_bytes())
+    for row_predictions in predictions:
+        (folder / predictions_file_name(row_predictions.row)).write_bytes(
+            row_predictions.to_bytes()
+        )
     if kept:
         client.set_tag(run.info.run_id, names.PREDICTIONS_TAG, kept)
     client.set_terminated(run.info.run_id)

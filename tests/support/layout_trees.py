@@ -156,14 +156,14 @@ LAYOUTS: dict[str, Callable[..., Path]] = {
 
 def contents(root: Path, photos: Photos) -> dict[str, Photo]:
     """Each image's SHA-256 to what it is, straight from an undamaged tree."""
-    known = {
+    numbers_by_content = {
         (photo.image_id): photo
         for part, keys in (("train", photos.buckets), ("test", photos.keys_of_tests))
         for key in keys
         for photo in photos.of(part, key)
     }
     return {
-        hashlib.sha256(path.read_bytes()).hexdigest(): known[path.stem]
+        hashlib.sha256(path.read_bytes()).hexdigest(): numbers_by_content[path.stem]
         for path in root.rglob("labeled_images/*/*/*.jpg")
     }
 

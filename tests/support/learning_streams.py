@@ -18,16 +18,18 @@ CPU = torch.device("cpu")
 
 def config(**changes):
     """A configuration for images of 8 pixels; all values as text, as users give them."""
-    asked = {"model": "small_cnn", "image_size": "8", "epochs": "2", "batch_size": "4"}
-    asked |= {"lr": "0.05", "memory": "6", "device": "cpu"}
-    return TrainConfig.resolve({**asked, **{name: str(value) for name, value in changes.items()}})
+    parameters = {"model": "small_cnn", "image_size": "8", "epochs": "2", "batch_size": "4"}
+    parameters |= {"lr": "0.05", "memory": "6", "device": "cpu"}
+    return TrainConfig.resolve(
+        {**parameters, **{name: str(value) for name, value in changes.items()}}
+    )
 
 
-def squares(pixels, how=None):
+def squares(pixels, transform=None):
     """(N, side, side, 3), uint8, as a stream has images: shown as they are, or as is said."""
     count, side = pixels.shape[:2]
     decoded = DecodedImages(pixels.numpy().reshape(-1), np.full((count, 2), side))
-    return photos_of(decoded, how or augmentation("none", side))
+    return photos_of(decoded, transform or augmentation("none", side))
 
 
 def pixels_of(samples):

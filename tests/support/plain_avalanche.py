@@ -9,8 +9,12 @@ from avalanche.training import DER, plugins
 class PerImageEwc(plugins.EWCPlugin):
     """The gradient of each image squared, and not that of a batch's mean."""
 
-    def compute_importances(self, model, criterion, optimizer, dataset, device, batch_size, **more):
-        return super().compute_importances(model, criterion, optimizer, dataset, device, 1, **more)
+    def compute_importances(
+        self, model, criterion, optimizer, dataset, device, batch_size, **arguments
+    ):
+        return super().compute_importances(
+            model, criterion, optimizer, dataset, device, 1, **arguments
+        )
 
 
 class LwfInEvaluation(plugins.LwFPlugin):

@@ -41,17 +41,19 @@ class Recorder:
         self._named: dict[Path, int] = {}  # path to file, as far as the names are on the disk
         self._lock = threading.RLock()
 
-    def before(self, what):
+    def before(self, action):
         """Keep both disks of a cut at this moment."""
         with self._lock:
-            there = self._files()
-            names = {path: self._flushed.get(node, b"") for path, node in there.items()}
-            known = {path: self._flushed.get(node, b"") for path, node in self._named.items()}
+            file_ids = self._files()
+            names = {path: self._flushed.get(node, b"") for path, node in file_ids.items()}
+            flushed_files = {
+                path: self._flushed.get(node, b"") for path, node in self._named.items()
+            }
             copied = self._database.with_suffix(".copy")
             _copy(self._database, copied)
             database = copied.read_bytes()
-            for files in (known, names):
-                self.disks.append(Disk(what, files, database, self._note()))
+            for files in (flushed_files, names):
+                self.disks.append(Disk(action, files, database, self._note()))
 
     def flushed(self, descriptor):
         """A file, or the names in a folder, are on the disk from here on."""
@@ -60,8 +62,8 @@ class Recorder:
             return
         with self._lock:
             if path.is_dir():
-                there = self._files()
-                by_node = {node: at for at, node in there.items()}
+                file_ids = self._files()
+                by_node = {node: at for at, node in file_ids.items()}
                 # What lies there now, or lay there: further down, what moved along with a folder.
                 below = {at: node for at, node in self._named.items() if at.is_relative_to(path)}
                 for at in below:
@@ -69,7 +71,7 @@ class Recorder:
                 for node in below.values():
                     if node in by_node:
                         self._named[by_node[node]] = node
-                self._named |= {at: node for at, node in there.items() if at.parent == path}
+                self._named |= {at: node for at, node in file_ids.items() if at.parent == path}
             else:
                 node = self._id(os.fstat(descriptor))
                 self._flushed[node] = path.read_bytes()
@@ -80,8 +82,8 @@ class Recorder:
         """What lies there now goes in this block, or has another name, too."""
         with self._lock:
             with suppress(FileNotFoundError):
-                if (there := Path(path).lstat()).st_nlink == 1:
-                    self._ids.pop(there.st_ino, None)
+                if (status := Path(path).lstat()).st_nlink == 1:
+                    self._ids.pop(status.st_ino, None)
             yield
 
     def _id(self, status):
@@ -90,16 +92,16 @@ class Recorder:
         return self._ids[status.st_ino]
 
     def _files(self):
-        found = {}
+        file_ids = {}
         for folder in self._folders:
-            for above, _, names in os.walk(folder):
+            for folder_path, _, names in os.walk(folder):
                 for name in names:
-                    path = Path(above, name)
+                    path = Path(folder_path, name)
                     try:
-                        found[path] = self._id(path.stat())
+                        file_ids[path] = self._id(path.stat())
                     except FileNotFoundError:  # removed by another thread just now
                         continue
-        return found
+        return file_ids
 
 
 @contextmanager
@@ -129,11 +131,11 @@ def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", flush)
         # pathlib of Python 3.10 keeps the functions that it found when it was loaded.
-        kept = getattr(pathlib, "_normal_accessor", os)
+        path_functions = getattr(pathlib, "_normal_accessor", os)
         for name in ("link", "rename", "replace", "unlink"):
             noted = noting(name)
             patch.setattr(os, name, noted)
-            patch.setattr(kept, name, noted)
+            patch.setattr(path_functions, name, noted)
         yield recorder.disks
         recorder.before("the end")
 

@@ -30,12 +30,12 @@ def avalanche_csv(rows, initial=None) -> str:
 def avalanche_results(rows) -> str:
     """A list of what ``strategy.eval`` returned: a dictionary of all last metrics each."""
     tests = []
-    known = {"Top1_Acc_Epoch/train_phase/train_stream/Task000": 0.99}
+    train_metrics = {"Top1_Acc_Epoch/train_phase/train_stream/Task000": 0.99}
     for row in rows:
         # Later keys are added as experiences are met; a text's order is not a number's.
-        known.update({avalanche_name(j): cell for j, cell in enumerate(row)})
-        known["Top1_Acc_Stream/eval_phase/test_stream/Task000"] = 0.5
-        tests.append({key: known[key] for key in sorted(known)})
+        train_metrics.update({avalanche_name(j): cell for j, cell in enumerate(row)})
+        train_metrics["Top1_Acc_Stream/eval_phase/test_stream/Task000"] = 0.5
+        tests.append({key: train_metrics[key] for key in sorted(train_metrics)})
     return json.dumps(tests)
 
 

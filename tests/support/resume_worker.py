@@ -35,12 +35,12 @@ def weights_in(state):
 
 
 def main():
-    folder, place = Path(sys.argv[1]), read_dist_env()
+    folder, dist_env = Path(sys.argv[1]), read_dist_env()
     stream, _ = random_stream(
-        folder / f"images{place.rank}", train=(11, 8, 9), test=(5, 3, 7), side=8
+        folder / f"images{dist_env.rank}", train=(11, 8, 9), test=(5, 3, 7), side=8
     )
-    settings = check(config(strategy="replay", optimizer_state="keep"), place)
-    with process_group(place, "cpu") as group:
+    settings = check(config(strategy="replay", optimizer_state="keep"), dist_env)
+    with process_group(dist_env, "cpu") as group:
 
         def rows(saved=None):
             made = StreamTraining(
@@ -53,16 +53,20 @@ def main():
 
             return list(made.rows(on_state=keep)), states
 
-        whole, states = rows()
+        full_run, states = rows()
         state = folder / "state.safetensors"
-        if place.rank == 0:
+        if dist_env.rank == 0:
             state.write_bytes(states[1])
-        again, states_again = rows(state if place.rank == 0 else None)
-    assert [one.row for one in again] == [one.row for one in whole[1:]]
-    assert [labels_of(folder, one) for one in again] == [labels_of(folder, o) for o in whole[1:]]
-    if place.rank == 0:
+        again, states_again = rows(state if dist_env.rank == 0 else None)
+    assert [trained_bucket.row for trained_bucket in again] == [
+        trained_bucket.row for trained_bucket in full_run[1:]
+    ]
+    assert [labels_of(folder, trained_bucket) for trained_bucket in again] == [
+        labels_of(folder, o) for o in full_run[1:]
+    ]
+    if dist_env.rank == 0:
         assert weights_in(states_again[2]) == weights_in(states[2])
-    (folder / f"{place.rank}.txt").write_text("the same")
+    (folder / f"{dist_env.rank}.txt").write_text("the same")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ class ObjectStore:
         """Names of all objects, as another client of the store sees them."""
         client = boto3.client("s3", endpoint_url=self.environment["MLFLOW_S3_ENDPOINT_URL"])
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
-        return [found["Key"] for page in pages for found in page.get("Contents", [])]
+        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
 
 @contextmanager

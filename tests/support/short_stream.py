@@ -19,6 +19,6 @@ def short_stream(tmp_path_factory) -> dict[str, str]:
     return {"dataset": "clear10", "data_root": str(folder)}
 
 
-def options(asked: dict[str, str]) -> list[str]:
+def options(parameters: dict[str, str]) -> list[str]:
     """Parameters as options of ``clear-mlflow train``."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    return [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]

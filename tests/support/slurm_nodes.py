@@ -97,10 +97,10 @@ def said(*words: str) -> str:
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
 
-def wait_until(what: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Until something is true."""
     until = time.monotonic() + LONG
-    while not what():
+    while not condition():
         if time.monotonic() > until:
             raise AssertionError("it took too long")
         time.sleep(0.2)
@@ -108,8 +108,8 @@ def wait_until(what: Callable[[], object]) -> None:
 
 def submit(folder: Path) -> str:
     """A job of the script that is shipped, on one core; gives its id."""
-    asked = ["--parsable", "--cpus-per-task=1", "--mem=0"]
-    job = said("sbatch", *asked, str(ROOT / "examples/slurm/train.sbatch"), *OPTIONS)
+    options = ["--parsable", "--cpus-per-task=1", "--mem=0"]
+    job = said("sbatch", *options, str(ROOT / "examples/slurm/train.sbatch"), *OPTIONS)
     assert job, "sbatch did not take the job"
     wait_until((folder / f"clear-{job}.run").exists)
     return job
@@ -126,8 +126,8 @@ def main() -> None:
         client = MlflowClient(uri)
         try:
             with Cluster(folder) as cluster:
-                whole = submit(folder)
-                wait_until(lambda: ended(client, folder, whole))
+                undisturbed = submit(folder)
+                wait_until(lambda: ended(client, folder, undisturbed))
                 job = submit(folder)
                 run_id = build_tracked_run(folder, job)
                 row = rows_folder(client.get_run(run_id)) / "row_002.json"
@@ -139,7 +139,7 @@ def main() -> None:
             for file in (*folder.glob("clear-*.out"), folder / "said"):
                 print(file.read_text(errors="replace")[-4000:])
             raise
-        run, other = client.get_run(run_id), client.get_run(build_tracked_run(folder, whole))
+        run, other = client.get_run(run_id), client.get_run(build_tracked_run(folder, undisturbed))
         assert run.data.tags[names.RESUMES_TAG] == "1"
         assert of_any_machine(rows_of(run)) == of_any_machine(rows_of(other))
         assert history(client, run_id) == history(client, other.info.run_id)

@@ -10,9 +10,9 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord
 
 def row_record(row, **changes) -> RowRecord:
     """A row with what its file says of the run."""
-    facts = {"protocol": "iid", "dataset": DatasetIdentity("digits", "sha256:" + "ab" * 32)}
-    facts |= {"seed": 0, "package_version": "0.1.0", "written_at": "2026-01-31T12:00:00.123Z"}
-    return RowRecord(row=row, **{**facts, **changes})
+    metadata = {"protocol": "iid", "dataset": DatasetIdentity("digits", "sha256:" + "ab" * 32)}
+    metadata |= {"seed": 0, "package_version": "0.1.0", "written_at": "2026-01-31T12:00:00.123Z"}
+    return RowRecord(row=row, **{**metadata, **changes})
 
 
 def images_of(counts, label, class_names, content=None, **changes) -> EvaluationSet:
@@ -30,11 +30,11 @@ def images_of(counts, label, class_names, content=None, **changes) -> Evaluation
 
 def answers_of(images, labels, probabilities=None) -> dict[int, RowPredictions]:
     """What was answered at each row, by its number."""
-    kind = np.uint8 if len(images.class_names) <= 256 else np.uint16
+    label_type = np.uint8 if len(images.class_names) <= 256 else np.uint16
     return {
         row: RowPredictions(
             row=row,
-            labels=np.asarray(of_row, dtype=kind),
+            labels=np.asarray(of_row, dtype=label_type),
             evaluation_set=images.digest,
             probabilities=None if probabilities is None else probabilities[row],
         )

@@ -23,9 +23,9 @@ PREDICTIONS = b"what the model answered"
 
 def on_features(**changes):
     """A configuration for :func:`feature_stream`; all values as text, as users give them."""
-    asked = {"epochs": "3", "lr": "0.3", "lr_step": "2", "batch_size": "4", "memory": "6"}
-    asked |= {"momentum": "0.8", "weight_decay": "0.01"}
-    return config(**{**asked, **changes})
+    parameters = {"epochs": "3", "lr": "0.3", "lr_step": "2", "batch_size": "4", "memory": "6"}
+    parameters |= {"momentum": "0.8", "weight_decay": "0.01"}
+    return config(**{**parameters, **changes})
 
 
 def feature_stream(counts=(9, 7, 10), **options):
@@ -43,7 +43,7 @@ def image_stream(folder, *, train=(7, 6, 5), side=8, augment="none"):
 def rows_of(stream, settings):
     """All rows of a training, and its model as it ends."""
     trained = list(train(stream, settings, progress=TrainingProgress()))
-    return [one.row for one in trained], trained[-1].model
+    return [trained_bucket.row for trained_bucket in trained], trained[-1].model
 
 
 def strategy_on(stream, settings, model):
@@ -100,9 +100,11 @@ def assert_close(ours, theirs, *, rtol=1e-4, atol=1e-6):
 def trained(stream, parameters, saved=None):
     """Rows and states of a training, and its weights as it ends."""
     rows, states = [], []
-    for one in train(stream, parameters, progress=TrainingProgress(), saved=saved):
-        rows.append(one.row)
+    for trained_bucket in train(stream, parameters, progress=TrainingProgress(), saved=saved):
+        rows.append(trained_bucket.row)
         # What it cost tells the time, and no two states would be the same.
-        states.append(to_bytes(one.snapshot(), replace(one.row, cost=None), PREDICTIONS))
-        model = one.model
+        states.append(
+            to_bytes(trained_bucket.snapshot(), replace(trained_bucket.row, cost=None), PREDICTIONS)
+        )
+        model = trained_bucket.model
     return rows, states, {name: value.clone() for name, value in model.state_dict().items()}

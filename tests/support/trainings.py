@@ -27,8 +27,12 @@ class KnownTraining:
 
     @property
     def config(self) -> TrainConfig:
-        asked = {"seed": "7", "metrics": self.metrics, "test_every": "2" if self.tests else "off"}
-        return TrainConfig.resolve(asked)
+        parameters = {
+            "seed": "7",
+            "metrics": self.metrics,
+            "test_every": "2" if self.tests else "off",
+        }
+        return TrainConfig.resolve(parameters)
 
     @property
     def metadata(self) -> StreamMetadata:
@@ -44,13 +48,13 @@ class KnownTraining:
         )
 
     def rows(self, on_curve=ignore, on_test=ignore, on_state=ignore) -> Iterator[MeasuredRow]:
-        facts = self.metadata
+        metadata = self.metadata
         for i, correct in enumerate(self.correct):
             if i in self.live:
                 on_curve(self.live[i])
             for test in self.tests.get(i, ()):
                 on_test(test)
-            row = AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test)
+            row = AccuracyRow(i, metadata.buckets, tuple(correct), metadata.num_test)
             yield MeasuredRow(row, curve=tuple(self.curve.get(i, ())))
         if self.ends_with is not None:
             raise self.ends_with

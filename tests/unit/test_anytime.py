@@ -49,12 +49,12 @@ def explain(matrix):
     return {name: str(error) for name, error in compute_values(matrix, METRICS)[1].items()}
 
 
-def matrix_of(course, width=3, *, trained=None, protocol="iid"):
+def matrix_of(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
     """The tests of a course, the last one of each bucket as its row; *trained* buckets have one."""
-    buckets = sorted({bucket for bucket, _ in course})
+    buckets = sorted({bucket for bucket, _ in within_bucket_tests})
     rows, tests = [], []
     for bucket in buckets:
-        counts = [found for b, found in course if b == bucket]
+        counts = [count for b, count in within_bucket_tests if b == bucket]
         tests += inside_bucket(bucket + 1, counts[:-1], (N,) * width)
         rows.append(np.array(counts[-1]) / N)
     rows = rows[:trained]
@@ -62,46 +62,50 @@ def matrix_of(course, width=3, *, trained=None, protocol="iid"):
     return AnytimeMatrix.of_tests(tests, matrix, protocol)
 
 
-def by_loops(course, k):
+def by_loops(within_bucket_tests, k):
     """The definitions as loops over plain lists of k buckets, all windows written out."""
-    tests = [(bucket, [c / N for c in counts]) for bucket, counts in course if bucket < k]
-    found = {}
+    tests = [
+        (bucket, [c / N for c in counts]) for bucket, counts in within_bucket_tests if bucket < k
+    ]
+    values_by_metric = {}
     minima = []
     for j in range(k - 1):
         minima.append(min(values[j] for bucket, values in tests if bucket > j))
     if minima:
-        found["minimum_accuracy"] = sum(minima) / len(minima)
-    found["worst_case_accuracy"] = tests[-1][1][k - 1] / k
+        values_by_metric["minimum_accuracy"] = sum(minima) / len(minima)
+    values_by_metric["worst_case_accuracy"] = tests[-1][1][k - 1] / k
     if minima:
-        found["worst_case_accuracy"] += (1 - 1 / k) * found["minimum_accuracy"]
-    seen = [sum(values[: bucket + 1]) / (bucket + 1) for bucket, values in tests]
-    found["average_anytime_accuracy"] = sum(seen) / len(seen)
+        values_by_metric["worst_case_accuracy"] += (1 - 1 / k) * values_by_metric[
+            "minimum_accuracy"
+        ]
+    averages = [sum(values[: bucket + 1]) / (bucket + 1) for bucket, values in tests]
+    values_by_metric["average_anytime_accuracy"] = sum(averages) / len(averages)
     for window in (10, 100):
         drops, rises = [], []
         for j in range(k):
             of_bucket = [values[j] for bucket, values in tests if bucket >= j]
             drop = rise = 0.0
             for end in range(1, len(of_bucket) + 1):
-                inside = of_bucket[max(0, end - window) : end]
-                for first in range(len(inside)):
-                    for later in range(first + 1, len(inside)):
-                        drop = max(drop, inside[first] - inside[later])
-                        rise = max(rise, inside[later] - inside[first])
+                window_values = of_bucket[max(0, end - window) : end]
+                for first in range(len(window_values)):
+                    for later in range(first + 1, len(window_values)):
+                        drop = max(drop, window_values[first] - window_values[later])
+                        rise = max(rise, window_values[later] - window_values[first])
             drops.append(drop)
             rises.append(rise)
-        found[f"windowed_forgetting_{window}"] = sum(drops) / k
-        found[f"windowed_plasticity_{window}"] = sum(rises) / k
-    return {f"continual_evaluation/{name}": value for name, value in found.items()}
+        values_by_metric[f"windowed_forgetting_{window}"] = sum(drops) / k
+        values_by_metric[f"windowed_plasticity_{window}"] = sum(rises) / k
+    return {f"continual_evaluation/{name}": value for name, value in values_by_metric.items()}
 
 
 def test_the_authors_program_gives_these_numbers():
     """WF, WP, min-ACC and WC-ACC of Mattdl/ContinualEvaluation, bae2a58, on this course."""
     matrix = matrix_of(COURSE)
-    found = summarize(matrix)
-    assert found["continual_evaluation/minimum_accuracy"] == pytest.approx(0.425, abs=1e-12)
-    assert found["continual_evaluation/worst_case_accuracy"] == pytest.approx(37 / 60, abs=1e-12)
+    metrics = summarize(matrix)
+    assert metrics["continual_evaluation/minimum_accuracy"] == pytest.approx(0.425, abs=1e-12)
+    assert metrics["continual_evaluation/worst_case_accuracy"] == pytest.approx(37 / 60, abs=1e-12)
     ten = (
-        found[f"continual_evaluation/windowed_{name}_10"] for name in ("forgetting", "plasticity")
+        metrics[f"continual_evaluation/windowed_{name}_10"] for name in ("forgetting", "plasticity")
     )
     assert list(ten) == pytest.approx([0.3416666666666666, 0.675], abs=1e-12)
     assert windowed_forgetting(matrix, 3) == pytest.approx(1 / 3, abs=1e-12)
@@ -113,22 +117,22 @@ def courses(draw):
     width = draw(st.integers(1, 4))
     trained = draw(st.integers(1, width))
     counts = st.lists(st.integers(0, N), min_size=width, max_size=width)
-    found = []
+    drawn_tests = []
     for bucket in range(trained):
         for _ in range(draw(st.integers(2, 14))):
-            found.append((bucket, draw(counts)))
-    return width, trained, found
+            drawn_tests.append((bucket, draw(counts)))
+    return width, trained, drawn_tests
 
 
 @settings(max_examples=60, deadline=None)
 @given(courses())
 def test_every_metric_is_what_loops_give(drawn):
     """At every step of the run, and with as many tests inside a bucket as it takes."""
-    width, trained, course = drawn
-    matrix = matrix_of(course, width)
+    width, trained, tests = drawn
+    matrix = matrix_of(tests, width)
     steps = series_of(matrix)
     for k in range(1, trained + 1):
-        expected = by_loops(course, k)
+        expected = by_loops(tests, k)
         assert {name: values[k] for name, values in steps.items() if k in values} == pytest.approx(
             expected, abs=1e-12
         )
@@ -141,21 +145,21 @@ def test_without_inside_bucket_nothing_is_defined():
     rows = AccuracyMatrix([[0.9, 0.1], [0.5, 0.9]])
     matrix = AnytimeMatrix.of_tests([], rows)
     assert summarize(matrix) == {}
-    told = "needs tests inside of each bucket (test_every); bucket '1' has none"
-    assert set(explain(matrix).values()) == {told}
+    message = "needs tests inside of each bucket (test_every); bucket '1' has none"
+    assert set(explain(matrix).values()) == {message}
     assert len(explain(matrix)) == len(METRICS)
 
 
 def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
     """What was whole before it stays defined."""
-    whole = matrix_of(COURSE)
-    tests = [test for of in whole.tests.values() for test in of]
+    full_matrix = matrix_of(COURSE)
+    tests = [test for of in full_matrix.tests.values() for test in of]
     lacking = [test for test in tests if (test.bucket, test.test) != (2, 3)]
-    matrix = AnytimeMatrix.of_tests(lacking, whole.matrix)
+    matrix = AnytimeMatrix.of_tests(lacking, full_matrix.matrix)
     assert not matrix.is_complete
     assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
     steps = series_of(matrix)["continual_evaluation/worst_case_accuracy"]
-    assert steps == {1: summarize(whole.after(1))["continual_evaluation/worst_case_accuracy"]}
+    assert steps == {1: summarize(full_matrix.after(1))["continual_evaluation/worst_case_accuracy"]}
 
 
 def test_a_bucket_in_training_counts_when_its_row_is_there():
@@ -173,19 +177,19 @@ def test_tests_on_training_images_are_no_evidence():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"buckets": ("a", "b", "c")}, "is of buckets"),
         ({"num_instances": (N, N, N + 1)}, "images per bucket, but the rows say"),
         ({"num_tests": 9}, "the first of its bucket one of 3"),
     ],
 )
-def test_tests_of_another_run_are_refused(change, told):
+def test_tests_of_another_run_are_refused(change, message):
     """They contradict the rows, or each other."""
-    whole = matrix_of(COURSE)
-    *rest, last = whole.tests[1]
-    with pytest.raises(RecordError, match=told):
-        AnytimeMatrix.of_tests([*rest, dataclasses.replace(last, **change)], whole.matrix)
+    full_matrix = matrix_of(COURSE)
+    *rest, last = full_matrix.tests[1]
+    with pytest.raises(RecordError, match=message):
+        AnytimeMatrix.of_tests([*rest, dataclasses.replace(last, **change)], full_matrix.matrix)
 
 
 def test_a_file_reads_back_to_the_same_test():
@@ -214,7 +218,7 @@ def test_no_reader_takes_one_kind_of_row_for_the_other():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"test": 0}, "test is 0"),
         ({"test": 4}, "test is 4, of 3"),
@@ -227,11 +231,11 @@ def test_no_reader_takes_one_kind_of_row_for_the_other():
         ({"schema": {"name": "clear_mlflow/anytime_row", "version": "2.0"}}, "upgrade it"),
     ],
 )
-def test_a_file_that_is_no_test_is_one_line(change, told):
+def test_a_file_that_is_no_test_is_one_line(change, message):
     """It names the file."""
     tests = inside_bucket(2, [[1, 2, 3], [2, 3, 4], [3, 4, 5]], (9, 9, 9))
     content = {**json.loads(tests[1].to_json(WHEN)), **change}
-    with pytest.raises(RecordError, match=told) as caught:
+    with pytest.raises(RecordError, match=message) as caught:
         AnytimeRow.from_json(json.dumps(content), source=anytime_file_name(2, 2))
     assert str(caught.value).startswith("bucket_002_test_0002.json: ")
     assert "\n" not in str(caught.value)
@@ -260,12 +264,12 @@ def heights(chart):
 def test_a_chart_of_many_tests_loses_no_drop():
     """Of 4,000 tests, some hundred points are drawn, the one test that falls to 0 among them."""
     counts = [[30]] * 1233 + [[0]] + [[30]] * 2766
-    matrix = matrix_of([(0, found) for found in [*counts, [30]]], width=1)
+    matrix = matrix_of([(0, height_list) for height_list in [*counts, [30]]], width=1)
     (chart,) = inside_charts(matrix)["buckets"]
-    found = heights(chart)
-    assert len(found) < 1300
-    assert max(found) == chart["up"][0]["at"]
-    assert sum(height == max(found) for height in found) == 1
+    height_list = heights(chart)
+    assert len(height_list) < 1300
+    assert max(height_list) == chart["up"][0]["at"]
+    assert sum(height == max(height_list) for height in height_list) == 1
 
 
 def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():

@@ -51,14 +51,14 @@ def test_the_signature_is_the_configuration(function):
 def test_every_choice_of_a_type_is_one():
     """What a type says may be passed is accepted."""
     for name, hint in get_type_hints(TrainOptions).items():
-        for kind in (hint, *get_args(hint)):
-            choices = get_args(kind) if get_origin(kind) is Literal else ()
-            for choice in (True, False) if kind is bool else choices:
+        for hint_type in (hint, *get_args(hint)):
+            choices = get_args(hint_type) if get_origin(hint_type) is Literal else ()
+            for choice in (True, False) if hint_type is bool else choices:
                 TrainConfig.resolve(_format_options({name: choice}))
 
 
 @pytest.mark.parametrize(
-    ("given", "texts"),
+    ("value", "texts"),
     [
         ({"compile": True, "resumable": False}, {"compile": "on", "resumable": "off"}),
         ({"seeds": [0, 1]}, {"seeds": "0,1"}),
@@ -68,13 +68,13 @@ def test_every_choice_of_a_type_is_one():
         ({"compile": "on", "split": 0}, {"compile": "on", "split": "0"}),
     ],
 )
-def test_values_are_written_as_in_python(given, texts):
+def test_values_are_written_as_in_python(value, texts):
     """What arrives is the text that the command line would have had."""
-    assert _format_options(given) == texts
+    assert _format_options(value) == texts
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("value", "message"),
     [
         ({"epochs": True}, "epochs is 'True'; expected a whole number"),
         ({"epochs": "0005"}, "epochs is '0005'; expected a whole number"),
@@ -85,10 +85,10 @@ def test_values_are_written_as_in_python(given, texts):
         ({"lr": float("nan")}, "lr is 'nan'; expected a finite number above 0"),
     ],
 )
-def test_a_wrong_value_is_one_clear_error(given, told):
+def test_a_wrong_value_is_one_clear_error(value, message):
     """Before anything is read, and before MLflow is asked."""
-    with pytest.raises(ConfigError, match=re.escape(told)):
-        clear_mlflow.train(**given)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        clear_mlflow.train(**value)
 
 
 def test_an_unknown_parameter_is_python_s_own_error():

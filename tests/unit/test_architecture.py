@@ -57,11 +57,11 @@ MOST_MODULES = 14
 
 def modules() -> dict[str, Path]:
     """Dotted name to file, of every module of the package."""
-    found = {}
+    paths_by_name = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths_by_name[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths_by_name
 
 
 @cache
@@ -69,19 +69,19 @@ def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def imported(path: Path, known: frozenset[str]) -> set[str]:
+def imported(path: Path, module_names: frozenset[str]) -> set[str]:
     """Every module that a file imports, wherever in it; of ours, the module and not the name."""
-    found = set()
+    imported_names = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported_names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
             assert node.module is not None
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in known else node.module)
-    return found
+                imported_names.add(full if full in module_names else node.module)
+    return imported_names
 
 
 MODULES = modules()
@@ -192,18 +192,18 @@ def test_runs_are_opened_and_ended_in_one_module_each():
 def test_a_folder_can_be_taken_in_at_a_glance():
     """About a dozen modules; more only where each is one thing of a kind."""
     for folder in {path.parent for path in MODULES.values()}:
-        named = folder.relative_to(PACKAGE).as_posix()
-        if named not in PLUGINS:
-            assert len(list(folder.glob("*.py"))) <= MOST_MODULES, named
+        folder_name = folder.relative_to(PACKAGE).as_posix()
+        if folder_name not in PLUGINS:
+            assert len(list(folder.glob("*.py"))) <= MOST_MODULES, folder_name
 
 
 def test_a_module_name_means_one_thing():
     """Except for a command and what it calls, and for one name in two kinds of plug-in."""
-    seen: dict[str, set[str]] = {}
+    packages_by_name: dict[str, set[str]] = {}
     for path in MODULES.values():
         if path.stem not in ("__init__", "_base"):
-            seen.setdefault(path.stem, set()).add(path.relative_to(PACKAGE).parts[0])
-    repeated = {stem: rooms for stem, rooms in seen.items() if len(rooms - {"cli"}) > 1}
+            packages_by_name.setdefault(path.stem, set()).add(path.relative_to(PACKAGE).parts[0])
+    repeated = {stem: rooms for stem, rooms in packages_by_name.items() if len(rooms - {"cli"}) > 1}
     assert repeated == {"renate": {"metrics", "importers"}}
 
 
@@ -211,5 +211,7 @@ def test_contributing_names_every_room():
     """The table of rooms is the package's."""
     page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `clear_mlflow/")]
-    told = [row.split("`")[1].removeprefix("clear_mlflow/").removesuffix(".py") for row in rows]
-    assert told == list(ROOMS)
+    row_names = [
+        row.split("`")[1].removeprefix("clear_mlflow/").removesuffix(".py") for row in rows
+    ]
+    assert row_names == list(ROOMS)

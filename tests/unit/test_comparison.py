@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, counts, seeds_of, subject
+from comparisons import NUM_TEST, compared_run, counts, seeds_of
 from rich.console import Console
 from stored_values import answers_of, images_of
 
@@ -45,8 +45,8 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(build, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 
-def compared(subjects, by=BY, **options):
-    return compare(arrange(subjects, by, **options))
+def compared(runs, by=BY, **options):
+    return compare(arrange(runs, by, **options))
 
 
 def hits_of(correct, *, classes=("wrong", "right")):
@@ -62,7 +62,7 @@ def test_the_better_group_leads():
     runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
     assert [g.name for g in compared(runs).groups] == ["replay", "naive"]
     each = compared(
-        [subject("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
+        [compared_run("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
     )
     assert len({group.name for group in each.groups}) == 3
     by_forgetting = compared(runs, rank_by="renate/forgetting").groups
@@ -79,7 +79,7 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         ({"digest": "sha256:" + "cd" * 32}, "dataset digest (abababab and cdcdcdcd)"),
         ({"protocol": "streaming"}, "protocol (iid and streaming)"),
@@ -87,58 +87,63 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
         ({"buckets": ["a", "b", "c", "d"]}, "buckets"),
     ],
 )
-def test_other_test_sets_are_never_in_one_group(other, said):
+def test_other_test_sets_are_never_in_one_group(other, message):
     """Kept apart, never tested against each other, and the difference is named."""
     runs = [*seeds_of("replay", 180, range(7)), *seeds_of("replay", 120, range(7, 14), **other)]
-    found = compared(runs)
-    assert [len(group.members) for group in found.groups] == [7, 7]
-    assert len({group.name for group in found.groups}) == 2
-    assert found.verdicts == ()
-    assert any("ways differ in" in warning and said in warning for warning in found.warnings)
+    comparison = compared(runs)
+    assert [len(group.members) for group in comparison.groups] == [7, 7]
+    assert len({group.name for group in comparison.groups}) == 2
+    assert comparison.verdicts == ()
+    assert any(
+        "ways differ in" in warning and message in warning for warning in comparison.warnings
+    )
 
 
 def test_a_run_given_twice_counts_once():
     """By its id, and by its seed and matrix: neither is a second piece of evidence."""
     runs = seeds_of("replay", 180, range(3))
-    copy = subject("replay", counts(180, 1), seed=1, run_id="copy")
-    found = compared([*runs, runs[0], copy])
-    (group,) = found.groups
+    copy = compared_run("replay", counts(180, 1), seed=1, run_id="copy")
+    comparison = compared([*runs, runs[0], copy])
+    (group,) = comparison.groups
     assert [run.run_id for run in group.members] == ["replay-0", "replay-1", "replay-2"]
-    assert any("repeats" in warning and "copy" in warning for warning in found.warnings)
+    assert any("repeats" in warning and "copy" in warning for warning in comparison.warnings)
 
 
 def test_a_seed_twice_with_other_numbers_is_told():
     """The spread of such a group is not one over seeds."""
-    runs = [*seeds_of("replay", 180, [1]), subject("replay", counts(170, 5), seed=1, run_id="x")]
-    found = compared(runs)
-    assert len(found.groups[0].members) == 2
-    assert any("seed 1 more than once" in warning for warning in found.warnings)
+    runs = [
+        *seeds_of("replay", 180, [1]),
+        compared_run("replay", counts(170, 5), seed=1, run_id="x"),
+    ]
+    comparison = compared(runs)
+    assert len(comparison.groups[0].members) == 2
+    assert any("seed 1 more than once" in warning for warning in comparison.warnings)
 
 
 def test_one_run_only():
     """It is shown, and nothing is tested."""
-    found = compared(seeds_of("replay", 180, [0]))
-    assert found.verdicts == ()
-    assert found.groups[0].metrics[SCORE].interval is None
-    assert "one run each" in found.warnings[0]
-    assert found.interval_of(0, SCORE) == (None, False)
-    run = found.groups[0].members[0]
-    found = compare(arrange([run], BY), {run.run_id: hits_of(counts(180, 0))})
-    interval, is_over_images = found.interval_of(0, SCORE)
+    comparison = compared(seeds_of("replay", 180, [0]))
+    assert comparison.verdicts == ()
+    assert comparison.groups[0].metrics[SCORE].interval is None
+    assert "one run each" in comparison.warnings[0]
+    assert comparison.interval_of(0, SCORE) == (None, False)
+    run = comparison.groups[0].members[0]
+    comparison = compare(arrange([run], BY), {run.run_id: hits_of(counts(180, 0))})
+    interval, is_over_images = comparison.interval_of(0, SCORE)
     assert is_over_images
-    assert interval.low < found.groups[0].metrics[SCORE].mean < interval.high
+    assert interval.low < comparison.groups[0].metrics[SCORE].mean < interval.high
 
 
 def test_a_run_that_ended_early_is_left_out_of_means():
     """Its average after two buckets is no average after four; its cells are still there."""
-    whole = seeds_of("replay", 180, range(3))
-    early = subject("replay", counts(180, 9)[:3], seed=9)
-    found = compared([*whole, early])
-    (group,) = found.groups
+    complete_runs = seeds_of("replay", 180, range(3))
+    early = compared_run("replay", counts(180, 9)[:3], seed=9)
+    comparison = compared([*complete_runs, early])
+    (group,) = comparison.groups
     assert group.metrics[SCORE].n == 3
-    assert group.metrics[SCORE].mean == compared(whole).groups[0].metrics[SCORE].mean
+    assert group.metrics[SCORE].mean == compared(complete_runs).groups[0].metrics[SCORE].mean
     assert group.seeds_per_cell.tolist() == [[4] * 4] * 3 + [[3] * 4] * 2
-    assert any("trained on 2 of 4 buckets" in warning for warning in found.warnings)
+    assert any("trained on 2 of 4 buckets" in warning for warning in comparison.warnings)
 
 
 def test_streaming_shows_only_its_evidence():
@@ -153,26 +158,27 @@ def test_streaming_shows_only_its_evidence():
 def test_predictions_of_single_runs_are_paired():
     """A bootstrap of each metric over the test images that both answered."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
-    arrangement = arrange([subject(name, c) for name, c in cells.items()], BY)
-    assert {run.name for run in arrangement.wants_predictions()} == {"a seed 0", "b seed 0"}
-    found = compare(arrangement, {f"{name}-0": hits_of(c) for name, c in cells.items()})
-    (verdict,) = found.verdicts
+    ranked_groups = arrange([compared_run(name, c) for name, c in cells.items()], BY)
+    assert {run.name for run in ranked_groups.wants_predictions()} == {"a seed 0", "b seed 0"}
+    comparison = compare(ranked_groups, {f"{name}-0": hits_of(c) for name, c in cells.items()})
+    (verdict,) = comparison.verdicts
     assert verdict.test is not None
     assert (verdict.test.unit, verdict.outcome) == ("images", "different")
     assert verdict.test.difference == pytest.approx(
-        found.groups[0].metrics[SCORE].mean - found.groups[1].metrics[SCORE].mean
+        comparison.groups[0].metrics[SCORE].mean - comparison.groups[1].metrics[SCORE].mean
     )
 
 
 def test_other_test_images_are_not_paired():
     """The dataset's digest is the same, the images are not: no test."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
-    arrangement = arrange([subject(name, c) for name, c in cells.items()], BY)
-    found = compare(
-        arrangement, {f"{name}-0": hits_of(c, classes=(name, "right")) for name, c in cells.items()}
+    ranked_groups = arrange([compared_run(name, c) for name, c in cells.items()], BY)
+    comparison = compare(
+        ranked_groups,
+        {f"{name}-0": hits_of(c, classes=(name, "right")) for name, c in cells.items()},
     )
-    assert found.verdicts == ()
-    assert any("different test images" in warning for warning in found.warnings)
+    assert comparison.verdicts == ()
+    assert any("different test images" in warning for warning in comparison.warnings)
 
 
 def test_no_label_no_group():
@@ -187,15 +193,15 @@ def test_no_label_no_group():
 
 def test_leaderboard_says_what_the_groups_say():
     """In twelve digits; what is not defined is empty in both files, and never 0."""
-    found = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
-    table = json.loads(leaderboard_json(found))
-    for group, row in zip(found.groups, table["data"], strict=True):
-        shown = dict(zip(table["columns"], row, strict=True))
-        assert (shown.pop("group"), shown.pop("seeds")) == (group.name, len(group.members))
-        assert shown == pytest.approx({name: group.metrics[name].mean for name in shown}, rel=1e-11)
-        assert all(len(repr(value)) <= 17 for value in shown.values())
-    lines = list(csv.DictReader(io.StringIO(leaderboard_csv(found))))
-    expected = [(group, *metric) for group in found.groups for metric in group.metrics.items()]
+    comparison = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
+    table = json.loads(leaderboard_json(comparison))
+    for group, row in zip(comparison.groups, table["data"], strict=True):
+        cells = dict(zip(table["columns"], row, strict=True))
+        assert (cells.pop("group"), cells.pop("seeds")) == (group.name, len(group.members))
+        assert cells == pytest.approx({name: group.metrics[name].mean for name in cells}, rel=1e-11)
+        assert all(len(repr(value)) <= 17 for value in cells.values())
+    lines = list(csv.DictReader(io.StringIO(leaderboard_csv(comparison))))
+    expected = [(group, *metric) for group in comparison.groups for metric in group.metrics.items()]
     for (group, metric, value), line in zip(expected, lines, strict=True):
         assert line["group"] == ("'=1+1" if group.name == "=1+1" else group.name)
         assert (line["metric"], line["n"]) == (metric, str(value.n))
@@ -218,43 +224,47 @@ def partly_defined():
 
 def test_each_output_counts_the_seeds_that_define_a_metric():
     """As "1 of 3": terminal, LaTeX, Markdown, description, page, CSV, JSON and frame."""
-    found = partly_defined()
+    comparison = partly_defined()
     printed = io.StringIO()
     console = Console(width=80, file=printed)
-    for part in comparison_text(found):
+    for part in comparison_text(comparison):
         console.print(part)
     assert printed.getvalue().count("1 of 3") == 1
-    for text in (latex_table(found), markdown_table(found), comparison_note(found, page="")):
+    for text in (
+        latex_table(comparison),
+        markdown_table(comparison),
+        comparison_note(comparison, page=""),
+    ):
         assert text.count("(1 of 3)") == 1
-    assert comparison_page(found, title="", footer="").count("1 of 3 seeds") >= 1
-    lines = list(csv.DictReader(io.StringIO(leaderboard_csv(found))))
+    assert comparison_page(comparison, title="", footer="").count("1 of 3 seeds") >= 1
+    lines = list(csv.DictReader(io.StringIO(leaderboard_csv(comparison))))
     counts_of = {(li["group"], li["metric"]): (li["n"], li["seeds"]) for li in lines}
     assert counts_of["replay", "renate/average_accuracy"] == ("1", "3")
     assert counts_of["naive", "renate/average_accuracy"] == ("3", "3")
-    group = comparison_dict(found)["groups"][0]
+    group = comparison_dict(comparison)["groups"][0]
     assert (group["metrics"]["renate/average_accuracy"]["n"], group["seeds"]) == (1, 3)
-    frame = leaders_frame(found)
+    frame = leaders_frame(comparison)
     assert frame["renate/average_accuracy (seeds)"].tolist() == [1, 3]
-    assert json.loads(leaderboard_json(found))["columns"] == [*frame.columns]
+    assert json.loads(leaderboard_json(comparison))["columns"] == [*frame.columns]
 
 
 def test_figures_are_pictures():
     """Of the metrics and of the curves the page's own drawing; for papers, pages of a PDF."""
-    found = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
-    files = dict(figures(found))
+    comparison = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
+    files = dict(figures(comparison))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
-    page = comparison_page(found, title="t", footer="f")
+    page = comparison_page(comparison, title="t", footer="f")
     for name, content in files.items():
         if name == "paper.pdf":
             with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
-                assert dict(figures(found))[name] == content  # undated, and no user's settings
+                assert dict(figures(comparison))[name] == content  # undated, and no user's settings
             assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
             assert b"/CIDFontType2" in content
             assert b"/Type3" not in content
             continue
-        drawn = ElementTree.fromstring(content)
-        assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-        assert "a$x^<b>" in [part.text for part in drawn.iter()]
+        svg = ElementTree.fromstring(content)
+        assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "a$x^<b>" in [part.text for part in svg.iter()]
         curves = re.findall(r'<(?:path class="(?:line|band|reach)"|circle)[^>]*>', content.decode())
         assert len(curves) > 4
         assert all(curve in page for curve in curves if "h26" not in curve)
@@ -266,8 +276,10 @@ def test_a_legend_stays_in_its_figure(groups, width):
     """In fewer columns where names are long; the axes keep their height."""
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
-    found = compared([run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])])
-    figure = course_figure(found, width=width)
+    comparison = compared(
+        [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
+    )
+    figure = course_figure(comparison, width=width)
     figure.draw_without_rendering()
     assert figure.get_size_inches()[0] == width
     (legend,) = figure.legends
@@ -296,7 +308,7 @@ def test_the_note_fits_and_leads_with_what_is_real():
 
 def with_tests(name, level, seed, every):
     """A run with a minimum over tests inside its buckets."""
-    run = subject(name, counts(level, seed), seed=seed)
+    run = compared_run(name, counts(level, seed), seed=seed)
     summary = {**run.summary, MINIMUM: level * (1 - seed / 100) / 400}
     return dataclasses.replace(run, summary=summary, test_every=every)
 
@@ -305,12 +317,12 @@ def test_metrics_of_tests_inside_buckets_are_compared_as_all_others():
     """In the leaderboard, tested over seeds, and to rank by; what lacks them is named."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
-    found = compared(runs, rank_by=MINIMUM)
-    assert {verdict.metric for verdict in found.verdicts} == {MINIMUM}
-    assert not any("test_every" in text for text in found.warnings)
-    found = compared([*runs, *seeds_of("er_ace", 150, range(2))])
-    assert [MINIMUM in group.metrics for group in found.groups] == [True, False, True]
-    (line,) = [text for text in found.warnings if "test_every" in text]
+    comparison = compared(runs, rank_by=MINIMUM)
+    assert {verdict.metric for verdict in comparison.verdicts} == {MINIMUM}
+    assert not any("test_every" in text for text in comparison.warnings)
+    comparison = compared([*runs, *seeds_of("er_ace", 150, range(2))])
+    assert [MINIMUM in group.metrics for group in comparison.groups] == [True, False, True]
+    (line,) = [text for text in comparison.warnings if "test_every" in text]
     assert line.startswith("2 of 8 runs were not tested inside their buckets (test_every): ")
 
 
@@ -318,18 +330,18 @@ def test_tests_at_other_intervals_are_shown_and_not_tested():
     """A shorter interval finds lower minima: that is no difference of methods."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
-    found = compared(runs)
-    assert any("(test_every: '1', '2')" in text for text in found.warnings)
-    assert all(MINIMUM in group.metrics for group in found.groups)
-    assert found.verdicts
+    comparison = compared(runs)
+    assert any("(test_every: '1', '2')" in text for text in comparison.warnings)
+    assert all(MINIMUM in group.metrics for group in comparison.groups)
+    assert comparison.verdicts
     assert compared(runs, rank_by=MINIMUM).verdicts == ()
 
 
 def test_of_two_runs_of_one_training_the_one_with_tests_counts():
     """Whichever is listed first."""
     run = with_tests("naive", 120, 0, "2")
-    plain = dataclasses.replace(run, run_id="plain", test_every=None)
-    for subjects in ([run, plain], [plain, run]):
-        arrangement = arrange(subjects, BY)
-        assert [member.test_every for member in arrangement.subjects] == ["2"]
-        assert any("repeats" in note for note in arrangement.notes)
+    run_without_tests = dataclasses.replace(run, run_id="plain", test_every=None)
+    for run_list in ([run, run_without_tests], [run_without_tests, run]):
+        ranked_groups = arrange(run_list, BY)
+        assert [member.test_every for member in ranked_groups.subjects] == ["2"]
+        assert any("repeats" in note for note in ranked_groups.notes)

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from comparisons import counts, row_records, seeds_of, subject
+from comparisons import compared_run, counts, row_records, seeds_of
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from rich.console import Console
 
@@ -17,8 +17,8 @@ from clear_mlflow.core.record import assemble, row_file_name
 BY = ("strategy", "dataset")
 
 
-def page_of(subjects, by=BY, title="a title"):
-    comparison = compare(arrange(subjects, by))
+def page_of(runs, by=BY, title="a title"):
+    comparison = compare(arrange(runs, by))
     return comparison, comparison_page(comparison, title=title, footer="by a test")
 
 
@@ -44,8 +44,12 @@ def test_hostile_names_are_only_text(name):
             run
             for seed in range(2)
             for run in (
-                subject(text, counts(180, seed), seed=seed, dataset=key, buckets=[key, *"bcd"]),
-                subject("other", counts(90, seed), seed=seed, dataset=key, buckets=[key, *"bcd"]),
+                compared_run(
+                    text, counts(180, seed), seed=seed, dataset=key, buckets=[key, *"bcd"]
+                ),
+                compared_run(
+                    "other", counts(90, seed), seed=seed, dataset=key, buckets=[key, *"bcd"]
+                ),
             )
         ]
         return page_of(runs, title=text)[1]
@@ -57,7 +61,7 @@ def test_hostile_names_are_only_text(name):
 
 def test_every_number_of_the_leaderboard_is_the_metric():
     """To its last digit, and an empty cell where a metric is not defined."""
-    runs = [*three_groups(), subject("early", counts(150, 1)[:3], seed=1)]
+    runs = [*three_groups(), compared_run("early", counts(150, 1)[:3], seed=1)]
     comparison, text = page_of(runs)
     board = text.split('id="board">')[1].split("</table>")[0]
     rows = re.findall(r"<tr><th scope=\"row\".*?</tr>", board, re.S)
@@ -65,18 +69,22 @@ def test_every_number_of_the_leaderboard_is_the_metric():
     for group, row in zip(comparison.groups, rows, strict=True):
         values = re.findall(r'<td data-value="([^"]*)"', row)[1:]
         for metric, value in zip(comparison.metrics, values, strict=True):
-            found = group.metrics.get(metric)
-            assert value == ("" if found is None else repr(found.mean))
-            if found is not None:
-                assert f"{found.mean:.4f}" in row
-                assert f"± {found.std:.4f}" in row
-            if found is not None and found.interval is not None:  # seeds that differ
-                assert f"[{found.interval.low:.3f}, {found.interval.high:.3f}]" in row
+            metric_result = group.metrics.get(metric)
+            assert value == ("" if metric_result is None else repr(metric_result.mean))
+            if metric_result is not None:
+                assert f"{metric_result.mean:.4f}" in row
+                assert f"± {metric_result.std:.4f}" in row
+            if (
+                metric_result is not None and metric_result.interval is not None
+            ):  # seeds that differ
+                assert (
+                    f"[{metric_result.interval.low:.3f}, {metric_result.interval.high:.3f}]" in row
+                )
 
 
 def test_every_cell_of_every_matrix_is_there():
     """As text, in percent; not measured is a word, not a number."""
-    runs = [*three_groups(2), subject("early", counts(150, 1)[:3], seed=1)]
+    runs = [*three_groups(2), compared_run("early", counts(150, 1)[:3], seed=1)]
     comparison, text = page_of(runs)
     tables = re.findall(r'<table class="heat">.*?</table>', text, re.S)
     grids = [group.grid for group in comparison.groups]
@@ -93,14 +101,14 @@ def test_every_cell_of_every_matrix_is_there():
 def test_sentences_and_warnings_are_on_the_page():
     """All of them, for the metric that ranks; with how p was adjusted."""
     comparison, text = page_of(three_groups())
-    told = " ".join("".join(Page(text).texts).split())
+    page_text = " ".join("".join(Page(text).texts).split())
     assert len(comparison.verdicts) == 3
-    beside = [sentence for verdict in comparison.verdicts for sentence in verdict.beside]
-    assert len(beside) >= 3
+    extra_sentences = [sentence for verdict in comparison.verdicts for sentence in verdict.beside]
+    assert len(extra_sentences) >= 3
     sentences = [verdict.sentence for verdict in comparison.verdicts]
-    for sentence in (*sentences, *beside, *comparison.warnings):
-        assert " ".join(sentence.split()) in told
-    assert "adjusted by Holm's method" in told
+    for sentence in (*sentences, *extra_sentences, *comparison.warnings):
+        assert " ".join(sentence.split()) in page_text
+    assert "adjusted by Holm's method" in page_text
 
 
 def test_what_is_there_for_the_ear_alone_widens_no_page():
@@ -125,7 +133,7 @@ def test_one_run_and_two_settings_make_a_page():
 def test_fifty_runs_fit():
     """Each for itself, of ten buckets: below two megabytes."""
     runs = [
-        subject(f"strategy {i}", counts(100 + i, i, buckets=10), seed=0, run_id=f"{i:032x}")
+        compared_run(f"strategy {i}", counts(100 + i, i, buckets=10), seed=0, run_id=f"{i:032x}")
         for i in range(50)
     ]
     _, text = page_of(runs, by=())

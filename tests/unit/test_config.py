@@ -31,10 +31,10 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_a_configuration_read_back_is_the_same(asked, tmp_path):
+@pytest.mark.parametrize("parameters", ASKED)
+def test_a_configuration_read_back_is_the_same(parameters, tmp_path):
     """config.json repeats a run: through its file, nothing is left to auto that was resolved."""
-    config = TrainConfig.resolve(asked)
+    config = TrainConfig.resolve(parameters)
     file = tmp_path / "config.json"
     file.write_text(config.to_json())
     assert TrainConfig.resolve(read_config_file(file)) == config
@@ -43,16 +43,16 @@ def test_a_configuration_read_back_is_the_same(asked, tmp_path):
 @pytest.mark.parametrize("dataset", [*DATASETS, "lab.photos:by_year"])
 def test_a_recipe_names_every_value_that_is_auto(dataset):
     """Only what is found out later may stay auto: folder, split, device and its precision."""
-    asked = {"dataset": dataset} | (
+    parameters = {"dataset": dataset} | (
         {} if dataset in EMBEDDED_RECIPES else {"data_root": "/somewhere"}
     )
-    texts = TrainConfig.resolve(asked).as_text()
-    left = {name for name, text in texts.items() if text == "auto"}
-    assert left <= {"data_root", "split", "device", "precision"}
+    texts = TrainConfig.resolve(parameters).as_text()
+    auto_names = {name for name, text in texts.items() if text == "auto"}
+    assert auto_names <= {"data_root", "split", "device", "precision"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("parameters", "message"),
     [
         ({"epoch": "3"}, "unknown parameter 'epoch'; did you mean epochs?"),
         ({"epochs": "0"}, "at least 1"),
@@ -70,11 +70,11 @@ def test_a_recipe_names_every_value_that_is_auto(dataset):
         ({"model": "linear"}, "features"),
     ],
 )
-def test_a_wrong_value_is_told_in_one_line(asked, told):
+def test_a_wrong_value_is_told_in_one_line(parameters, message):
     """With the parameter's name or what was expected of it."""
     with pytest.raises(ConfigError) as error:
-        TrainConfig.resolve(asked)
-    assert told in str(error.value)
+        TrainConfig.resolve(parameters)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -124,33 +124,43 @@ def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
         again = parameters_to_log(trained, asked, logged)
         assert again == {}
     else:
-        there = asked if how == "mlflow run" else {**parameter_defaults(), **asked}
-        logged = {**there, **parameters_to_log(trained, asked, there)}
+        expected = asked if how == "mlflow run" else {**parameter_defaults(), **asked}
+        logged = {**expected, **parameters_to_log(trained, asked, expected)}
     assert is_of_a_training(logged)
     assert TrainConfig.resolve(logged_parameters(logged)) == config
 
 
 def test_a_parameter_is_the_value_in_force_where_it_plays_a_role():
     """The text that was passed is logged, too, if it has no effect; what is none or off is not."""
-    asked = {"memory": "500", "lr": "auto", "momentum": "0.5", "optimizer": "adam", "epochs": "3"}
-    config = TrainConfig.resolve(asked)
-    logged = parameters_to_log(config, asked, {})
+    parameters = {
+        "memory": "500",
+        "lr": "auto",
+        "momentum": "0.5",
+        "optimizer": "adam",
+        "epochs": "3",
+    }
+    config = TrainConfig.resolve(parameters)
+    logged = parameters_to_log(config, parameters, {})
     assert (logged["lr"], logged["epochs"]) == ("0.02", "3")
     assert {"memory", "momentum", "asked/lr", "asked/epochs", "used/lr"}.isdisjoint(logged)
     assert (logged["asked/memory"], logged["asked/momentum"]) == ("500", "0.5")
     assert {"weights", "features", "budget", "seeds", "compile"}.isdisjoint(logged)
-    of_project = parameters_to_log(config, asked, asked)
+    of_project = parameters_to_log(config, parameters, parameters)
     assert of_project["used/lr"] == "0.02"
     assert {"lr", "epochs", "used/epochs", "used/memory", "asked/lr"}.isdisjoint(of_project)
-    others = parameters_to_log(config, asked, {"epochs": "12 of mine", "lr": "0.020"})
+    others = parameters_to_log(config, parameters, {"epochs": "12 of mine", "lr": "0.020"})
     assert others["used/epochs"] == "3"
     assert {"epochs", "used/lr", "asked/epochs"}.isdisjoint(others)
 
 
 def test_values_go_to_another_process_as_they_are():
     """Resolved once: what JSON hands over makes the same configuration, and its text does, too."""
-    asked = {"strategy": "replay", "strategy_args": "buffer=reservoir, alpha=0.5", "lr": "0.10"}
-    config = TrainConfig.resolve(asked)
+    parameters = {
+        "strategy": "replay",
+        "strategy_args": "buffer=reservoir, alpha=0.5",
+        "lr": "0.10",
+    }
+    config = TrainConfig.resolve(parameters)
     assert config.strategy_args == {"buffer": "reservoir", "alpha": "0.5"}
     assert TrainConfig(**json.loads(json.dumps(config.values()))) == config
     assert TrainConfig.resolve(config.as_text()) == config

@@ -43,11 +43,11 @@ def priced(records, price):
 
 
 def runs_of(strategy, level, price, seeds=range(3)):
-    found = []
+    run_list = []
     for seed in seeds:
         record = assemble(priced(row_records(counts(level, seed), seed=seed), price))
         summary = summarize(record.masked_matrix, metrics=ALL)
-        found.append(
+        run_list.append(
             Subject(
                 run_id=f"{strategy}{seed}",
                 name=f"{strategy} {seed}",
@@ -56,12 +56,12 @@ def runs_of(strategy, level, price, seeds=range(3)):
                 labels={"strategy": strategy},
             )
         )
-    return found
+    return run_list
 
 
 def compared(*runs, **options):
-    subjects = [run for of_group in runs for run in of_group]
-    return compare(arrange(subjects, ["strategy"], metrics=ALL, **options))
+    run_list = [run for of_group in runs for run in of_group]
+    return compare(arrange(run_list, ["strategy"], metrics=ALL, **options))
 
 
 def test_a_cost_is_in_the_rows_file_and_read_back():
@@ -114,7 +114,7 @@ def test_a_loop_says_what_it_knows():
 
 
 @pytest.mark.parametrize(
-    ("cost", "told"),
+    ("cost", "message"),
     [
         (5, "cost is 5; expected a dictionary"),
         ({"seconds": float("inf")}, "cost.seconds: expected"),
@@ -123,8 +123,8 @@ def test_a_loop_says_what_it_knows():
         ({"images": np.ones(2)}, "cost.images: expected"),
     ],
 )
-def test_a_cost_that_a_loop_cannot_mean_is_one_line(cost, told):
-    with pytest.raises(RecordError, match=told):
+def test_a_cost_that_a_loop_cannot_mean_is_one_line(cost, message):
+    with pytest.raises(RecordError, match=message):
         row_cost(cost)
 
 
@@ -134,12 +134,12 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
     matrix = assemble(records).matrix
     assert [m.name for m in add_cost_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
     for k in (1, 4):
-        found = summarize(matrix.after(k), metrics=ALL)
-        assert found[COST] == 5 * k
-        assert found["cost/images"] == 12 * k
-        assert found["cost/stored_bytes"] == 5
-    per_pflop = found["clear/challenge_score"] / (20 / 1e15)
-    assert found["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
+        metrics = summarize(matrix.after(k), metrics=ALL)
+        assert metrics[COST] == 5 * k
+        assert metrics["cost/images"] == 12 * k
+        assert metrics["cost/stored_bytes"] == 5
+    per_pflop = metrics["clear/challenge_score"] / (20 / 1e15)
+    assert metrics["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
     row = records["row_002.json"]
     records["row_002.json"] = dataclasses.replace(row, row=bare(row.row))
     reasons = explain_undefined(assemble(records).matrix, metrics=ALL)
@@ -151,7 +151,7 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
 def test_a_verdict_says_what_the_better_one_cost():
     """Within 1 % nothing, and nothing where a side says nothing."""
     naive = runs_of("naive", 120, 1000)
-    for price, told in (
+    for price, sentence in (
         (1900, "percentage points, at 1.9 times the training FLOPs ("),
         (500, "percentage points, at 0.50 times the training FLOPs ("),
         (1009, "percentage points ("),
@@ -159,8 +159,8 @@ def test_a_verdict_says_what_the_better_one_cost():
     ):
         (verdict,) = compared(naive, runs_of("replay", 180, price)).verdicts
         assert verdict.outcome == "different"
-        assert told in verdict.sentence
-        assert ("FLOPs" in verdict.sentence) == ("FLOPs" in told)
+        assert sentence in verdict.sentence
+        assert ("FLOPs" in verdict.sentence) == ("FLOPs" in sentence)
 
 
 def test_the_page_and_its_picture_show_the_front():
@@ -201,8 +201,8 @@ def test_names_of_methods_that_lie_close_together_do_not_overlap():
 
 def test_runs_without_costs_beside_others_are_told_of_once():
     mixed = compared(runs_of("naive", 120, None), runs_of("replay", 180, 2))
-    (told,) = [warning for warning in mixed.warnings if "cost" in warning]
-    assert told.startswith("3 of 6 runs say nothing of their cost")
+    (cost_warning,) = [warning for warning in mixed.warnings if "cost" in warning]
+    assert cost_warning.startswith("3 of 6 runs say nothing of their cost")
     assert mixed.ranked_by == "clear/challenge_score"
 
 
@@ -210,16 +210,16 @@ def test_at_equal_cost_the_most_runs_stay():
     """The others are named with what they cost; where no two are equal, that is an error."""
     naive, replay = runs_of("naive", 120, 1000), runs_of("replay", 180, 1005)
     derpp, old = runs_of("derpp", 190, 2800), runs_of("si", 110, None)
-    kept, told = at_equal([*naive, *replay, *derpp, *old], "training_flops", BY)
-    assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
-    assert told == [
+    remaining, messages = at_equal([*naive, *replay, *derpp, *old], "training_flops", BY)
+    assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
+    assert messages == [
         "3 of 12 runs say nothing of their cost/training_flops: left out.",
         "The 6 runs lie within 1 % of cost/training_flops 4e+03; left out, of another cost: derpp "
         "1.12e+04.",
     ]
     for by in (BY, []):
-        told = at_equal([*naive, *replay], "images", by)[1]
-        assert told == ["The 6 runs lie within 1 % of cost/images 48."]
+        messages = at_equal([*naive, *replay], "images", by)[1]
+        assert messages == ["The 6 runs lie within 1 % of cost/images 48."]
     with pytest.raises(
         ConfigError, match=r"no two methods lie within 1 % of each other \(naive 4e"
     ):
@@ -233,10 +233,10 @@ def test_at_equal_cost_two_methods_are_more_than_one_of_many_seeds():
     many = runs_of("lwf", 110, 500, range(10))
     others = [run for i in range(7) for run in runs_of(f"own{i}", 120, 10000 * 2**i, [0])]
     pair = [*runs_of("naive", 120, 1000), *runs_of("replay", 180, 1005)]
-    kept, (told,) = at_equal([*many, *pair, *others], "training_flops", BY)
-    assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
-    assert "lwf 2e+03, own0 4e+04" in told
-    assert told.endswith("and 2 more.")
+    remaining, (messages,) = at_equal([*many, *pair, *others], "training_flops", BY)
+    assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
+    assert "lwf 2e+03, own0 4e+04" in messages
+    assert messages.endswith("and 2 more.")
 
 
 def test_equal_seconds_are_those_of_one_device():
@@ -245,8 +245,8 @@ def test_equal_seconds_are_those_of_one_device():
         costs = [RowCost(seconds=2.0, device=device)] * 4
         run.record.masked_matrix.__dict__["costs"] = tuple(costs)
         run.summary["cost/seconds"] = 8.0
-    (told,) = at_equal(runs, "seconds", BY)[1]
-    assert told == (
+    (message,) = at_equal(runs, "seconds", BY)[1]
+    assert message == (
         "The 6 runs lie within 1 % of cost/seconds 8 on A; left out, of another cost or device: "
         "lwf 8 on B."
     )

@@ -42,10 +42,10 @@ def test_an_address_is_shown_without_what_lets_anyone_in(form, around):
     """Alone, within a message and in every error of ours; what is masked once stays as it is."""
     address = form.format(SECRET)
     message = around.format(address, address)
-    shown = mask_credentials(message)
-    assert SECRET not in shown
+    masked = mask_credentials(message)
+    assert SECRET not in masked
     assert SECRET not in str(TrackingError(message))
-    assert mask_credentials(shown) == shown
+    assert mask_credentials(masked) == masked
     assert has_credentials(address)
 
 
@@ -91,8 +91,8 @@ def test_what_carries_no_credentials_stays(address):
 @given(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=4, max_size=20))
 def test_any_password_is_masked(password):
     """Of printable characters, escaped or not."""
-    shown = mask_credentials(f"postgresql://me:<{password}>@host/db")
-    assert shown == "postgresql://***@host/db"
+    masked = mask_credentials(f"postgresql://me:<{password}>@host/db")
+    assert masked == "postgresql://***@host/db"
 
 
 MODULES = (avalanche_files, huggingface, mammoth, plain_text, record, renate, _times)

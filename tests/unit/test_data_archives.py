@@ -35,11 +35,11 @@ def written_below(folder: Path) -> dict[str, bytes]:
 def test_files_come_out_as_they_went_in(tmp_path):
     """Folders with entries of their own and without, empty files, spaces in names."""
     entries = [("a/", b""), ("a/one.txt", b"1" * 5000), ("b c/d/two.jpg", b""), ("top", b"x")]
-    told = []
+    reported = []
     archive = write_zip(tmp_path / "x.zip", entries, packed=True)
-    unpack(archive, tmp_path / "out", on_bytes=lambda done, total: told.append((done, total)))
+    unpack(archive, tmp_path / "out", on_bytes=lambda done, total: reported.append((done, total)))
     assert written_below(tmp_path / "out") == dict(entries[1:])
-    assert told[-1] == (5001, 5001)
+    assert reported[-1] == (5001, 5001)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_a_name_with_a_nul_is_refused(tmp_path):
         unpack(archive, tmp_path / "out")
 
 
-@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO])
-def test_links_and_devices_are_refused(tmp_path, kind):
+@pytest.mark.parametrize("link_type", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO])
+def test_links_and_devices_are_refused(tmp_path, link_type):
     """An archive of images has neither."""
     info = zipfile.ZipInfo("a")
-    info.external_attr = (kind | 0o777) << 16
+    info.external_attr = (link_type | 0o777) << 16
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr(info, "/etc/passwd")
     with pytest.raises(DataError, match="a link or a device"):
@@ -127,11 +127,11 @@ def test_a_lie_about_a_size_is_found(tmp_path):
 def test_every_truncation_and_every_flipped_byte_ends_in_one_line(tmp_path):
     """A damaged archive unpacks to what it held, or to a message; never to a traceback."""
     entries = [("a/one", b"one" * 50), ("a/two", b"two" * 50)]
-    whole = write_zip(tmp_path / "whole.zip", entries, packed=True).read_bytes()
-    damaged = [whole[:length] for length in range(len(whole))]
+    archive_bytes = write_zip(tmp_path / "whole.zip", entries, packed=True).read_bytes()
+    damaged = [archive_bytes[:length] for length in range(len(archive_bytes))]
     damaged += [
-        whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :]
-        for place in range(len(whole))
+        archive_bytes[:offset] + bytes([archive_bytes[offset] ^ bit]) + archive_bytes[offset + 1 :]
+        for offset in range(len(archive_bytes))
         for bit in (0x01, 0xFF)
     ]
     refused = whole_again = 0

@@ -23,16 +23,16 @@ ABOUT = "train/labeled_metadata"
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory) -> Path:
+def intact_tree(tmp_path_factory) -> Path:
     return write_released(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture
-def root(whole, tmp_path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "root"))
+def root(intact_tree, tmp_path) -> Path:
+    return Path(shutil.copytree(intact_tree, tmp_path / "root"))
 
 
-def told(findings: Findings) -> list[tuple[str, str]]:
+def check_messages(findings: Findings) -> list[tuple[str, str]]:
     """Kind and path of each problem."""
     return [(p.kind, str(p.path.relative_to(findings.root))) for p in findings.problems]
 
@@ -74,7 +74,7 @@ def test_the_layouts_of_one_tree(tmp_path, lists):
     """The older and the challenge layout, below a folder of the release's name."""
     write_challenge(tmp_path / "clear10_neurips2021", lists=lists)
     findings = check(tmp_path)
-    assert told(findings) == []
+    assert check_messages(findings) == []
     assert findings.layout == ("older" if lists else "challenge")
     assert findings.digest is not None
     assert [(c.split, c.bucket, c.images) for c in findings.counts] == [
@@ -148,7 +148,7 @@ def test_each_damage_is_found_once(root, damage, problems, loads):
     """Its kind and its path, once, and nothing else."""
     damage(root)
     findings = check(root)
-    assert told(findings) == problems
+    assert check_messages(findings) == problems
     assert (findings.digest is not None) == loads
 
 
@@ -163,7 +163,7 @@ def test_it_goes_on_after_the_first_problem(root):
         )
     (root / "test/labeled_metadata/3/camera.json").write_text("[]")
     findings = check(root)
-    assert told(findings) == [
+    assert check_messages(findings) == [
         ("metadata", "test/labeled_metadata/3/camera.json"),
         ("missing", f"{IMAGES}/1/bus/235821044.jpg"),
         ("missing", f"{IMAGES}/1/bus/235821045.jpg"),
@@ -185,7 +185,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
     shutil.rmtree(root / IMAGES / "2/bus")
     (root / IMAGES / "2/bus").symlink_to(tmp_path / "elsewhere")
     findings = check(root)
-    assert told(findings) == [("structure", f"{IMAGES}/2/bus"), ("unreadable", FIRST)]
+    assert check_messages(findings) == [("structure", f"{IMAGES}/2/bus"), ("unreadable", FIRST)]
     assert all("leads out of" in problem.detail for problem in findings.problems)
 
 
@@ -195,7 +195,7 @@ def test_older_lists_are_held_against_the_images(tmp_path):
     (root / "labeled_images/1/bus/3.jpg").unlink()
     with (root / "training_folder/filelists/2/all.txt").open("a") as lines:
         lines.write("\nlabeled_images/2/bus/11.jpg seven\n")
-    assert told(check(root)) == [
+    assert check_messages(check(root)) == [
         ("metadata", "training_folder/filelists/2/all.txt"),
         ("missing", "labeled_images/1/bus/3.jpg"),
     ]
@@ -205,20 +205,20 @@ def test_older_lists_are_held_against_the_images(tmp_path):
 def test_hidden_entries_are_let_be(tmp_path, lists):
     """What file managers and notebooks leave behind is no problem, as it is none to the loader."""
     root = write_challenge(tmp_path / "root", lists=lists)
-    whole = check(root)
+    result = check(root)
     for folder in ("labeled_images", "labeled_images/1", "labeled_images/1/bus"):
         (root / folder / ".DS_Store").write_text("x")
         (root / folder / ".ipynb_checkpoints").mkdir()
     if lists:
         (root / "training_folder/filelists/.ipynb_checkpoints").mkdir()
-    assert check(root) == whole
+    assert check(root) == result
 
 
 def test_a_file_too_large_for_an_image_is_not_read(root):
     """The loader's bound; a sparse file of it takes no disk, but would take long to hash."""
     os.truncate(root / FIRST, 2**40)
     findings = check(root)
-    assert told(findings) == [("unreadable", FIRST)]
+    assert check_messages(findings) == [("unreadable", FIRST)]
     assert f"has {2**40} bytes" in findings.problems[0].detail
 
 

@@ -43,10 +43,10 @@ class Tree:
         )
 
     def pick(self, *suffixes: str) -> Path:
-        found = self.files(*suffixes)
-        if not found:
+        candidates = self.files(*suffixes)
+        if not candidates:
             raise NotApplicableError
-        return self.draw.choice(found)
+        return self.draw.choice(candidates)
 
     def pick_json(self) -> tuple[Path, Any]:
         path = self.pick(".json")
@@ -70,7 +70,7 @@ def containers(value: Any) -> list[Any]:
     return []
 
 
-def place(tree: Tree, value: Any) -> tuple[Any, Any]:
+def pick_folder(tree: Tree, value: Any) -> tuple[Any, Any]:
     """Some container in a JSON value, and some key or index of it."""
     container = tree.draw.choice([c for c in containers(value) if c])
     keys = list(container) if isinstance(container, dict) else range(len(container))
@@ -87,7 +87,7 @@ def truncate(tree: Tree) -> None:
 
 def swap_values(tree: Tree) -> None:
     path, value = tree.pick_json()
-    container, key = place(tree, value)
+    container, key = pick_folder(tree, value)
     keys = list(container) if isinstance(container, dict) else list(range(len(container)))
     other = tree.draw.choice(keys)
     container[key], container[other] = container[other], container[key]
@@ -95,10 +95,10 @@ def swap_values(tree: Tree) -> None:
 
 
 def swap_files(tree: Tree) -> None:
-    one = tree.pick(".json", ".txt")
-    other = tree.draw.choice([p for p in tree.files(one.suffix) if p.name == one.name])
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
+    first = tree.pick(".json", ".txt")
+    other = tree.draw.choice([p for p in tree.files(first.suffix) if p.name == first.name])
+    content = first.read_bytes()
+    first.write_bytes(other.read_bytes())
     other.write_bytes(content)
 
 
@@ -109,18 +109,18 @@ def swap_folders(tree: Tree) -> None:
         raise NotApplicableError  # the folders are all there is, so they are the truth
     if tree.draw.random() < 0.5:
         folders = sorted({folder.parent for folder in folders})
-    one = tree.draw.choice(folders)
-    other = tree.draw.choice([f for f in folders if f.parent == one.parent])
-    aside = one.parent / "aside"
-    one.rename(aside)
-    if other != one:
-        other.rename(one)
+    first = tree.draw.choice(folders)
+    other = tree.draw.choice([f for f in folders if f.parent == first.parent])
+    aside = first.parent / "aside"
+    first.rename(aside)
+    if other != first:
+        other.rename(first)
     aside.rename(other)
 
 
 def drop_key(tree: Tree) -> None:
     path, value = tree.pick_json()
-    container, key = place(tree, value)
+    container, key = pick_folder(tree, value)
     del container[key]
     path.write_text(json.dumps(value))
     tree.may_lack = True
@@ -128,7 +128,7 @@ def drop_key(tree: Tree) -> None:
 
 def wrong_type(tree: Tree) -> None:
     path, value = tree.pick_json()
-    container, key = place(tree, value)
+    container, key = pick_folder(tree, value)
     container[key] = "MARK"
     wrong = tree.draw.choice(
         [
@@ -161,7 +161,7 @@ def climb(tree: Tree) -> None:
         path.write_text("\n".join(lines))
         return
     value = json.loads(path.read_bytes())
-    container, key = place(tree, value)
+    container, key = pick_folder(tree, value)
     container[key] = outside
     path.write_text(json.dumps(value))
 
@@ -197,13 +197,13 @@ def odd_image(tree: Tree) -> None:
     """In an image's place: a pipe, a folder, or a link out, in a circle or to nowhere."""
     path = tree.pick(".jpg")
     path.unlink()
-    kind = tree.draw.randrange(5)
-    if kind == 0:
+    damage_number = tree.draw.randrange(5)
+    if damage_number == 0:
         os.mkfifo(path)
-    elif kind == 1:
+    elif damage_number == 1:
         path.mkdir()
     else:
-        path.symlink_to([tree.root.parent / "outside.jpg", path, "nowhere"][kind - 2])
+        path.symlink_to([tree.root.parent / "outside.jpg", path, "nowhere"][damage_number - 2])
 
 
 def rename_anything(tree: Tree) -> None:
@@ -234,7 +234,7 @@ class Whole:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
+def intact_tree(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
     trees = {}
     for layout, write in LAYOUTS.items():
         root = write(tmp_path_factory.mktemp("whole") / "data", PHOTOS)
@@ -248,29 +248,31 @@ def load(root: Path, options: tuple[str, str]) -> BucketStream:
     return load_stream("clear10", str(root), cache_dir=root, protocol=protocol, split=split)
 
 
-def check(stream: BucketStream, whole: Whole, options: tuple[str, str], *, may_lack: bool) -> None:
+def check(
+    stream: BucketStream, full_run: Whole, options: tuple[str, str], *, may_lack: bool
+) -> None:
     """Every image is in its bucket, class and split; none is lacking but where that is allowed."""
     released = (options == ("iid", "auto")) and stream.layout == "released"
-    seen: set[str] = set()
+    seen_contents: set[str] = set()
     for bucket in stream.buckets:
         for part, images in (("train", bucket.train), ("test", bucket.test)):
             for path, label, content in zip(
                 images.paths, images.labels.tolist(), images.contents, strict=True
             ):
-                photo = whole.truth[hashlib.sha256(path.read_bytes()).hexdigest()]
-                assert whole.truth[content] == photo
+                photo = full_run.truth[hashlib.sha256(path.read_bytes()).hexdigest()]
+                assert full_run.truth[content] == photo
                 assert photo.bucket == bucket.key
                 assert photo.class_name == stream.class_names[label]
                 assert photo.part == (part if released else "train")
-                assert content not in seen or options[0] == "streaming"
-                seen.add(content)
+                assert content not in seen_contents or options[0] == "streaming"
+                seen_contents.add(content)
     assert stream.class_names == PHOTOS.classes
     if not may_lack:
-        assert stream.digest == whole.digests[options]
+        assert stream.digest == full_run.digests[options]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_random_damage(tmp_path, whole, layout):
+def test_random_damage(tmp_path, intact_tree, layout):
     """Each of many seeded corruptions: the right stream, or one line with a path."""
     counts: Counter[str] = Counter()
     seed = 0
@@ -279,7 +281,7 @@ def test_random_damage(tmp_path, whole, layout):
         draw = random.Random(f"{layout} {seed}")
         folder = tmp_path / str(seed)
         root = folder / "data"
-        shutil.copytree(whole[layout].root, root)
+        shutil.copytree(intact_tree[layout].root, root)
         (folder / "outside.jpg").write_bytes(b"secret")
         tree = Tree(root, draw)
         damage = DAMAGE[seed % len(DAMAGE)]
@@ -288,22 +290,22 @@ def test_random_damage(tmp_path, whole, layout):
         except NotApplicableError:
             continue
         options = draw.choice(OPTIONS)
-        told = f"{damage.__name__}, seed {seed}, {options}"
+        case = f"{damage.__name__}, seed {seed}, {options}"
         try:
             stream = load(root, options)
         except DataError as error:
             message = str(error)
-            assert len(message.splitlines()) == 1, told
-            assert message.isprintable(), told
-            assert str(root) in message, told
+            assert len(message.splitlines()) == 1, case
+            assert message.isprintable(), case
+            assert str(root) in message, case
             counts["refused"] += 1
         except Exception as error:
-            raise AssertionError(told) from error
+            raise AssertionError(case) from error
         else:
             try:
-                check(stream, whole[layout], options, may_lack=tree.may_lack)
+                check(stream, intact_tree[layout], options, may_lack=tree.may_lack)
             except (AssertionError, KeyError) as error:
-                raise AssertionError(told) from error
+                raise AssertionError(case) from error
             counts["loaded"] += 1
         shutil.rmtree(folder)
     # Were all refused or all loaded, this would test but half of what it says.

@@ -50,13 +50,15 @@ def break_images(stream: BucketStream) -> list[Path]:
 @pytest.mark.parametrize("damaged", ["stop", "leave_out"])
 def test_a_sound_stream_is_left_as_it_is(root, cache, damaged):
     """The stream itself comes back, its images are in the cache, and progress ends at all."""
-    stream, told = read(root, cache), []
-    checked, left_out = sound(stream, cache, damaged, on_image=lambda *counts: told.append(counts))
+    stream, reported = read(root, cache), []
+    checked, left_out = sound(
+        stream, cache, damaged, on_image=lambda *counts: reported.append(counts)
+    )
     assert checked is stream
     assert left_out == 0
     total = sum(len(b.train) + len(b.test) for b in stream.buckets)
-    assert told[-1] == (total, total)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reported[-1] == (total, total)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
     assert len(list(cache.glob("*.npy"))) == 2 * len(stream.buckets)
 
 
@@ -87,11 +89,11 @@ def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(root,
         assert len(warning.splitlines()) == 1
     assert checked.digest not in (stream.digest, "")
     for before, after in zip(stream.buckets, checked.buckets, strict=True):
-        for images, left in ((before.train, after.train), (before.test, after.test)):
-            kept = [i for i, path in enumerate(images.paths) if path not in broken]
-            assert left.paths == tuple(images.paths[i] for i in kept)
-            assert left.contents == tuple(images.contents[i] for i in kept)
-            assert np.array_equal(left.labels, images.labels[kept])
+        for images, remaining in ((before.train, after.train), (before.test, after.test)):
+            remaining_indices = [i for i, path in enumerate(images.paths) if path not in broken]
+            assert remaining.paths == tuple(images.paths[i] for i in remaining_indices)
+            assert remaining.contents == tuple(images.contents[i] for i in remaining_indices)
+            assert np.array_equal(remaining.labels, images.labels[remaining_indices])
     # What is left can be decoded, and a second start gives the same stream.
     assert sound(checked, cache, "stop") == (checked, 0)
     assert sound(stream, cache, "leave_out")[0].digest == checked.digest
@@ -100,10 +102,10 @@ def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(root,
 def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(root, cache):
     """Every set can be had although its files are gone; a second start decodes nothing."""
     break_images(read(root, cache))
-    stream, told = read(root, cache), []
-    checked, _ = sound(stream, cache, "leave_out", on_image=lambda *counts: told.append(counts))
-    left = sum(len(b.train) + len(b.test) for b in checked.buckets)
-    assert told[-1] == (left, left)
+    stream, reported = read(root, cache), []
+    checked, _ = sound(stream, cache, "leave_out", on_image=lambda *counts: reported.append(counts))
+    num_remaining = sum(len(b.train) + len(b.test) for b in checked.buckets)
+    assert reported[-1] == (num_remaining, num_remaining)
     before = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
     again, _ = sound(stream, cache, "leave_out")
     assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == before
@@ -118,15 +120,15 @@ def test_a_set_that_is_trained_and_tested_on_stays_one(root, cache):
     """Under the streaming protocol an image is looked at, and told, once."""
     break_images(read(root, cache))
     streaming = load_stream("clear10", str(root), cache_dir=cache, protocol="streaming")
-    told = []
+    reported = []
     checked, left_out = sound(
-        streaming, cache, "leave_out", on_image=lambda *counts: told.append(counts)
+        streaming, cache, "leave_out", on_image=lambda *counts: reported.append(counts)
     )
     assert left_out == 2
-    assert (27, 27) in told
-    assert told[-1] == (25, 25)
-    assert [done for done, total in told if total == 27] == sorted(
-        done for done, total in told if total == 27
+    assert (27, 27) in reported
+    assert reported[-1] == (25, 25)
+    assert [done for done, total in reported if total == 27] == sorted(
+        done for done, total in reported if total == 27
     )
     assert all(bucket.test is bucket.train for bucket in checked.buckets)
 

@@ -74,8 +74,8 @@ def test_writers_that_die_or_write_at_once_end_with_one_whole_dataset(tmp_path):
         "embedded_root('digits', pathlib.Path(sys.argv[1]))\n"
     )
     assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
-    (left,) = tmp_path.iterdir()
-    assert left.name != digits.FOLDER
+    (only_folder,) = tmp_path.iterdir()
+    assert only_folder.name != digits.FOLDER
     start = threading.Barrier(2)
 
     def write(_) -> Path:
@@ -85,7 +85,7 @@ def test_writers_that_die_or_write_at_once_end_with_one_whole_dataset(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         assert set(pool.map(write, range(2))) == {tmp_path / digits.FOLDER}
     assert load_stream("digits", "auto", cache_dir=tmp_path).digest == digits.DIGEST
-    assert set(tmp_path.iterdir()) - {left} == {tmp_path / digits.FOLDER}
+    assert set(tmp_path.iterdir()) - {only_folder} == {tmp_path / digits.FOLDER}
 
 
 def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
@@ -100,9 +100,9 @@ def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
     with pytest.raises(DataError, match="delete that folder and run again") as changed:
         load_stream("digits", "auto", cache_dir=tmp_path)
     image.unlink()
-    with pytest.raises(DataError, match="delete that folder and run again") as lost:
+    with pytest.raises(DataError, match="delete that folder and run again") as refusal:
         load_stream("digits", "auto", cache_dir=tmp_path)
-    for caught in (changed, lost):
+    for caught in (changed, refusal):
         assert str(root) in str(caught.value)
         assert len(str(caught.value).splitlines()) == 1
 

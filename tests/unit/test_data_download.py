@@ -103,17 +103,17 @@ def test_the_released_archives_are_the_ones_that_the_authors_published():
 
 def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
     """Progress goes from nothing to all; a second call asks for nothing."""
-    told = []
+    reported = []
     root = tmp_path / "deep" / "root"
-    done = fetch(release, root, hub, on_progress=lambda *report: told.append(report))
+    done = fetch(release, root, hub, on_progress=lambda *report: reported.append(report))
     assert done == ("train_image_only", "test")
     assert same_as(tree, root)
-    for what in ("downloading", "checking", "unpacking"):
-        reports = [report for report in told if report[0] == f"{what} {TRAIN}"]
+    for stage in ("downloading", "checking", "unpacking"):
+        reports = [report for report in reported if report[0] == f"{stage} {TRAIN}"]
         assert reports[-1][1] == reports[-1][2] > 0
-    asked = len(hub.asked)
+    num_requests = len(hub.asked)
     assert fetch(release, root, hub) == ()
-    assert len(hub.asked) == asked
+    assert len(hub.asked) == num_requests
 
 
 @pytest.mark.parametrize(
@@ -231,16 +231,16 @@ def test_somebody_elses_folder_is_left_alone(release, hub, tree, tmp_path):
 
 def test_two_at_once_download_once(release, hub, tree, tmp_path):
     """The second one says so, waits, and has what the first one fetched."""
-    told = []
+    reported = []
     (tmp_path / WORK_FOLDER).mkdir()
     with (tmp_path / WORK_FOLDER / "lock").open("wb") as lock, ThreadPoolExecutor() as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         second = pool.submit(
-            fetch, release, tmp_path, hub, on_progress=lambda what, *_: told.append(what)
+            fetch, release, tmp_path, hub, on_progress=lambda stage, *_: reported.append(stage)
         )
-        while not told:
+        while not reported:
             time.sleep(0.01)
-        assert told == [f"another process is downloading to {tmp_path}: waiting"]
+        assert reported == [f"another process is downloading to {tmp_path}: waiting"]
         assert hub.asked == []
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert second.result() == ("train_image_only", "test")
@@ -249,12 +249,12 @@ def test_two_at_once_download_once(release, hub, tree, tmp_path):
 
 def test_the_room_that_it_takes_is_said_before_the_first_byte(release, hub, files, tmp_path):
     """All that is fetched, and the most that is there at once: both splits and the last archive."""
-    told = []
+    reported = []
     hub.sizes = {TRAIN: 3_000_000_000, TEST: 2_000_000_000}
     hub.moods = ["404"]
     with pytest.raises(DataError, match="404"):
-        fetch(release, tmp_path, hub, on_progress=lambda what, *_: told.append(what))
-    assert f"small to {tmp_path}: 5.0 GB to download, 7.0 GB of disk needed, " in told[0]
+        fetch(release, tmp_path, hub, on_progress=lambda stage, *_: reported.append(stage))
+    assert f"small to {tmp_path}: 5.0 GB to download, 7.0 GB of disk needed, " in reported[0]
     hub.sizes = {TRAIN: 10**18}
     hub.asked.clear()
     with pytest.raises(DataError, match=r"2000000000.0 GB of disk needed, [^\n]* free; make room"):
@@ -279,14 +279,14 @@ def test_a_full_disk_is_told_in_one_line(hub, tmp_path, below):
         opened.writestr("class_names.txt", os.urandom(500).hex() * 20_000)
     hub.files[TRAIN] = archive.read_bytes()
     assert 1000 < len(hub.files[TRAIN]) < 500_000
-    one = Archive(TRAIN, hashlib.md5(hub.files[TRAIN]).hexdigest(), "train_image_only")
+    train_archive = Archive(TRAIN, hashlib.md5(hub.files[TRAIN]).hexdigest(), "train_image_only")
     root = tmp_path / "root"
     code = (
         "from pathlib import Path\n"
         "from clear_mlflow.data.fetching.download import Archive, Release, download\n"
         "from clear_mlflow.core.errors import DataError\n"
         "try:\n"
-        f"    download({Release('small', REPOSITORY, (one,))!r}, Path({str(root)!r}),\n"
+        f"    download({Release('small', REPOSITORY, (train_archive,))!r}, Path({str(root)!r}),\n"
         f"             endpoint={hub.url!r})\n"
         "except DataError as error:\n"
         "    print(error)\n"

@@ -47,8 +47,8 @@ def quadrants(width: int, height: int) -> Image.Image:
     image = Image.new("RGB", (width, height))
     colours = ((250, 10, 10), (10, 250, 10), (10, 10, 250), (250, 250, 10))
     for number, colour in enumerate(colours):
-        left, top = number % 2 * (width // 2), number // 2 * (height // 2)
-        image.paste(colour, (left, top, left + width // 2, top + height // 2))
+        left_edge, top = number % 2 * (width // 2), number // 2 * (height // 2)
+        image.paste(colour, (left_edge, top, left_edge + width // 2, top + height // 2))
     return image
 
 
@@ -154,11 +154,11 @@ def test_order_is_kept_and_progress_told(tmp_path):
     paths = [tmp_path / f"{n}.png" for n in range(50)]
     for n, path in enumerate(paths):
         Image.new("RGB", (9, 7), (n, 2 * n, 3 * n)).save(path)
-    told: list[int] = []
-    result = decode(image_set(*paths), Resize(4, square=True), on_image=told.append).squares(4)
+    reported: list[int] = []
+    result = decode(image_set(*paths), Resize(4, square=True), on_image=reported.append).squares(4)
     assert np.array_equal(result[:, 0, 0], [(n, 2 * n, 3 * n) for n in range(50)])
-    assert told == sorted(set(told))
-    assert told[-1] == 50
+    assert reported == sorted(set(reported))
+    assert reported[-1] == 50
 
 
 @pytest.mark.parametrize("height", [518, 4 * 518])
@@ -189,9 +189,9 @@ def test_images_decoded_ahead_are_bounded_in_bytes(tmp_path, monkeypatch, height
 
 
 def _png_of(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(kind + data)
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+    def chunk(chunk_type: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(chunk_type + data)
+        return struct.pack(">I", len(data)) + chunk_type + data + struct.pack(">I", checksum)
 
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     data = zlib.compress(bytes(1000))
@@ -199,9 +199,9 @@ def _png_of(width: int, height: int) -> bytes:
     return signature + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def _saved(kind: str, image: Image.Image) -> bytes:
+def _saved(image_format: str, image: Image.Image) -> bytes:
     file = io.BytesIO()
-    image.save(file, kind)
+    image.save(file, image_format)
     return file.getvalue()
 
 
@@ -268,13 +268,13 @@ else:
 """
 
 
-@pytest.mark.parametrize("what", ["cache", "memory", "check"])
-def test_an_image_that_the_memory_is_too_small_for_is_one_line(tmp_path, what):
+@pytest.mark.parametrize("cause", ["cache", "memory", "check"])
+def test_an_image_that_the_memory_is_too_small_for_is_one_line(tmp_path, cause):
     """80 megapixels, some hundred kilobytes as a file; wherever an image is decoded."""
     path = tmp_path / "large.png"
     Image.new("I;16", (9000, 8900)).save(path)
     done = subprocess.run(
-        [sys.executable, "-c", _WITH_LITTLE_MEMORY, str(path), what],
+        [sys.executable, "-c", _WITH_LITTLE_MEMORY, str(path), cause],
         capture_output=True,
         text=True,
     )

@@ -119,13 +119,13 @@ def test_eleven_buckets_classes_with_spaces_and_final_newlines(
     stream = load(root, split="0")
     assert [bucket.key for bucket in stream.buckets] == photos.in_order
     assert stream.class_names == photos.classes
-    found = as_photos(stream, contents(root, photos))
+    photos_read = as_photos(stream, contents(root, photos))
     for key in buckets:
         train, test = literal_split(photos.of("train", key), 0)
-        assert found[key] == {"train": named(train), "test": named(test)}
+        assert photos_read[key] == {"train": named(train), "test": named(test)}
     if layout in ("released", "unpacked"):
-        found = as_photos(load(root), contents(root, photos))
-        assert {key: found[key]["test"] for key in found} == {
+        photos_read = as_photos(load(root), contents(root, photos))
+        assert {key: photos_read[key]["test"] for key in photos_read} == {
             key: named(photos.of("test", key)) for key in buckets
         }
 
@@ -134,18 +134,18 @@ def test_the_older_layouts_own_splits_are_used(tmp_path):
     """Its lists need not be in order, so its stored splits are not always those made anew."""
     root = write_older(tmp_path, PHOTOS, order=lambda listed: sorted(listed, key=repr)[::-1])
     truth = contents(root, PHOTOS)
-    found = as_photos(load(root, split="2"), truth)
+    photos_read = as_photos(load(root, split="2"), truth)
     differs = False
     for key in PHOTOS.buckets:
         folder = root / "training_folder/testset_ratio_0.3/split_2" / key
         for part in ("train", "test"):
             lines = (folder / f"{part}.txt").read_text().splitlines()
             stored = {Path(line.rpartition(" ")[0]).stem for line in lines}
-            assert {photo.image_id for _, photo in found[key][part]} == stored
-            assert found[key][part] == [
+            assert {photo.image_id for _, photo in photos_read[key][part]} == stored
+            assert photos_read[key][part] == [
                 pair for pair in named(PHOTOS.of("train", key)) if pair[1].image_id in stored
             ]
-        differs |= found[key]["test"] != named(literal_split(PHOTOS.of("train", key), 2)[1])
+        differs |= photos_read[key]["test"] != named(literal_split(PHOTOS.of("train", key), 2)[1])
     assert differs
 
 
@@ -248,11 +248,11 @@ def test_two_layouts_in_one_folder_are_told(tmp_path, below, first, second):
     """Neither is read in silence, by the loader or by the check, which have one rule."""
     LAYOUTS[first](tmp_path / below, PHOTOS)
     LAYOUTS[second](tmp_path / below, Photos(buckets=("1", "2")))
-    told = refusal(tmp_path)
-    assert all(f"{layout} (" in told for layout in (first, second))
+    message = refusal(tmp_path)
+    assert all(f"{layout} (" in message for layout in (first, second))
     with pytest.raises(DataError) as caught:
         check(tmp_path)
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
 def test_a_challenge_folder_with_files_of_operating_systems_is_read(tmp_path):
@@ -290,11 +290,11 @@ def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):
 
 def test_the_embedded_dataset_takes_protocols_too(digits_cache):
     """It is proven to be what was written, then divided as asked."""
-    plain = load_stream("digits", "auto", cache_dir=digits_cache)
+    without_protocol = load_stream("digits", "auto", cache_dir=digits_cache)
     streaming = load_stream("digits", "auto", cache_dir=digits_cache, protocol="streaming")
     split = load_stream("digits", "auto", cache_dir=digits_cache, split="1")
     assert [b.train.contents for b in streaming.buckets] == [
-        b.train.contents for b in plain.buckets
+        b.train.contents for b in without_protocol.buckets
     ]
     assert all(bucket.test is bucket.train for bucket in streaming.buckets)
     assert [(len(b.train), len(b.test)) for b in split.buckets] == [(84, 36)] * 10

@@ -18,14 +18,14 @@ from clear_mlflow.data.stream import BucketStream
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_released(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture
-def root(whole: Path, tmp_path: Path) -> Path:
+def root(intact_tree: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    return Path(shutil.copytree(whole, tmp_path / "clear"))
+    return Path(shutil.copytree(intact_tree, tmp_path / "clear"))
 
 
 def refusal(root: Path) -> str:
@@ -115,12 +115,12 @@ def test_root_may_be_a_link_and_links_may_stay_inside(root, tmp_path):
     assert as_literal(read_any(tmp_path / "link", name="x")) == literal(root)
 
 
-def test_digest_equals_its_definition(whole):
+def test_digest_equals_its_definition(intact_tree):
     """The digest is the hash of the sorted (split, bucket, class, content) lines."""
-    stream = read_any(whole, name="x")
+    stream = read_any(intact_tree, name="x")
     lines = [
         "\0".join([split, key, class_name, hashlib.sha256(Path(path).read_bytes()).hexdigest()])
-        for key, splits in literal(whole).items()
+        for key, splits in literal(intact_tree).items()
         for split, listed in splits.items()
         for class_name, path in listed
     ]
@@ -139,15 +139,15 @@ def test_digest_equals_its_definition(whole):
     ],
     ids=["pixels", "bucket", "class", "split", "one image less"],
 )
-def test_digest_sees_every_change_of_content(whole, root, change):
+def test_digest_sees_every_change_of_content(intact_tree, root, change):
     """An image changed, moved to another bucket, class or split, or left out: another digest."""
     change(root)
-    assert read_any(root, name="x").digest != read_any(whole, name="x").digest
+    assert read_any(root, name="x").digest != read_any(intact_tree, name="x").digest
 
 
-def _swap(one: Path, other: Path) -> None:
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
+def _swap(first: Path, other: Path) -> None:
+    content = first.read_bytes()
+    first.write_bytes(other.read_bytes())
     other.write_bytes(content)
 
 
@@ -199,7 +199,7 @@ def _path(path: object) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "named", "words"),
+    ("damage", "damaged_name", "words"),
     [
         (_prefix(METADATA, '"1": {}'), METADATA, "has the field '1' twice"),
         (_prefix(METADATA, '"01": {}'), METADATA, "which are one number"),
@@ -225,11 +225,11 @@ def _path(path: object) -> Callable[[Path], None]:
         (_link_out("test"), "test", "is a link that leads out of"),
     ],
 )
-def test_damage_is_refused_in_one_line_that_says_where_and_what(root, damage, named, words):
+def test_damage_is_refused_in_one_line_that_says_where_and_what(root, damage, damaged_name, words):
     """What would pass if it were not looked for is named for what it is."""
     damage(root)
     message = refusal(root)
-    assert str(root / named) in message
+    assert str(root / damaged_name) in message
     assert words in message
 
 

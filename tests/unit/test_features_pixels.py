@@ -29,35 +29,38 @@ def test_a_small_image_is_its_bytes_around_zero(tmp_path):
     pixels[0, 0], pixels[15, 15] = 0, 255
     Image.fromarray(pixels).save(tmp_path / "a.png")
     images = ImageSet((tmp_path / "a.png",), np.zeros(1, dtype=np.int64))
-    (found,) = pixel_features(images, cache_dir=tmp_path)
+    (features,) = pixel_features(images, cache_dir=tmp_path)
     expected = [
         (int(pixels[y, x, colour]) - 127.5) / 510
         for y in range(16)
         for x in range(16)
         for colour in range(3)
     ]
-    np.testing.assert_array_equal(found, np.array(expected, dtype=np.float32))
-    assert found[0] == -0.25
-    assert found[-1] == 0.25
+    np.testing.assert_array_equal(features, np.array(expected, dtype=np.float32))
+    assert features[0] == -0.25
+    assert features[-1] == 0.25
 
 
 def test_the_embedded_dataset_has_them(digits, tmp_path):
     """In the order of its images, the same every time, under one digest."""
-    seen = []
-    found = load_features(
-        digits, PIXELS, cache_dir=tmp_path, on_image=lambda done, total: seen.append((done, total))
+    file_names = []
+    features = load_features(
+        digits,
+        PIXELS,
+        cache_dir=tmp_path,
+        on_image=lambda done, total: file_names.append((done, total)),
     )
     again = load_features(digits, PIXELS, cache_dir=tmp_path / "other")
-    assert found.width == 768
-    assert found.digest == again.digest
-    for bucket, train, test in zip(digits.buckets, found.train, found.test, strict=True):
+    assert features.width == 768
+    assert features.digest == again.digest
+    for bucket, train, test in zip(digits.buckets, features.train, features.test, strict=True):
         assert train.shape == (len(bucket.train), 768)
         assert test.shape == (len(bucket.test), 768)
-    assert found.train[3].dtype == np.float32
+    assert features.train[3].dtype == np.float32
     with Image.open(digits.buckets[3].train.paths[7]) as image:
         small = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR))
-    np.testing.assert_allclose(found.train[3][7] * 510 + 127.5, small.ravel(), atol=1e-4)
-    assert seen[-1] == (1700, 1700)
+    np.testing.assert_allclose(features.train[3][7] * 510 + 127.5, small.ravel(), atol=1e-4)
+    assert file_names[-1] == (1700, 1700)
 
 
 def test_their_name_is_taken(digits, tmp_path):

@@ -66,21 +66,21 @@ def offences(source: str) -> Iterator[str]:
         # A method of re's patterns, or of our own, is none of the built-in functions.
         if name in FORBIDDEN or method in FORBIDDEN_METHODS:
             yield f"line {node.lineno}: calls {name or method}"
-        given = {k.arg: k.value for k in node.keywords if k.arg is not None}
+        arguments = {k.arg: k.value for k in node.keywords if k.arg is not None}
         for argument, value in REQUIRED.get(name, {}).items():
-            told = given.get(argument)
-            if not (isinstance(told, ast.Constant) and told.value is value):
+            argument_value = arguments.get(argument)
+            if not (isinstance(argument_value, ast.Constant) and argument_value.value is value):
                 yield f"line {node.lineno}: calls {name} without {argument}={value}"
         for argument, value in REFUSED_ARGUMENTS.items():
-            told = given.get(argument)
-            if isinstance(told, ast.Constant) and told.value is value:
+            argument_value = arguments.get(argument)
+            if isinstance(argument_value, ast.Constant) and argument_value.value is value:
                 yield f"line {node.lineno}: passes {argument}={value}"
 
 
 def test_no_module_makes_a_call_that_runs_what_a_file_says():
     """Pickles, shells, templates without escapes, archives that unpack themselves."""
-    found = {path: list(offences(path.read_text(encoding="utf-8"))) for path in MODULES}
-    assert {path: calls for path, calls in found.items() if calls} == {}
+    offences_by_path = {path: list(offences(path.read_text(encoding="utf-8"))) for path in MODULES}
+    assert {path: calls for path, calls in offences_by_path.items() if calls} == {}
 
 
 @pytest.mark.parametrize(

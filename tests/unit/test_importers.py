@@ -215,13 +215,13 @@ def test_runs_that_stopped_have_fewer_rows():
 def test_mammoths_lines_are_runs_of_their_own():
     """One file holds every run of a model; a line's own digest stays when others are added."""
     lines = [files.mammoth_line(PAST_ONLY, seed=seed, backbone="resnet18") for seed in (0, 1)]
-    one = read_runs(result_file("logs.pyd", lines[0]))
+    first_run = read_runs(result_file("logs.pyd", lines[0]))
     two = read_runs(result_file("logs.pyd", "".join(lines)))
     assert [run.label for run in two] == ["line 1", "line 2"]
     assert [run.metadata["seed"] for run in two] == ["0", "1"]
-    known = {"strategy": "derpp", "dataset": "seq-cifar10", "model": "resnet18"}
-    assert two[0].metadata == {**known, "seed": "0"}
-    assert one[0].digest == two[0].digest != two[1].digest
+    parameters = {"strategy": "derpp", "dataset": "seq-cifar10", "model": "resnet18"}
+    assert two[0].metadata == {**parameters, "seed": "0"}
+    assert first_run[0].digest == two[0].digest != two[1].digest
 
 
 def test_a_mammoth_line_is_never_evaluated(tmp_path, monkeypatch):
@@ -252,7 +252,9 @@ def test_avalanches_test_stream_goes_before_others():
         names = {
             s: {files.avalanche_name(j, s): c for j, c in enumerate(r)} for s, r in rows.items()
         }
-        return json.dumps([{k: c for found in names.values() for k, c in found.items()}] * 3)
+        return json.dumps(
+            [{k: c for metrics_of_task in names.values() for k, c in metrics_of_task.items()}] * 3
+        )
 
     assert_equal(read("e.json", streams(train=SQUARE[1], test=SQUARE[0])), [SQUARE[0]] * 3)
     assert_equal(read("e.json", streams(valid=SQUARE[0])), [SQUARE[0]] * 3)
@@ -264,7 +266,7 @@ def test_capymoas_own_scores_are_those_of_what_is_read():
     """Right answers of 40, and the scores that CapyMOA 0.15.1 (``_OCLEvaluator``) made of them."""
     right = [[39, 11, 13, 11], [36, 36, 11, 12], [30, 30, 37, 17], [29, 33, 34, 39]]
     matrix = read("ocl.npz", files.npz(matrix=np.array(right, np.float32) / 40))
-    theirs = {
+    capymoa_values = {
         "accuracy_all_avg": 0.6531249955296516,
         "accuracy_seen_avg": 0.8817708343267441,
         "accuracy_final": 0.84375,
@@ -273,24 +275,28 @@ def test_capymoas_own_scores_are_those_of_what_is_read():
     }
     for metric in capymoa.METRICS:  # theirs are of 32 bits
         assert metric.function(matrix) == pytest.approx(
-            theirs[metric.name.removeprefix("capymoa/")], abs=1e-6
+            capymoa_values[metric.name.removeprefix("capymoa/")], abs=1e-6
         )
 
 
 def test_counts_and_keys_are_kept_or_said():
     """They come from the file where it tells them, else from a person; one count serves all."""
-    told = {
+    stored_values = {
         "matrix": SQUARE,
         "num_instances": [16, 32, 48],
         "buckets": ["a", "b", 3],
         "seed": 2**70,
     }
-    (run,) = read_runs(result_file("a.json", json.dumps({**told, "strategy": "er", "model": True})))
+    (run,) = read_runs(
+        result_file("a.json", json.dumps({**stored_values, "strategy": "er", "model": True}))
+    )
     matrix = run.matrix
     assert (matrix.num_instances.tolist(), matrix.buckets) == ([16, 32, 48], ("a", "b", "3"))
     assert run.metadata == {"strategy": "er"}
-    said = read("a.csv", CSV, num_instances=(160,), buckets=("x", "y", "z"), **ROWS_ARE_TESTS)
-    assert (said.num_instances.tolist(), said.buckets) == ([160] * 3, ("x", "y", "z"))
+    counted_run = read(
+        "a.csv", CSV, num_instances=(160,), buckets=("x", "y", "z"), **ROWS_ARE_TESTS
+    )
+    assert (counted_run.num_instances.tolist(), counted_run.buckets) == ([160] * 3, ("x", "y", "z"))
     years = read(
         "a.csv", "2004,2005\n0.5,0.25\n0.5,0.75\n", buckets=("2004", "2005"), **ROWS_ARE_TESTS
     )

@@ -31,8 +31,8 @@ PURE = [
 
 
 def loaded_after(code: str) -> set[str]:
-    listing = f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
-    return set(subprocess.check_output([sys.executable, "-c", listing], text=True).split())
+    listing_code = f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(subprocess.check_output([sys.executable, "-c", listing_code], text=True).split())
 
 
 def test_the_pure_core_is_pure():

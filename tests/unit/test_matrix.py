@@ -29,13 +29,13 @@ def test_row_derives_accuracy_and_the_bucket_trained_through():
 
 def test_a_row_may_hold_fractions_in_place_of_counts():
     """Other programs kept no counts: such a row equals itself, also where it was not measured."""
-    one = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
+    first = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
     other = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
-    assert one == other
-    assert one.correct is None
-    assert one.cells[0] == 0.25
-    assert math.isnan(one.cells[1])
-    matrix = AccuracyMatrix.from_rows([one])
+    assert first == other
+    assert first.correct is None
+    assert first.cells[0] == 0.25
+    assert math.isnan(first.cells[1])
+    matrix = AccuracyMatrix.from_rows([first])
     assert matrix.num_instances is None
     np.testing.assert_array_equal(matrix.values, [[0.25, NAN]])
     counted = AccuracyMatrix.from_rows([AccuracyRow.from_values(1, ["a"], [1], [7])])
@@ -181,12 +181,12 @@ def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
 
 def test_equality_sees_every_part():
     """NaN equals NaN; a changed cell, count or key does not go unnoticed."""
-    one = AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"])
-    assert one.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
-    assert not one.equals(AccuracyMatrix([[0.2, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
-    assert not one.equals(AccuracyMatrix([[0.1, NAN]], None, [3, 4], ["a", "b"]))
-    assert not one.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 5], ["a", "b"]))
-    assert not one.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "c"]))
+    first = AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"])
+    assert first.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
+    assert not first.equals(AccuracyMatrix([[0.2, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
+    assert not first.equals(AccuracyMatrix([[0.1, NAN]], None, [3, 4], ["a", "b"]))
+    assert not first.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 5], ["a", "b"]))
+    assert not first.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "c"]))
 
 
 @given(

@@ -181,9 +181,9 @@ def measured_matrices(draw):
     return values, draw(st.none() | row), counts, width
 
 
-def of_twins(found):
+def of_twins(names):
     """Return the metrics that the loops above define."""
-    return {name: value for name, value in found.items() if name.split("/")[0] in TWINS}
+    return {name: value for name, value in names.items() if name.split("/")[0] in TWINS}
 
 
 def build(values, initial, counts, width) -> AccuracyMatrix:
@@ -211,12 +211,14 @@ def test_summary_is_what_loops_compute(case):
 def test_a_series_is_the_summary_of_every_cut_off_run(case):
     """Step k is the metric of the run after k buckets; the last step is the summary, exactly."""
     values, *rest = case
-    found = series(build(*case))
+    metric_series = series(build(*case))
     for k in range(1, len(values) + 1):
-        at_k = {name: steps[k] for name, steps in found.items() if k in steps}
+        at_k = {name: steps[k] for name, steps in metric_series.items() if k in steps}
         assert of_twins(at_k) == pytest.approx(by_loops(values[:k], *rest), abs=1e-12)
         assert at_k == summarize(build(values[:k], *rest))
-    last = {name: steps[max(steps)] for name, steps in found.items() if len(values) in steps}
+    last = {
+        name: steps[max(steps)] for name, steps in metric_series.items() if len(values) in steps
+    }
     assert last == summarize(build(*case))
 
 
@@ -230,14 +232,16 @@ def test_streaming_keeps_what_needs_no_training_image(case):
     remaining |= {f"wild_time/{name}" for name in ("fix_ood_average", "fix_ood_worst")}
     remaining |= {f"wild_time/{name}" for name in ("stream_average", "stream_worst")}
     remaining |= {"diaz_rodriguez/forward_transfer", "zscl/transfer"}
-    everything, kept = summarize(matrix), summarize(matrix, "streaming")
-    assert kept.items() <= everything.items()
-    assert of_twins(kept) == {n: value for n, value in everything.items() if n in remaining}
-    steps = {name: steps for name, steps in series(matrix).items() if name in kept}
+    everything, streaming_metrics = summarize(matrix), summarize(matrix, "streaming")
+    assert streaming_metrics.items() <= everything.items()
+    assert of_twins(streaming_metrics) == {
+        n: value for n, value in everything.items() if n in remaining
+    }
+    steps = {name: steps for name, steps in series(matrix).items() if name in streaming_metrics}
     assert series(matrix, "streaming") == steps
     reasons = explain(matrix, "streaming")
-    told = "under the streaming protocol cells with j <= i score training images"
-    assert all(reasons[name] == told for name in everything.keys() - kept.keys())
+    message = "under the streaming protocol cells with j <= i score training images"
+    assert all(reasons[name] == message for name in everything.keys() - streaming_metrics.keys())
 
 
 @settings(deadline=None)
@@ -284,7 +288,7 @@ def test_published_matrix_gives_the_published_numbers():
 
 
 @pytest.mark.parametrize(
-    ("family", "theirs"),
+    ("family", "published"),
     [
         # confusion_matrix in float64, 34c6b8e: its means count one bucket more, as 0.
         (
@@ -318,24 +322,26 @@ def test_published_matrix_gives_the_published_numbers():
         ),
     ],
 )
-def test_a_family_is_what_its_authors_program_computes(family, theirs):
-    found = metrics.summarize(EXAMPLE, metrics=FAMILIES[family])
-    expected = {f"{family}/{name}": value for name, value in theirs.items()}
-    assert found == pytest.approx(expected, abs=1e-9)
+def test_a_family_is_what_its_authors_program_computes(family, published):
+    metric_series = metrics.summarize(EXAMPLE, metrics=FAMILIES[family])
+    expected = {f"{family}/{name}": value for name, value in published.items()}
+    assert metric_series == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("matrix", "theirs"),
+    ("matrix", "published"),
     [
         (EXAMPLE, (0.7166666666666666, 0.8283333333333334, 0.0)),
         (GAINING, (0.7285714285714285, 1.0, 0.15666666666666665)),
     ],
 )
-def test_diaz_rodriguez_is_what_continuum_computes(matrix, theirs):
+def test_diaz_rodriguez_is_what_continuum_computes(matrix, published):
     """``accuracy_A``, ``remembering``, ``positive_backward_transfer`` of Continuum, 43ba009."""
-    found = metrics.summarize(matrix, metrics=FAMILIES["diaz_rodriguez"])
+    metric_series = metrics.summarize(matrix, metrics=FAMILIES["diaz_rodriguez"])
     names = ("accuracy", "remembering", "positive_backward_transfer")
-    assert [found[f"diaz_rodriguez/{name}"] for name in names] == pytest.approx(theirs, abs=1e-9)
+    assert [metric_series[f"diaz_rodriguez/{name}"] for name in names] == pytest.approx(
+        published, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -353,7 +359,7 @@ def test_eval_stream_is_what_its_authors_program_computes(ahead, average, worst)
 
 
 @pytest.mark.parametrize(
-    ("split", "counts", "known", "average", "worst"),
+    ("split", "counts", "known_value", "average", "worst"),
     [
         (1, [40] * 6, 0.7125, 0.4625, 0.325),
         (2, [40] * 6, 0.7916666666666666, 0.5583333333333333, 0.45),
@@ -362,10 +368,10 @@ def test_eval_stream_is_what_its_authors_program_computes(ahead, average, worst)
         (2, [40, 80, 50, 40, 40, 40], 0.5588235294117647, 0.5583333333333333, 0.45),
     ],
 )
-def test_eval_fix_is_what_its_authors_program_computes(split, counts, known, average, worst):
+def test_eval_fix_is_what_its_authors_program_computes(split, counts, known_value, average, worst):
     """``evaluate_offline`` with ``update_historical`` of Wild-Time's yearbook, 1875f1e."""
     matrix = AccuracyMatrix(np.array(CORRECT) / counts, num_instances=counts)
-    assert wild_time.fix_id_accuracy(matrix, split) == pytest.approx(known, abs=1e-9)
+    assert wild_time.fix_id_accuracy(matrix, split) == pytest.approx(known_value, abs=1e-9)
     assert wild_time.fix_ood_average(matrix, split) == pytest.approx(average, abs=1e-9)
     assert wild_time.fix_ood_worst(matrix, split) == pytest.approx(worst, abs=1e-9)
 
@@ -374,8 +380,8 @@ def test_eval_fix_is_what_its_authors_program_computes(split, counts, known, ave
 def test_the_stream_is_split_in_the_middle(width, split):
     """After 4 of HuffPost's 7, 4 of Drug-BA's 8, 8 of FMoW's 16: where their scripts split."""
     cells = np.linspace(0, 1, width * width).reshape(width, width)
-    known = wild_time.fix_id_accuracy(AccuracyMatrix(cells, num_instances=[1] * width))
-    assert known == pytest.approx(cells[split, : split + 1].mean(), abs=1e-12)
+    accuracy = wild_time.fix_id_accuracy(AccuracyMatrix(cells, num_instances=[1] * width))
+    assert accuracy == pytest.approx(cells[split, : split + 1].mean(), abs=1e-12)
 
 
 PAST = "needs a past bucket: k >= 2 (trained on 1)"
@@ -430,11 +436,11 @@ MISSING_ROW = AccuracyMatrix([[0.8] * 4, [math.nan] * 4, [0.8] * 4])
 )
 def test_what_is_undefined_says_why(matrix, reasons):
     """Never 0, as others return for one bucket."""
-    told = explain(matrix)
-    assert reasons.items() <= told.items()
+    reasons_given = explain(matrix)
+    assert reasons.items() <= reasons_given.items()
     if len(reasons) > 10:  # the first case is all that is undefined there
-        others = {name for name in told if name.startswith(("cost/", "published/"))}
-        assert told.keys() - reasons.keys() == ({*SAME} & told.keys()) | others
+        others = {name for name in reasons_given if name.startswith(("cost/", "published/"))}
+        assert reasons_given.keys() - reasons.keys() == ({*SAME} & reasons_given.keys()) | others
 
 
 def test_forgetting_of_a_lower_triangular_matrix():
@@ -456,9 +462,9 @@ def test_forgetting_of_a_lower_triangular_matrix():
 
 def test_a_missing_row_leaves_gaps_in_the_series():
     """No value stands at a step that was not measured, and later ones are not made up."""
-    found = series(MISSING_ROW)
-    assert found["renate/average_accuracy"] == {1: 0.8, 3: pytest.approx(0.8)}
-    assert found["clear/in_domain_accuracy"] == {1: 0.8}
+    metric_series = series(MISSING_ROW)
+    assert metric_series["renate/average_accuracy"] == {1: 0.8, 3: pytest.approx(0.8)}
+    assert metric_series["clear/in_domain_accuracy"] == {1: 0.8}
 
 
 @pytest.mark.parametrize("split", [None, 2])

@@ -58,67 +58,76 @@ def predictions(
         labels[row] = outputs.argmax(axis=1)
         shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
         soft[row] = shares.astype(np.float16)
-    answers = answers_of(images, labels, soft if probs else None)
-    return Predictions(images, answers, protocol)
+    row_predictions = answers_of(images, labels, soft if probs else None)
+    return Predictions(images, row_predictions, protocol)
 
 
-def summarize(found: Predictions) -> dict[str, float]:
-    return compute_values(found, PREDICTION_METRICS)[0]
+def summarize(run_predictions: Predictions) -> dict[str, float]:
+    return compute_values(run_predictions, PREDICTION_METRICS)[0]
 
 
-def explain(found: Predictions) -> dict[str, str]:
+def explain(run_predictions: Predictions) -> dict[str, str]:
     return {
-        name: str(error) for name, error in compute_values(found, PREDICTION_METRICS)[1].items()
+        name: str(error)
+        for name, error in compute_values(run_predictions, PREDICTION_METRICS)[1].items()
     }
 
 
-def series_of(found: Predictions) -> dict[str, Any]:
+def series_of(run_predictions: Predictions) -> dict[str, Any]:
     """Metric name to {buckets trained: value}, by the evaluation of a whole run."""
-    matrix = AccuracyMatrix(np.full((found.k, 3), 0.5))
-    results = evaluate_metrics(PREDICTION_METRICS, matrix, predictions=found)
+    matrix = AccuracyMatrix(np.full((run_predictions.k, 3), 0.5))
+    results = evaluate_metrics(PREDICTION_METRICS, matrix, predictions=run_predictions)
     return {name: result.series for name, result in results.items() if result.series}
 
 
-def without(found: Predictions, *rows: int) -> Predictions:
-    left = {row: answer for row, answer in found.rows.items() if row not in rows}
-    return Predictions(found.images, left, found.protocol, found.k)
+def without(run_predictions: Predictions, *rows: int) -> Predictions:
+    remaining = {
+        row: row_predictions
+        for row, row_predictions in run_predictions.rows.items()
+        if row not in rows
+    }
+    return Predictions(
+        run_predictions.images, remaining, run_predictions.protocol, run_predictions.k
+    )
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), protocol=st.sampled_from(["iid", "streaming"]))
 def test_class_accuracies_are_those_of_a_loop(seed: int, protocol: str) -> None:
     """Image by image; NaN where there is no image, no prediction, or no evidence."""
-    found = without(predictions(seed, protocol=protocol), 2)
-    images, cells = found.images, class_accuracies(found)
+    run_predictions = without(predictions(seed, protocol=protocol), 2)
+    images, cells = run_predictions.images, class_accuracies(run_predictions)
     assert cells.shape == (4, 3, CLASSES)
     for row in range(4):
         for j in range(3):
             for c in range(CLASSES):
-                there = [
+                expected_cells = [
                     m for m in range(len(images)) if images.bucket[m] == j and images.label[m] == c
                 ]
                 hidden = row == 2 or (protocol == "streaming" and row > 0 and j < row)
-                if hidden or not there:
+                if hidden or not expected_cells:
                     assert math.isnan(cells[row, j, c])
                 else:
-                    right = sum(int(found.rows[row].labels[m]) == c for m in there)
-                    assert cells[row, j, c] == right / len(there)
+                    right = sum(
+                        int(run_predictions.rows[row].labels[m]) == c for m in expected_cells
+                    )
+                    assert cells[row, j, c] == right / len(expected_cells)
 
 
 def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
     """In every cell, and its summaries are those of the matrix of such cells."""
-    found = predictions(1, counts=(40, 50, 60))
-    matrix = macro_matrix(found)
-    for row, answer in found.rows.items():
+    run_predictions = predictions(1, counts=(40, 50, 60))
+    matrix = macro_matrix(run_predictions)
+    for row, row_predictions in run_predictions.rows.items():
         for j in range(3):
-            where = found.images.bucket == j
+            where = run_predictions.images.bucket == j
             expected = recall_score(
-                found.images.label[where], answer.labels[where], average="macro"
+                run_predictions.images.label[where], row_predictions.labels[where], average="macro"
             )
             cells = matrix.initial if row == 0 else matrix.values[row - 1]
             assert cells is not None
             assert cells[j] == pytest.approx(expected)
-    values = summarize(found)
+    values = summarize(run_predictions)
     assert values.keys() == MACRO
     assert values["macro_accuracy/in_domain"] == metrics.clear.in_domain_accuracy(matrix)
     assert values["macro_accuracy/next_domain"] == metrics.clear.next_domain_accuracy(matrix)
@@ -127,13 +136,14 @@ def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
 
 def test_amca_is_what_a_loop_computes() -> None:
     """Every class of all buckets counts equally in a row, and every row but the untrained one."""
-    found = predictions(3)
+    run_predictions = predictions(3)
     rows = [
-        recall_score(found.images.label, found.rows[row].labels, average=None) for row in (1, 2, 3)
+        recall_score(run_predictions.images.label, run_predictions.rows[row].labels, average=None)
+        for row in (1, 2, 3)
     ]
-    assert summarize(found)[AMCA] == pytest.approx(sum(map(sum, rows)) / (3 * CLASSES))
-    assert explain(without(found, 2))[AMCA] == "the predictions of row 2 were not stored"
-    assert AMCA in explain(replace(found, protocol="streaming"))
+    assert summarize(run_predictions)[AMCA] == pytest.approx(sum(map(sum, rows)) / (3 * CLASSES))
+    assert explain(without(run_predictions, 2))[AMCA] == "the predictions of row 2 were not stored"
+    assert AMCA in explain(replace(run_predictions, protocol="streaming"))
 
 
 @settings(max_examples=30, deadline=None)
@@ -142,56 +152,64 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
     """Bucket by bucket, of the classes that a bucket has; one image more, and it is not."""
     draws = np.random.default_rng(seed)
     classes = [draws.permutation(CLASSES)[: draws.integers(1, CLASSES + 1)] for _ in range(2)]
-    labels = [draws.permutation(np.repeat(there, per_class)) for there in classes]
-    found = predictions(seed, tuple(map(len, labels)), rows=2)
-    images = replace(found.images, label=np.concatenate(labels).astype(np.uint16))
-    answers = {
-        row: replace(answer, evaluation_set=images.digest) for row, answer in found.rows.items()
+    labels = [
+        draws.permutation(np.repeat(present_classes, per_class)) for present_classes in classes
+    ]
+    run_predictions = predictions(seed, tuple(map(len, labels)), rows=2)
+    images = replace(run_predictions.images, label=np.concatenate(labels).astype(np.uint16))
+    row_answers = {
+        row: replace(row_predictions, evaluation_set=images.digest)
+        for row, row_predictions in run_predictions.rows.items()
     }
-    found = Predictions(images, answers)
-    assert _has_balanced_classes(found)
+    run_predictions = Predictions(images, row_answers)
+    assert _has_balanced_classes(run_predictions)
     accuracies = [
-        [answer.correct(images)[j] / len(labels[j]) for j in range(2)]
-        for row, answer in answers.items()
+        [row_predictions.correct(images)[j] / len(labels[j]) for j in range(2)]
+        for row, row_predictions in row_answers.items()
         if row
     ]
-    assert np.allclose(macro_matrix(found).values, accuracies, atol=1e-12)
+    assert np.allclose(macro_matrix(run_predictions).values, accuracies, atol=1e-12)
     assert not _has_balanced_classes(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
 
 
 def test_confusion_is_scikit_learns() -> None:
     """Rows are true, columns predicted; under streaming only images of buckets to come count."""
-    found = predictions(2)
-    for row, answer in found.rows.items():
-        expected = confusion_matrix(found.images.label, answer.labels, labels=range(CLASSES))
-        assert (confusion(found, row) == expected).all()
-    streaming = replace(found, protocol="streaming")
+    run_predictions = predictions(2)
+    for row, row_predictions in run_predictions.rows.items():
+        expected = confusion_matrix(
+            run_predictions.images.label, row_predictions.labels, labels=range(CLASSES)
+        )
+        assert (confusion(run_predictions, row) == expected).all()
+    streaming = replace(run_predictions, protocol="streaming")
     assert [int(confusion(streaming, row).sum()) for row in range(4)] == [24, 15, 8, 0]
     with pytest.raises(UndefinedMetricError, match="row 2 were not stored"):
-        confusion(without(found, 2), 2)
+        confusion(without(run_predictions, 2), 2)
 
 
 def test_calibration_is_that_of_loops_and_of_scikit_learn() -> None:
     """Of the last row, on the buckets trained on by then."""
-    found = predictions(3, counts=(60, 70, 80), probs=True).after(2)
-    where = found.images.bucket < 2
-    stored = found.rows[2].probabilities
+    run_predictions = predictions(3, counts=(60, 70, 80), probs=True).after(2)
+    where = run_predictions.images.bucket < 2
+    stored = run_predictions.rows[2].probabilities
     assert stored is not None
-    soft, labels = stored[where].astype(float), found.images.label[where]
-    said = found.rows[2].labels[where]
+    soft, labels = stored[where].astype(float), run_predictions.images.label[where]
+    predicted = run_predictions.rows[2].labels[where]
     gaps = 0.0
     for i in range(15):
-        inside = [m for m in range(len(said)) if i / 15 < soft[m, said[m]] <= (i + 1) / 15]
-        if inside:
-            accuracy = sum(said[m] == labels[m] for m in inside) / len(inside)
-            confidence = sum(soft[m, said[m]] for m in inside) / len(inside)
-            gaps += len(inside) / len(said) * abs(accuracy - confidence)
+        in_bin = [
+            m for m in range(len(predicted)) if i / 15 < soft[m, predicted[m]] <= (i + 1) / 15
+        ]
+        if in_bin:
+            accuracy = sum(predicted[m] == labels[m] for m in in_bin) / len(in_bin)
+            confidence = sum(soft[m, predicted[m]] for m in in_bin) / len(in_bin)
+            gaps += len(in_bin) / len(predicted) * abs(accuracy - confidence)
     brier = sum(
-        sum((soft[m, c] - (labels[m] == c)) ** 2 for c in range(CLASSES)) for m in range(len(said))
+        sum((soft[m, c] - (labels[m] == c)) ** 2 for c in range(CLASSES))
+        for m in range(len(predicted))
     )
-    values = summarize(found)
+    values = summarize(run_predictions)
     assert values["calibration/expected_calibration_error"] == pytest.approx(gaps)
-    assert values["calibration/brier_score"] == pytest.approx(brier / len(said))
+    assert values["calibration/brier_score"] == pytest.approx(brier / len(predicted))
     exact = soft / soft.sum(axis=1, keepdims=True)
     assert values["calibration/negative_log_likelihood"] == pytest.approx(
         log_loss(labels, exact, labels=range(CLASSES)), abs=1e-3
@@ -200,12 +218,14 @@ def test_calibration_is_that_of_loops_and_of_scikit_learn() -> None:
 
 def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
     """Half precision holds nothing below 2**-25: such an answer counts as that."""
-    found = predictions(counts=(1,), rows=1, probs=True)
-    label = int(found.images.label[0])
+    run_predictions = predictions(counts=(1,), rows=1, probs=True)
+    label = int(run_predictions.images.label[0])
     soft = np.zeros((1, CLASSES), np.float16)
     soft[0, (label + 1) % CLASSES] = 1
-    answer = replace(found.rows[1], probabilities=soft, labels=soft.argmax(1).astype(np.uint8))
-    values = summarize(Predictions(found.images, {1: answer}))
+    row_predictions = replace(
+        run_predictions.rows[1], probabilities=soft, labels=soft.argmax(1).astype(np.uint8)
+    )
+    values = summarize(Predictions(run_predictions.images, {1: row_predictions}))
     assert values["calibration/negative_log_likelihood"] == pytest.approx(25 * math.log(2))
     assert values["calibration/brier_score"] == 2
     assert values["calibration/expected_calibration_error"] == 1
@@ -223,9 +243,9 @@ def test_bins_are_closed_above() -> None:
 
 def test_what_is_not_there_is_told() -> None:
     """Labels alone have no calibration; streaming has no learned bucket as evidence."""
-    whole = predictions(counts=(30, 30, 30))
-    assert summarize(whole).keys() == MACRO
-    reasons = explain(whole)
+    full_run = predictions(counts=(30, 30, 30))
+    assert summarize(full_run).keys() == MACRO
+    reasons = explain(full_run)
     assert reasons.keys() == CALIBRATION | CHANGES
     assert {reasons[name] for name in CALIBRATION} == {
         "needs stored probabilities: predictions=probs"
@@ -239,38 +259,39 @@ def test_what_is_not_there_is_told() -> None:
     untrained = predictions(rows=0, probs=True)
     assert summarize(untrained) == {}
     assert explain(untrained).keys() == MACRO | CALIBRATION | CHANGES
-    whole = predictions(counts=(30, 30, 30), probs=True)
-    assert summarize(whole).keys() == MACRO | CALIBRATION
+    full_run = predictions(counts=(30, 30, 30), probs=True)
+    assert summarize(full_run).keys() == MACRO | CALIBRATION
 
 
 def test_a_series_is_the_run_cut_off() -> None:
     """Its last value is the summary; a row whose predictions are missing leaves a gap."""
-    found = predictions(4, probs=True)
-    series = series_of(found)
+    run_predictions = predictions(4, probs=True)
+    series = series_of(run_predictions)
     assert series.keys() == MACRO | CALIBRATION
-    assert {name: steps[3] for name, steps in series.items()} == summarize(found)
+    assert {name: steps[3] for name, steps in series.items()} == summarize(run_predictions)
     for name, steps in series.items():
         for k, value in steps.items():
-            assert value == summarize(found.after(k))[name]
-    gap = series_of(without(found, 2))
+            assert value == summarize(run_predictions.after(k))[name]
+    gap = series_of(without(run_predictions, 2))
     assert gap["calibration/brier_score"].keys() == {1, 3}
     assert gap["macro_accuracy/average"].keys() == {1, 3}
     assert gap["macro_accuracy/in_domain"].keys() == {1}
-    assert without(found, 3).k == 3
-    assert summarize(without(found, 3)) == {}
+    assert without(run_predictions, 3).k == 3
+    assert summarize(without(run_predictions, 3)) == {}
 
 
 def test_predictions_have_to_count_up_to_the_rows() -> None:
     """Other buckets, other counts, another accuracy, a row that is not there: no evidence."""
-    found = predictions(5)
+    run_predictions = predictions(5)
     cells = [
-        np.array(answer.correct(found.images)) / found.images.num_instances
-        for answer in found.rows.values()
+        np.array(row_predictions.correct(run_predictions.images))
+        / run_predictions.images.num_instances
+        for row_predictions in run_predictions.rows.values()
     ]
-    counts = found.images.num_instances
+    counts = run_predictions.images.num_instances
     matrix = AccuracyMatrix(cells[1:], cells[0], counts)
-    found.check(matrix)
-    found.check(AccuracyMatrix(np.round(cells[1:], 4), np.round(cells[0], 4)))
+    run_predictions.check(matrix)
+    run_predictions.check(AccuracyMatrix(np.round(cells[1:], 4), np.round(cells[0], 4)))
     other = np.array(cells[1:])
     other[1, 1] = (other[1, 1] + 0.5) % 1
     for wrong, message in [
@@ -284,47 +305,49 @@ def test_predictions_have_to_count_up_to_the_rows() -> None:
         (AccuracyMatrix(cells[1:], None, counts), "row 0 are stored"),
     ]:
         with pytest.raises(RecordError, match=message):
-            found.check(wrong)
+            run_predictions.check(wrong)
     with pytest.raises(RecordError, match="stored under row 1"):
-        Predictions(found.images, {1: found.rows[2]})
+        Predictions(run_predictions.images, {1: run_predictions.rows[2]})
     with pytest.raises(RecordError, match="no predictions"):
-        Predictions(found.images, {})
+        Predictions(run_predictions.images, {})
     with pytest.raises(ConfigError, match="'stream'"):
-        replace(found, protocol="stream")
+        replace(run_predictions, protocol="stream")
     foreign = predictions(6)
     with pytest.raises(RecordError, match="another evaluation set"):
-        Predictions(found.images, foreign.rows)
+        Predictions(run_predictions.images, foreign.rows)
 
 
 def test_the_reference_lists_just_these_metrics(project: object) -> None:
     """docs/metrics.md has one line per metric, with the direction that the code has."""
     text = (project / "docs" / "metrics.md").read_text()
     part = text.split("## From stored predictions")[1].split("\n## ")[0]
-    told = {line.split("`")[1]: "↓" not in line for line in part.splitlines() if "| `" in line}
-    assert told == {m.name: m.higher_is_better for m in PREDICTION_METRICS}
+    listed = {line.split("`")[1]: "↓" not in line for line in part.splitlines() if "| `" in line}
+    assert listed == {m.name: m.higher_is_better for m in PREDICTION_METRICS}
 
 
 def changing(seed: int, *, probs: bool = True, protocol: str = "iid") -> Predictions:
     """Class c comes with the second bucket, and class a goes with it."""
-    found = predictions(seed, (40, 40, 40), 3, probs=probs, protocol=protocol)
-    label = found.images.label.copy()
-    label[(found.images.bucket == 0) & (label == 2)] = 1
-    label[(found.images.bucket > 0) & (label == 0)] = 1
-    images = replace(found.images, label=label)
-    answers = {row: replace(of, evaluation_set=images.digest) for row, of in found.rows.items()}
-    return Predictions(images, answers, protocol)
+    run_predictions = predictions(seed, (40, 40, 40), 3, probs=probs, protocol=protocol)
+    label = run_predictions.images.label.copy()
+    label[(run_predictions.images.bucket == 0) & (label == 2)] = 1
+    label[(run_predictions.images.bucket > 0) & (label == 0)] = 1
+    images = replace(run_predictions.images, label=label)
+    row_answers = {
+        row: replace(of, evaluation_set=images.digest) for row, of in run_predictions.rows.items()
+    }
+    return Predictions(images, row_answers, protocol)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_changes_of_classes_are_those_of_loops_and_of_scikit_learn(seed: int) -> None:
-    found = changing(seed)
-    images, values = found.images, summarize(found)
+    run_predictions = changing(seed)
+    images, values = run_predictions.images, summarize(run_predictions)
 
     def accuracy(row: int, buckets: set[int], classes: set[int]) -> float:
         right = [
-            answer == label
-            for answer, label, bucket in zip(
-                found.rows[row].labels, images.label, images.bucket, strict=True
+            row_predictions == label
+            for row_predictions, label, bucket in zip(
+                run_predictions.rows[row].labels, images.label, images.bucket, strict=True
             )
             if bucket in buckets and label in classes
         ]
@@ -334,7 +357,7 @@ def test_changes_of_classes_are_those_of_loops_and_of_scikit_learn(seed: int) ->
     both = [accuracy(2, {1}, {1}), accuracy(3, {2}, {1, 2})]
     assert values["class_changes/known"] == pytest.approx(sum(both) / 2)
     assert values["class_changes/vanished"] == accuracy(3, {0, 1}, {0})
-    probabilities = found.rows[1].probabilities
+    probabilities = run_predictions.rows[1].probabilities
     assert probabilities is not None
     area = roc_auc_score(images.label == 2, 1 - probabilities.max(axis=1).astype(float))
     assert values["class_changes/unseen_auroc"] == pytest.approx(area)

@@ -49,7 +49,7 @@ def test_the_default_is_clears_and_renates():
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "line"),
     [
         (MetricResult(name="a/b", value=0.5), "a/b 0.5000 (higher is better)"),
         (
@@ -63,29 +63,29 @@ def test_the_default_is_clears_and_renates():
         ),
     ],
 )
-def test_a_result_is_shown_in_one_line(result, told):
-    assert str(result) == told
-    assert repr(result) == f"MetricResult({told})"
+def test_a_result_is_shown_in_one_line(result, line):
+    assert str(result) == line
+    assert repr(result) == f"MetricResult({line})"
 
 
 def test_results_are_shown_as_a_table():
     """In a terminal and in a notebook; they stay a dictionary."""
-    found = scores(FULL)
-    lines = str(found).splitlines()
-    assert [line.split()[0] for line in lines[2:]] == [*found]
+    results = scores(FULL)
+    lines = str(results).splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [*results]
     assert max(map(len, lines)) <= 80
-    assert "<code>renate/forgetting</code></th>" in found._repr_html_()
-    assert found == dict(found)
+    assert "<code>renate/forgetting</code></th>" in results._repr_html_()
+    assert results == dict(results)
 
 
 def test_scores_take_what_a_matrix_is_made_of():
     """A frame as the matrix gives it has the untrained model's row, and the keys."""
-    plain = scores([[0.8, 0.6], [0.7, 0.9]])
-    assert plain == scores(np.array([[0.8, 0.6], [0.7, 0.9]]))
-    assert plain["renate/forward_transfer"].value is None
+    from_lists = scores([[0.8, 0.6], [0.7, 0.9]])
+    assert from_lists == scores(np.array([[0.8, 0.6], [0.7, 0.9]]))
+    assert from_lists["renate/forward_transfer"].value is None
     full = AccuracyMatrix(FULL.values, initial=FULL.initial)
     assert scores(full.to_frame(wide=True)) == scores(full)
-    assert scores(AccuracyMatrix(FULL.values).to_frame(wide=True)) == plain
+    assert scores(AccuracyMatrix(FULL.values).to_frame(wide=True)) == from_lists
     with pytest.raises(RecordError, match="is no rectangle of numbers"):
         scores("matrix.csv")
 
@@ -137,10 +137,10 @@ def test_names_that_mlflow_refuses_are_refused_here(name):
 
 def test_a_name_stands_once():
     """Two definitions under one name is what the families are there to prevent."""
-    one = Metric(name="a/b", function=renate.forgetting)
-    assert check_metric_names([one]) == (one,)
+    metric = Metric(name="a/b", function=renate.forgetting)
+    assert check_metric_names([metric]) == (metric,)
     with pytest.raises(ValueError, match="two metrics are named 'a/b'"):
-        check_metric_names([one, Metric(name="a/b", function=renate.average_accuracy)])
+        check_metric_names([metric, Metric(name="a/b", function=renate.average_accuracy)])
 
 
 def test_protocols_are_checked():
@@ -168,10 +168,10 @@ def test_the_reference_names_the_source_of_every_family(project):
 def test_the_page_shows_what_the_published_matrix_gives(project):
     """The formulas that share words, each with its own number, in four digits."""
     page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")
-    shown = dict(re.findall(r"^\| `(\w+/\w+)` \| .* \| ([0-9.]+) \|$", page, re.M))
-    found = summarize(AccuracyMatrix(np.array(SECOND_PLACE)), metrics=ALL_METRICS)
-    assert len(shown) == 5
-    assert shown == {name: f"{found[name]:.4f}" for name in shown}
+    page_values = dict(re.findall(r"^\| `(\w+/\w+)` \| .* \| ([0-9.]+) \|$", page, re.M))
+    metrics = summarize(AccuracyMatrix(np.array(SECOND_PLACE)), metrics=ALL_METRICS)
+    assert len(page_values) == 5
+    assert page_values == {name: f"{metrics[name]:.4f}" for name in page_values}
 
 
 def test_results_have_the_direction_of_their_metric():
@@ -184,6 +184,6 @@ def test_results_have_the_direction_of_their_metric():
         Metric(name="lab/loss", function=worst, higher_is_better=False),
         Metric(name="lab/gain", function=worst),
     ]
-    found = scores([[0.9, 0.6], [0.8, 0.95]], metrics=["clear", "renate", *own])
+    results = scores([[0.9, 0.6], [0.8, 0.95]], metrics=["clear", "renate", *own])
     for metric in (*METRICS, *own):
-        assert found[metric.name].higher_is_better == metric.higher_is_better
+        assert results[metric.name].higher_is_better == metric.higher_is_better

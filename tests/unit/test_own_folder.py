@@ -134,10 +134,10 @@ def test_a_photo_in_two_years_is_a_leak(root):
         load(root, protocol="streaming")
 
 
-def lost_in(place):
+def lost_in(split):
     def change(root):
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).write_text("x")
+        (root / split).parent.mkdir(parents=True, exist_ok=True)
+        (root / split).write_text("x")
 
     return change
 
@@ -154,7 +154,7 @@ def file_linked_out(root):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lost_in("photo.png"), "BUCKET/CLASS/photo.png"),
         (lost_in("2004/photo.png"), "is in no class"),
@@ -170,23 +170,23 @@ def file_linked_out(root):
         (file_linked_out, "leads out of"),
     ],
 )
-def test_what_is_no_such_folder_is_one_line(root, change, told):
+def test_what_is_no_such_folder_is_one_line(root, change, message):
     """With the path, and what was expected there."""
     change(root)
-    if not told:
+    if not message:
         load(root)
         return
     with pytest.raises(DataError) as error:
         load(root)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(root) in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_arguments_are_checked_and_the_name_is_the_folders():
     """Unknown ones are one line; a name is what a user says, else the folder's."""
-    found = dataset_arguments("folder", "/data/yearbook", {"licence": "CC BY 4.0"})
-    assert found == {"name": "yearbook", "licence": "CC BY 4.0", "order": "none"}
+    arguments_read = dataset_arguments("folder", "/data/yearbook", {"licence": "CC BY 4.0"})
+    assert arguments_read == {"name": "yearbook", "licence": "CC BY 4.0", "order": "none"}
     assert dataset_arguments("folder", "/data/yearbook", {"name": "faces"})["name"] == "faces"
     assert dataset_arguments("digits", "auto", {}) == {}
     with pytest.raises(ConfigError, match="known are name, licence, order"):
@@ -219,28 +219,28 @@ def check(*arguments):
 def test_data_check_looks_over_a_folder(root):
     """Everything that is wrong, once; the digest is that of a training."""
     done = check(root, "--dataset", "folder", "--json")
-    found = json.loads(done.stdout)
-    assert (done.exit_code, found["problems"], found["layout"]) == (0, [], "folder")
-    assert found["digest"] == load(root).digest
-    assert (found["images"], found["buckets"]) == (24, list(YEARS))
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["problems"], report["layout"]) == (0, [], "folder")
+    assert report["digest"] == load(root).digest
+    assert (report["images"], report["buckets"]) == (24, list(YEARS))
 
     (root / "2004" / "bus" / "2004-bus-train-0.png").write_bytes(b"no image")
     shutil.rmtree(root / "2005" / "camera")
     shutil.copy(root / "2006" / "bus" / "2006-bus-train-1.png", root / "2005" / "bus" / "x.png")
     done = check(root, "--dataset", "folder", "--json")
-    found = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     assert done.exit_code == 1
-    assert [problem["kind"] for problem in found["problems"]] == [
+    assert [problem["kind"] for problem in report["problems"]] == [
         "unreadable",
         "empty-class",
         "across-buckets",
     ]
-    assert found["problems"][0]["path"].endswith("2004-bus-train-0.png")
+    assert report["problems"][0]["path"].endswith("2004-bus-train-0.png")
 
 
 def test_data_check_refuses_what_is_no_stream_of_ones_own(root):
     """One line, and exit code 2."""
-    for arguments, told in (
+    for arguments, message in (
         ([root, "--dataset", "digits"], "a stream of your own"),
         (["--dataset", "folder"], "expected DIR"),
         ([root, "--dataset", "folder", "--dataset-args", "nope=1"], "no argument of dataset"),
@@ -248,7 +248,7 @@ def test_data_check_refuses_what_is_no_stream_of_ones_own(root):
     ):
         done = check(*arguments)
         assert done.exit_code == 2
-        assert told in done.output
+        assert message in done.output
 
 
 def test_names_that_are_no_line_of_text_are_escaped(root):
@@ -257,20 +257,23 @@ def test_names_that_are_no_line_of_text_are_escaped(root):
     (bus / "2004-bus-train-0.png").rename(bus / "a\nb.png")
     (bus / "2004-bus-train-1.png").rename(Path(os.fsdecode(bytes(bus) + b"/a\xffb.png")))
     assert check(root, "--dataset", "folder").exit_code == 0
-    for asked in ({"protocol": "streaming"}, {"split": "validation"}):
-        images = evaluation_set(load(root, **asked))
+    for options in ({"protocol": "streaming"}, {"split": "validation"}):
+        images = evaluation_set(load(root, **options))
         path = root.parent / "evaluation_set.safetensors"
         path.write_bytes(images.to_bytes())
         assert EvaluationSet.load(path).names == images.names
-        if "protocol" in asked:
+        if "protocol" in options:
             assert {r"a\nb", r"a\udcffb"} <= set(images.names)
 
 
 def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
     """As a list of weights or names has them; one that is no number makes all of them texts."""
-    for more, expected in (((), ("0", "2", "10", "11")), (("x",), ("0", "10", "11", "2", "x"))):
-        folder = tmp_path / f"stream{len(more)}"
-        write_years(folder, classes=["10", "2", "11", "0", *more], train=4)
+    for extra_names, expected in (
+        ((), ("0", "2", "10", "11")),
+        (("x",), ("0", "10", "11", "2", "x")),
+    ):
+        folder = tmp_path / f"stream{len(extra_names)}"
+        write_years(folder, classes=["10", "2", "11", "0", *extra_names], train=4)
         assert load(folder).class_names == expected
 
 

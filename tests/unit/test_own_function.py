@@ -79,8 +79,8 @@ def test_what_a_function_lists_is_the_stream_of_the_folder(root):
     assert (stream.digest, stream.class_names) == (folder.digest, folder.class_names)
     assert stream.name == "years"
     assert stream.source == f"own_photos:years, {root}"
-    given = {"first": "2005", "upper": "yes", "licence": "CC0"}
-    arguments = dataset_arguments("own_photos:years", str(root), given)
+    options = {"first": "2005", "upper": "yes", "licence": "CC0"}
+    arguments = dataset_arguments("own_photos:years", str(root), options)
     assert arguments == {
         "name": "years", "licence": "CC0", "first": 2005, "upper": True, "share": 1.0
     }  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         ("missing", "cannot be loaded (AttributeError"),
         ("untyped", "takes first=1; expected a function of the folder"),
@@ -117,11 +117,11 @@ def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
         ("odd_split", "has a split 'valid'"),
     ],
 )
-def test_what_a_function_does_wrong_is_one_line(root, function, told):
+def test_what_a_function_does_wrong_is_one_line(root, function, message):
     """With its name, and what was expected."""
     with pytest.raises((ConfigError, DataError)) as error:
         load(root, function)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -52,13 +52,13 @@ def saved(tmp_path_factory) -> tuple[Path, Path]:
     """A folder, and the same images as a saved dataset with splits, the last image first."""
     folder = tmp_path_factory.mktemp("streams")
     rows = write_years(folder / "photos", train=6, test=2)
-    found = datasets.DatasetDict(
+    dataset = datasets.DatasetDict(
         {
             part: as_dataset(folder / "photos", [r for r in rows if r.split == part][::-1])
             for part in ("train", "test")
         }
     )
-    found.save_to_disk(str(folder / "saved"))
+    dataset.save_to_disk(str(folder / "saved"))
     return folder / "photos", folder / "saved"
 
 
@@ -70,17 +70,17 @@ def saved(tmp_path_factory) -> tuple[Path, Path]:
 def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buckets):
     """One digest, the same images in the same order; its images are the files' own bytes."""
     photos, root = saved
-    asked = {"protocol": protocol, "split": split}
-    folder = load_stream("folder", str(photos), cache_dir=root.parent / "cache", **asked)
-    found = load(root, buckets=buckets, **asked)
-    assert found.digest == folder.digest
-    assert (found.class_names, found.layout, found.name) == (CLASSES, "huggingface", "saved")
-    assert found.source == str(root)
-    for ours, theirs in zip(found.buckets, folder.buckets, strict=True):
-        assert ours.key == theirs.key
-        assert ours.train.contents == theirs.train.contents
-        assert [p.name for p in ours.test.paths] == [p.name for p in theirs.test.paths]
-        assert ours.test.labels.tolist() == theirs.test.labels.tolist()
+    options = {"protocol": protocol, "split": split}
+    folder = load_stream("folder", str(photos), cache_dir=root.parent / "cache", **options)
+    dataset = load(root, buckets=buckets, **options)
+    assert dataset.digest == folder.digest
+    assert (dataset.class_names, dataset.layout, dataset.name) == (CLASSES, "huggingface", "saved")
+    assert dataset.source == str(root)
+    for bucket, folder_bucket in zip(dataset.buckets, folder.buckets, strict=True):
+        assert bucket.key == folder_bucket.key
+        assert bucket.train.contents == folder_bucket.train.contents
+        assert [p.name for p in bucket.test.paths] == [p.name for p in folder_bucket.test.paths]
+        assert bucket.test.labels.tolist() == folder_bucket.test.labels.tolist()
 
 
 def test_images_are_written_once_and_anew_where_they_are_gone(saved, tmp_path):
@@ -101,13 +101,13 @@ def test_a_split_column_and_copies_of_one_image(tmp_path):
     """A dataset without splits has a column, or is held out from; a copy keeps its row."""
     rows = write_years(tmp_path / "photos", train=4)
     rows += rows[:1]
-    found = as_dataset(tmp_path / "photos", rows)
-    found.save_to_disk(str(tmp_path / "plain"))
+    dataset = as_dataset(tmp_path / "photos", rows)
+    dataset.save_to_disk(str(tmp_path / "plain"))
     stream = load(tmp_path / "plain", protocol="streaming")
     assert [len(bucket.train) for bucket in stream.buckets] == [9, 8, 8]
     assert load(tmp_path / "plain").split == "0"
     parts = ["train", "test"] * (len(rows) // 2) + ["train"]
-    found.add_column("part", parts).save_to_disk(str(tmp_path / "parted"))
+    dataset.add_column("part", parts).save_to_disk(str(tmp_path / "parted"))
     stream = load(tmp_path / "parted", split="auto")
     assert stream.split == "0"  # a column that is not called split is not one until it is named
     stream = load_stream(
@@ -129,8 +129,8 @@ def test_names_of_images_may_be_longer_than_file_names(tmp_path):
         }
         for number, row in enumerate(rows)
     ]
-    found = as_dataset(tmp_path / "photos", rows, image=images)
-    found.save_to_disk(str(tmp_path / "saved"))
+    dataset = as_dataset(tmp_path / "photos", rows, image=images)
+    dataset.save_to_disk(str(tmp_path / "saved"))
     stream = load(tmp_path / "saved", protocol="streaming")
     names = {path.name for bucket in stream.buckets for path in bucket.train.paths}
     assert names == {f"{row:08d}" for row in range(len(rows))}
@@ -139,10 +139,12 @@ def test_names_of_images_may_be_longer_than_file_names(tmp_path):
 def test_other_splits_are_left_out_with_a_warning(tmp_path):
     """And a dataset that has no training images by name is refused."""
     rows = write_years(tmp_path / "photos", train=4)
-    whole = as_dataset(tmp_path / "photos", rows)
-    datasets.DatasetDict({"train": whole, "validation": whole}).save_to_disk(str(tmp_path / "a"))
+    full_dataset = as_dataset(tmp_path / "photos", rows)
+    datasets.DatasetDict({"train": full_dataset, "validation": full_dataset}).save_to_disk(
+        str(tmp_path / "a")
+    )
     assert "left out: split 'validation', 24 images" in load(tmp_path / "a").warnings
-    datasets.DatasetDict({"all": whole}).save_to_disk(str(tmp_path / "b"))
+    datasets.DatasetDict({"all": full_dataset}).save_to_disk(str(tmp_path / "b"))
     with pytest.raises(DataError, match="has the splits 'all'; expected train"):
         load(tmp_path / "b")
 
@@ -185,9 +187,9 @@ def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):
         load(tmp_path / "damaged")
     assert "\n" not in str(error.value)
     state = tmp_path / "damaged" / "state.json"
-    told = json.loads(state.read_text())
-    told["_data_files"] = [{"filename": "../photos/x.arrow"}]
-    state.write_text(json.dumps(told))
+    state_content = json.loads(state.read_text())
+    state_content["_data_files"] = [{"filename": "../photos/x.arrow"}]
+    state.write_text(json.dumps(state_content))
     with pytest.raises(DataError, match="expected a name in its own folder"):
         load(tmp_path / "damaged")
 
@@ -218,8 +220,8 @@ def test_a_column_of_vectors(tmp_path):
     columns = {"taken": vectors, "label": list("abababab"), "bucket": [1] * 4 + [2] * 4}
     datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
     stream = load(tmp_path / "saved", protocol="streaming", vector="taken", standardise="none")
-    found = [row for bucket in stream.buckets for row in bucket.train.vectors[:].tolist()]
-    assert sorted(found) == np.array(vectors, np.float32).tolist()
+    read_vectors = [row for bucket in stream.buckets for row in bucket.train.vectors[:].tolist()]
+    assert sorted(read_vectors) == np.array(vectors, np.float32).tolist()
     assert stream.standardise == "none"
     with pytest.raises(DataError, match="has no column 'other'"):
         load(tmp_path / "saved", vector="other")

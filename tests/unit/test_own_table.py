@@ -33,8 +33,8 @@ def load(root, *, protocol="iid", split="auto", **arguments):
 
 def listed(root, **arguments):
     """Bucket to its training images' names, without a look at any image."""
-    listing = own_listing("table", str(root), cache_dir=root, arguments=arguments)
-    return {key: [path.stem for path in images.paths] for key, images in listing.images.items()}
+    image_index = own_listing("table", str(root), cache_dir=root, arguments=arguments)
+    return {key: [path.stem for path in images.paths] for key, images in image_index.images.items()}
 
 
 def refusal(root, **arguments) -> str:
@@ -71,21 +71,24 @@ def write(root, *lines, header="path,label,time,bucket,split"):
 def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split):
     """One digest, and the same images in the same order, under every protocol."""
     root, _ = years
-    asked = {"protocol": protocol, "split": split}
-    folder = load_stream("folder", str(root), cache_dir=root.parent / "cache", **asked)
+    options = {"protocol": protocol, "split": split}
+    folder = load_stream("folder", str(root), cache_dir=root.parent / "cache", **options)
     for arguments in (
         {"table": "photos.csv"},
         {"table": "photos.parquet"},
         {"table": "photos.csv", "buckets": "year"},
         {"table": "photos.parquet", "buckets": "year"},
     ):
-        table = load(root, **asked, **arguments)
+        table = load(root, **options, **arguments)
         assert table.digest == folder.digest
         assert (table.class_names, table.split) == (folder.class_names, folder.split)
-        for ours, theirs in zip(table.buckets, folder.buckets, strict=True):
-            assert (ours.key, ours.train.paths) == (theirs.key, theirs.train.paths)
-            assert ours.test.paths == theirs.test.paths
-            assert ours.train.labels.tolist() == theirs.train.labels.tolist()
+        for bucket, folder_bucket in zip(table.buckets, folder.buckets, strict=True):
+            assert (bucket.key, bucket.train.paths) == (
+                folder_bucket.key,
+                folder_bucket.train.paths,
+            )
+            assert bucket.test.paths == folder_bucket.test.paths
+            assert bucket.train.labels.tolist() == folder_bucket.train.labels.tolist()
     assert load(root, table="photos.parquet").layout == "table (parquet)"
     assert load(root, table="photos.csv").source == str(root / "photos.csv")
 
@@ -126,11 +129,11 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
         header="path,label,time",
     )
     in_time = [f"{i:02d}" for _, i in sorted((d, i) for i, d in enumerate(when))]
-    found = listed(root, buckets="equal:4")
-    assert list(found) == ["1", "2", "3", "4"]
-    assert [len(names) for names in found.values()] == [6, 6, 6, 5]
+    stream_buckets = listed(root, buckets="equal:4")
+    assert list(stream_buckets) == ["1", "2", "3", "4"]
+    assert [len(names) for names in stream_buckets.values()] == [6, 6, 6, 5]
     ends = [0, 6, 12, 18, 23]
-    for names, a, b in zip(found.values(), ends, ends[1:], strict=False):
+    for names, a, b in zip(stream_buckets.values(), ends, ends[1:], strict=False):
         assert sorted(names) == sorted(in_time[a:b])
     write(
         root,
@@ -158,8 +161,8 @@ def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
         assert f"gives {len(expected)} buckets" in refusal(root, buckets=f"equal:{number}")
         return
     buckets = listed(root, buckets=f"equal:{number}").values()
-    found = [{years[int(name)] for name in names} for names in buckets]
-    assert found == [expected[k] for k in range(number)]
+    years_by_bucket = [{years[int(name)] for name in names} for names in buckets]
+    assert years_by_bucket == [expected[k] for k in range(number)]
 
 
 def test_buckets_have_dates(years, root):
@@ -172,8 +175,10 @@ def test_buckets_have_dates(years, root):
         ("quarter", {"2004-Q1": "2004-01-01", "2005-Q3": "2005-07-01", "2006-Q1": "2006-01-01"}),
         ("equal:2", {"1": "2004-02-01", "2": "2006-01-01"}),
     ):
-        listing = own_listing("table", str(root), cache_dir=root, arguments={"buckets": buckets})
-        assert dict(listing.times) == times
+        image_index = own_listing(
+            "table", str(root), cache_dir=root, arguments={"buckets": buckets}
+        )
+        assert dict(image_index.times) == times
     write(root, f"{A},x,1", f"{B},y,2", header="path,label,bucket")
     assert own_listing("table", str(root), cache_dir=root).times == {}
 
@@ -197,8 +202,8 @@ def test_columns_of_other_names(root):
     assert "has '' as 'split'; expected train or test" in refusal(root, **arguments)
     write(root, "images/a.png,3,2004,x", "images/b.png,10,2005,", header="file,class,year,note")
     assert listed(root, **arguments) == {"2004": ["a"], "2005": ["b"]}
-    listing = own_listing("table", str(root), cache_dir=root, arguments=arguments)
-    assert listing.class_names == ("3", "10")  # as numbers, for all are
+    image_index = own_listing("table", str(root), cache_dir=root, arguments=arguments)
+    assert image_index.class_names == ("3", "10")  # as numbers, for all are
 
 
 def test_texts_are_taken_as_they_are(root):
@@ -206,8 +211,8 @@ def test_texts_are_taken_as_they_are(root):
     names = ["NA", "None", "007", "nan", "null"]
     lines = [f"images/{i}.png,{name},2004,1,train" for i, name in enumerate(names)]
     write(root, *lines)
-    listing = own_listing("table", str(root), cache_dir=root)
-    assert listing.class_names == tuple(sorted(names))
+    image_index = own_listing("table", str(root), cache_dir=root)
+    assert image_index.class_names == tuple(sorted(names))
 
 
 A, B = "images/a.png", "images/b.png"
@@ -215,7 +220,7 @@ EAST = timezone(timedelta(hours=2))
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "reason"),
     [
         (["../a.png,x,2004,1,train"], "no '..'"),
         (["/etc/passwd,x,2004,1,train"], "expected a relative path"),
@@ -243,12 +248,12 @@ EAST = timezone(timedelta(hours=2))
         ([], "has no rows"),
     ],
 )  # fmt: skip
-def test_what_a_table_must_not_hold_is_one_line(root, lines, told):
+def test_what_a_table_must_not_hold_is_one_line(root, lines, reason):
     """With the table, the row as an editor counts it, and what was expected."""
     (root / "out").symlink_to(root.parent)
     write(root, *lines)
     message = refusal(root)
-    assert told in message
+    assert reason in message
     assert str(root) in message
 
 
@@ -268,7 +273,7 @@ def test_a_time_that_is_not_exact_enough_is_one_line(root):
 
 
 @pytest.mark.parametrize(
-    ("header", "arguments", "told"),
+    ("header", "arguments", "message"),
     [
         ("file,label,bucket", {}, "no column 'path'; its columns are 'file', 'label', 'bucket'"),
         ("path,class,bucket", {}, "dataset_args=label=COLUMN"),
@@ -279,10 +284,10 @@ def test_a_time_that_is_not_exact_enough_is_one_line(root):
         ("path,label,bucket", {"bucket": "label"}, "one column for two things"),
     ],
 )
-def test_a_column_that_is_missing_is_one_line(root, header, arguments, told):
+def test_a_column_that_is_missing_is_one_line(root, header, arguments, message):
     """With those that there are, and the argument that names another."""
     write(root, "images/a.png,x,2004", header=header)
-    assert told in refusal(root, **arguments)
+    assert message in refusal(root, **arguments)
 
 
 def test_which_table_is_never_guessed(years, root):
@@ -300,12 +305,12 @@ def test_which_table_is_never_guessed(years, root):
 
 
 def parquet(root, **columns):
-    given = {"path": [A, B], "label": ["x", "y"], "bucket": [1, 2], **columns}
-    pq.write_table(pa.table(given), root / "t.parquet")
+    table_columns = {"path": [A, B], "label": ["x", "y"], "bucket": [1, 2], **columns}
+    pq.write_table(pa.table(table_columns), root / "t.parquet")
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         (
             {"label": [0.5, 1.5]},
@@ -316,10 +321,10 @@ def parquet(root, **columns):
         ({"split": [1, 0]}, "row 1 has '1' as 'split'; expected train or test"),
     ],
 )
-def test_columns_of_wrong_types_are_one_line(root, columns, told):
+def test_columns_of_wrong_types_are_one_line(root, columns, message):
     """Regression and several labels among them."""
     parquet(root, **columns)
-    assert told in refusal(root)
+    assert message in refusal(root)
 
 
 @pytest.mark.parametrize(
@@ -371,18 +376,18 @@ def test_any_change_of_a_parquet_file_is_read_or_refused(years, tmp_path_factory
     root, _ = years
     content = bytearray((root / "photos.parquet").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(content) - 1))
-        content[place] = data.draw(st.integers(0, 255))
+        offset = data.draw(st.integers(0, len(content) - 1))
+        content[offset] = data.draw(st.integers(0, 255))
     if data.draw(st.booleans()):
         del content[data.draw(st.integers(0, len(content))) :]
     changed = tmp_path_factory.getbasetemp() / "changed"
     changed.mkdir(exist_ok=True)
     (changed / "t.parquet").write_bytes(content)
     try:
-        listing = own_listing("table", str(changed), cache_dir=changed)
+        image_index = own_listing("table", str(changed), cache_dir=changed)
     except DataError as error:
         if "\n" in str(error):
             raise
         return
-    for images in listing.images.values():
+    for images in image_index.images.values():
         assert all(path.is_relative_to(changed.resolve()) for path in images.paths)

@@ -43,21 +43,21 @@ def by_year(root, table, vectors=None):
     return listing_of(entries, vectors=vectors, root=root)
 
 
-def stored(table, folder: Path, kind: str) -> Path:
+def stored(table, folder: Path, file_format: str) -> Path:
     """The table as a file of one kind."""
-    file = folder / f"numbers.{kind.partition('-')[0]}"
+    file = folder / f"numbers.{file_format.partition('-')[0]}"
     arrays = {name: table[name].to_numpy().astype(str) for name in ("label", "time", "split")}
-    if kind.startswith("csv"):
-        table.to_csv(file, index=kind == "csv-with-index")
-    elif kind == "parquet":
+    if file_format.startswith("csv"):
+        table.to_csv(file, index=file_format == "csv-with-index")
+    elif file_format == "parquet":
         table.to_parquet(file, row_group_size=7)
-    elif kind == "parquet-lists":
+    elif file_format == "parquet-lists":
         lists = table.drop(columns=COLUMNS)
         lists["vectors"] = list(table[COLUMNS].to_numpy())
         lists.to_parquet(file)
-    elif kind == "npz":
+    elif file_format == "npz":
         np.savez(file, vectors=table[COLUMNS].to_numpy(), **arrays)
-    elif kind == "safetensors":
+    elif file_format == "safetensors":
         numbers = {
             "vectors": table[COLUMNS].to_numpy(),
             "label": (table["label"] == "cab").to_numpy().astype(np.int64),
@@ -68,32 +68,40 @@ def stored(table, folder: Path, kind: str) -> Path:
 
 
 def loaded(path: Path, cache: Path, **arguments):
-    given = {"buckets": "year", **arguments}
-    return load_stream("vectors", str(path), cache_dir=cache, arguments=given)
+    arguments_given = {"buckets": "year", **arguments}
+    return load_stream("vectors", str(path), cache_dir=cache, arguments=arguments_given)
 
 
-@pytest.mark.parametrize("kind", ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"])
-def test_the_same_vectors_are_the_same_stream(table, tmp_path, kind):
+@pytest.mark.parametrize(
+    "file_format", ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
+)
+def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
     """One digest, and the same numbers in the same order; of rows in another order, too."""
     expected = stream_of(by_year(tmp_path, table), name="x")
     for of in (table, table.sample(frac=1, random_state=1)):
-        columns = {"columns": "vectors"} if kind == "parquet-lists" else {}
-        found = loaded(stored(of, tmp_path, kind), tmp_path, **columns)
-        assert found.digest == expected.digest
-        assert [b.key for b in found.buckets] == ["2004", "2005", "2006", "2007"]
-        assert found.times[1] == "2005-01-01"
-        for ours, theirs in zip(found.buckets, expected.buckets, strict=True):
-            for one, other in ((ours.train, theirs.train), (ours.test, theirs.test)):
-                assert one.vectors[:].tobytes() == other.vectors[:].tobytes()
-                assert one.labels.tolist() == other.labels.tolist()
-                assert one.contents == other.contents
-    assert loaded(stored(table, tmp_path, kind), tmp_path).name == "numbers" or kind != "csv"
+        columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
+        stream = loaded(stored(of, tmp_path, file_format), tmp_path, **columns)
+        assert stream.digest == expected.digest
+        assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
+        assert stream.times[1] == "2005-01-01"
+        for bucket, expected_bucket in zip(stream.buckets, expected.buckets, strict=True):
+            for images, other in (
+                (bucket.train, expected_bucket.train),
+                (bucket.test, expected_bucket.test),
+            ):
+                assert images.vectors[:].tobytes() == other.vectors[:].tobytes()
+                assert images.labels.tolist() == other.labels.tolist()
+                assert images.contents == other.contents
+    assert (
+        loaded(stored(table, tmp_path, file_format), tmp_path).name == "numbers"
+        or file_format != "csv"
+    )
 
 
 def test_splits_are_of_the_vectors_and_not_of_their_order(table, tmp_path):
     """Seeded and validation splits of a table that was shuffled."""
     for split in ("3", "validation:3"):
-        one, other = (
+        first, other = (
             load_stream(
                 "vectors",
                 str(stored(of, tmp_path, "csv")),
@@ -103,14 +111,14 @@ def test_splits_are_of_the_vectors_and_not_of_their_order(table, tmp_path):
             )
             for of in (table, table[::-1])
         )
-        assert one.digest == other.digest
-        assert one.buckets[0].test.contents == other.buckets[0].test.contents
+        assert first.digest == other.digest
+        assert first.buckets[0].test.contents == other.buckets[0].test.contents
 
 
 def test_safetensors_hold_numbers_alone(table, tmp_path):
-    found = loaded(stored(table, tmp_path, "safetensors"), tmp_path)
-    assert found.class_names == ("0", "1")
-    assert [b.key for b in found.buckets] == ["2004", "2005", "2006", "2007"]
+    stream = loaded(stored(table, tmp_path, "safetensors"), tmp_path)
+    assert stream.class_names == ("0", "1")
+    assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
 
 
 def test_features_are_the_vectors_themselves(table, tmp_path):
@@ -127,8 +135,8 @@ def test_features_are_the_vectors_themselves(table, tmp_path):
 
 def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
     table.loc[5, "b"] = np.nan
-    for kind, row in (("csv", 7), ("parquet", 6), ("npz", 6)):
-        file = stored(table, tmp_path, kind)
+    for file_format, row in (("csv", 7), ("parquet", 6), ("npz", 6)):
+        file = stored(table, tmp_path, file_format)
         with pytest.raises(DataError, match=f"{file.name} row {row} holds a number that is miss"):
             loaded(file, tmp_path)
         vectors = loaded(file, tmp_path, fill="-7").buckets[0].train.vectors
@@ -136,7 +144,7 @@ def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"b": "tall"}, "has a text in column 'b'"),
         ({"b": np.inf}, "holds a number that is missing, infinite or beyond"),
@@ -145,8 +153,8 @@ def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
         ({"label": "1.5"}, "regression is not done here"),
     ],
 )
-def test_what_is_no_vector_is_one_line(table, tmp_path, change, told):
-    with pytest.raises(DataError, match=told):
+def test_what_is_no_vector_is_one_line(table, tmp_path, change, message):
+    with pytest.raises(DataError, match=message):
         loaded(stored(table.astype(object).assign(**change), tmp_path, "csv"), tmp_path)
 
 
@@ -158,19 +166,19 @@ def test_a_date_of_parquet_is_no_number(table, tmp_path):
         assert loaded(file, tmp_path, columns="a:b").has_vectors
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
-def test_vectors_are_as_wide_as_features_may_be(tmp_path, kind):
+@pytest.mark.parametrize("file_format", ["csv", "parquet", "npz"])
+def test_vectors_are_as_wide_as_features_may_be(tmp_path, file_format):
     """ResNet-50's are of 2,048 numbers; one limit for all kinds of files."""
-    for width, told in ((2048, ""), (MAX_FEATURES_WIDTH + 1, "expected 16384 at most")):
+    for width, message in ((2048, ""), (MAX_FEATURES_WIDTH + 1, "expected 16384 at most")):
         numbers = pd.DataFrame(np.ones((4, width)), columns=[f"n{i}" for i in range(width)])
         roles = {"label": ["a", "b"] * 2, "bucket": ["1", "1", "2", "2"]}
-        file = tmp_path / f"wide.{kind}"
-        if kind == "npz":
+        file = tmp_path / f"wide.{file_format}"
+        if file_format == "npz":
             np.savez(file, vectors=numbers, **{k: np.array(v) for k, v in roles.items()})
         else:
-            write = pd.DataFrame.to_csv if kind == "csv" else pd.DataFrame.to_parquet
+            write = pd.DataFrame.to_csv if file_format == "csv" else pd.DataFrame.to_parquet
             write(numbers.assign(**roles), file, index=False)
-        with pytest.raises(DataError, match=told) if told else nullcontext():
+        with pytest.raises(DataError, match=message) if message else nullcontext():
             own_listing("vectors", str(file), cache_dir=tmp_path)
 
 
@@ -187,21 +195,21 @@ def test_types_that_numpy_lacks_are_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"columns": "a:z"}, "pass dataset_args=columns=A:B"),
         ({"columns": "a:a"}, "each of them once"),
         ({"label": "class"}, "no column 'class'"),
     ],
 )
-def test_columns_that_are_not_there_are_one_line(table, tmp_path, arguments, told):
-    with pytest.raises(DataError, match=told):
+def test_columns_that_are_not_there_are_one_line(table, tmp_path, arguments, message):
+    with pytest.raises(DataError, match=message):
         loaded(stored(table, tmp_path, "csv"), tmp_path, **arguments)
 
 
 def test_arrays_of_other_shapes_are_one_line(tmp_path):
     file = tmp_path / "x.npz"
-    for arrays, told in (
+    for arrays, message in (
         (
             {"numbers": np.ones((4, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
             "no column .vec.*columns=C",
@@ -220,7 +228,7 @@ def test_arrays_of_other_shapes_are_one_line(tmp_path):
         ),
     ):
         np.savez(file, **arrays)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             own_listing("vectors", str(file), cache_dir=tmp_path)
     labels = np.array(["a", "b"] * 2, object)
     np.savez(file, vectors=np.ones((4, 2)), label=labels, bucket=[1, 1, 2, 2])
@@ -252,8 +260,8 @@ def test_arguments_are_checked_before_a_file_is_opened(name, value):
 def test_a_mapped_array_stays_mapped(table, tmp_path):
     np.save(tmp_path / "v.npy", table[COLUMNS].to_numpy(np.float32))
     mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
-    held = by_year(tmp_path, table, mapped).images["2004"].vectors.array
-    assert np.shares_memory(held, mapped)
+    mapped_array = by_year(tmp_path, table, mapped).images["2004"].vectors.array
+    assert np.shares_memory(mapped_array, mapped)
 
 
 # --- the weather of Seattle
@@ -301,43 +309,43 @@ def test_a_text_is_scikit_learns_hashed_words(tmp_path):
     """The same of CSV and Parquet; a width of one's own; a row without a text is refused."""
     texts = [f"{word} of day{i}: Rain" for i, word in enumerate(["Snow", "sun"] * 8)]
     frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 8, "bucket": [1] * 8 + [2] * 8})
-    given = {"text": "text", "width": 32, "standardise": "none"}
+    arguments = {"text": "text", "width": 32, "standardise": "none"}
     expected = HashingVectorizer(n_features=32).transform(texts).toarray().astype(np.float32)
     frame.to_csv(tmp_path / "a.csv", index=False)
     frame.to_parquet(tmp_path / "a.parquet")
     streams = [
-        load_stream("vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=given)
+        load_stream("vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=arguments)
         for name in ("a.csv", "a.parquet")
     ]
     assert streams[0].digest == streams[1].digest
     images = (of for b in streams[0].buckets for of in (b.train, b.test))
-    found = sorted(row for of in images for row in of.vectors[:].tolist())
-    assert found == sorted(expected.tolist())
+    vectors = sorted(row for of in images for row in of.vectors[:].tolist())
+    assert vectors == sorted(expected.tolist())
     frame.loc[3, "text"] = None
     frame.to_parquet(tmp_path / "a.parquet")
     frame.to_csv(tmp_path / "a.csv", index=False)
     np.savez(tmp_path / "a.npz", vectors=np.ones((16, 2)), label=[1] * 16, bucket=[1] * 16)
-    for name, told in (
+    for name, message in (
         ("a.csv", "row 5 has no text; expected one in every row"),
         ("a.parquet", "row 4 has no text; expected one in every row"),
         ("a.npz", "text='text', and .* holds arrays"),
     ):
-        with pytest.raises((ConfigError, DataError), match=told):
-            own_listing("vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=given)
+        with pytest.raises((ConfigError, DataError), match=message):
+            own_listing("vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=arguments)
     with pytest.raises(DataError, match="or text=COLUMN"):
         own_listing(
             "vectors", str(tmp_path / "a.csv"), cache_dir=tmp_path, arguments={"text": "words"}
         )
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "parquet-lists", "npz"])
+@pytest.mark.parametrize("file_format", ["csv", "parquet", "parquet-lists", "npz"])
 @pytest.mark.parametrize(("first", "is_lossy"), [(2**24 - 45, False), (2**24, True), (2**60, True)])
-def test_integers_that_become_equal_are_told(table, tmp_path, kind, first, is_lossy):
+def test_integers_that_become_equal_are_told(table, tmp_path, file_format, first, is_lossy):
     """float32 has 24 bits: distinct identifiers of more are no longer distinct."""
     table[COLUMNS] = np.arange(120, dtype=np.int64).reshape(40, 3)
     table["b"] = first + np.arange(40, dtype=np.int64)
     warnings = [
-        w for w in loaded(stored(table, tmp_path, kind), tmp_path).warnings if "32-bit" in w
+        w for w in loaded(stored(table, tmp_path, file_format), tmp_path).warnings if "32-bit" in w
     ]
     assert len(warnings) == is_lossy
     assert not is_lossy or "floats in 'b';" in warnings[0] or "floats in '2';" in warnings[0]

@@ -31,12 +31,12 @@ def evaluation_set(counts: tuple[int, ...] = (3, 2), classes: int = 4) -> Evalua
     )
 
 
-def row_predictions(images: EvaluationSet, labels: list[int], **more: object) -> RowPredictions:
+def row_predictions(images: EvaluationSet, labels: list[int], **options: object) -> RowPredictions:
     return RowPredictions(
         row=2,
         labels=np.array(labels, dtype=np.uint8),
         evaluation_set=images.digest,
-        **more,
+        **options,
     )
 
 
@@ -94,12 +94,12 @@ def test_predictions_read_back_and_count_as_their_row_says(
 def test_predictions_of_another_row_or_set_are_refused(tmp_path: Path) -> None:
     """What counts otherwise than its row, answers other images, or was renamed, is no evidence."""
     images = evaluation_set()
-    answers = row_predictions(images, [0, 1, 2, 3, 0])
+    row = row_predictions(images, [0, 1, 2, 3, 0])
     with pytest.raises(RecordError, match="another evaluation set"):
-        answers.check(evaluation_set((2, 3)))
+        row.check(evaluation_set((2, 3)))
     with pytest.raises(RecordError, match="a class that is not one of the 4"):
         row_predictions(images, [9, 0, 0, 0, 0]).check(images)
-    (tmp_path / predictions_file_name(3)).write_bytes(answers.to_bytes())
+    (tmp_path / predictions_file_name(3)).write_bytes(row.to_bytes())
     with pytest.raises(RecordError, match="holds the predictions of row '2'"):
         RowPredictions.load(tmp_path / predictions_file_name(3))
 
@@ -107,12 +107,12 @@ def test_predictions_of_another_row_or_set_are_refused(tmp_path: Path) -> None:
 def test_predictions_are_held_against_the_rows_accuracies() -> None:
     """To within half an image; what was not measured says nothing."""
     images = evaluation_set()
-    answers = row_predictions(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
-    for said in ((0.667, 1.0), (float(np.float32(2 / 3)), 1.0), (0.6667, float("nan"))):
-        answers.check(images, said)
-    told = r"row 2 give an accuracy of 0\.6667, but the stored row says 0\.3333"
-    with pytest.raises(RecordError, match=told):
-        answers.check(images, (1 / 3, 1.0))
+    row = row_predictions(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
+    for accuracies in ((0.667, 1.0), (float(np.float32(2 / 3)), 1.0), (0.6667, float("nan"))):
+        row.check(images, accuracies)
+    message = r"row 2 give an accuracy of 0\.6667, but the stored row says 0\.3333"
+    with pytest.raises(RecordError, match=message):
+        row.check(images, (1 / 3, 1.0))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 1.5, -0.25])
@@ -129,8 +129,8 @@ def _header(metadata: dict[str, str], tensors: dict[str, object], body: bytes) -
     return struct.pack("<Q", len(header)) + header + body
 
 
-def tensor(shape: object, place: list[int], kind: str = "U8") -> dict[str, object]:
-    return {"dtype": kind, "shape": shape, "data_offsets": place}
+def tensor(shape: object, offsets: list[int], dtype: str = "U8") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
 PREDICTIONS = {"format": "clear_mlflow/predictions", "version": "1.0", "row": "2"}
@@ -182,7 +182,7 @@ def test_equal_predictions_are_equal_files() -> None:
 def test_the_package_reads_what_is_written(probs: bool) -> None:
     """Names, types, shapes and numbers are those of the safetensors package."""
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
-    answers = row_predictions(evaluation_set(), [0, 1, 2, 3, 0], probabilities=probabilities)
-    found = load(answers.to_bytes())
-    assert found.keys() == ({"labels", "probabilities"} if probs else {"labels"})
-    assert (found["labels"].dtype, found["labels"].tolist()) == (np.uint8, [0, 1, 2, 3, 0])
+    row = row_predictions(evaluation_set(), [0, 1, 2, 3, 0], probabilities=probabilities)
+    loaded = load(row.to_bytes())
+    assert loaded.keys() == ({"labels", "probabilities"} if probs else {"labels"})
+    assert (loaded["labels"].dtype, loaded["labels"].tolist()) == (np.uint8, [0, 1, 2, 3, 0])

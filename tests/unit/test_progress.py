@@ -63,11 +63,11 @@ def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
     """Both bars are drawn, and the terminal is as before."""
     stream = Terminal()
     told(TerminalProgress(stream))
-    shown = stream.getvalue()
-    assert "on itself 90.0 %" in shown
-    assert "on past buckets 45.0 %" in shown
-    assert "bucket c · loss 0.5" in shown
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    output = stream.getvalue()
+    assert "on itself 90.0 %" in output
+    assert "on past buckets 45.0 %" in output
+    assert "bucket c · loss 0.5" in output
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
 
 
 def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):

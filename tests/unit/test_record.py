@@ -116,22 +116,22 @@ def test_what_is_written_is_read_back(written):
     text = written.to_json()
     assert read(text) == written
     assert read(text).to_json() == text
-    found = json.loads(text)
-    assert found["schema"] == {"name": SCHEMA_NAME, "version": "1.0"}
-    assert sum(name in found for name in ("correct", "accuracy", "values")) == 1
-    assert ("num_instances" in found) == (written.row.num_instances is not None)
+    content = json.loads(text)
+    assert content["schema"] == {"name": SCHEMA_NAME, "version": "1.0"}
+    assert sum(name in content for name in ("correct", "accuracy", "values")) == 1
+    assert ("num_instances" in content) == (written.row.num_instances is not None)
 
 
 def test_a_row_without_counts_says_what_was_not_measured():
     """docs/record-format.md has the same fields; NaN is no JSON, so it is null."""
     assert document(ACCURACIES)["accuracy"] == [0.2, 0.25, None]
-    found = assemble({"row_002.json": ACCURACIES})
-    assert found.matrix.num_instances is None
-    assert found.missing == (1,)  # and not row 0, which few other programs measure
-    np.testing.assert_array_equal(found.matrix.values[1], [0.2, 0.25, NAN])
+    run_record = assemble({"row_002.json": ACCURACIES})
+    assert run_record.matrix.num_instances is None
+    assert run_record.missing == (1,)  # and not row 0, which few other programs measure
+    np.testing.assert_array_equal(run_record.matrix.values[1], [0.2, 0.25, NAN])
     counted = read(json.dumps(document(ACCURACIES, num_instances=[10, 20, 30])))
-    known = assemble({"row_002.json": counted}).matrix.num_instances
-    np.testing.assert_array_equal(known, [10, 20, 30])
+    num_instances = assemble({"row_002.json": counted}).matrix.num_instances
+    np.testing.assert_array_equal(num_instances, [10, 20, 30])
 
 
 def test_rows_with_and_without_counts_are_not_of_one_run():
@@ -303,12 +303,12 @@ def stored(*records: RowRecord) -> dict[str, RowRecord]:
 
 def test_rows_become_a_run():
     """The run's facts, its matrix, and which rows are there and which are not."""
-    whole = assemble(stored(*(record(n) for n in (3, 0, 2, 1))))
-    assert whole.is_complete
-    assert (whole.rows, whole.missing) == ((0, 1, 2, 3), ())
-    assert (whole.protocol, whole.dataset, whole.seed) == ("iid", DIGITS, 0)
-    np.testing.assert_array_equal(whole.matrix.values[:, 0], [0.1, 0.2, 0.3])
-    np.testing.assert_array_equal(whole.matrix.initial, [0.0, 0.25, 0.2])
+    run_record = assemble(stored(*(record(n) for n in (3, 0, 2, 1))))
+    assert run_record.is_complete
+    assert (run_record.rows, run_record.missing) == ((0, 1, 2, 3), ())
+    assert (run_record.protocol, run_record.dataset, run_record.seed) == ("iid", DIGITS, 0)
+    np.testing.assert_array_equal(run_record.matrix.values[:, 0], [0.1, 0.2, 0.3])
+    np.testing.assert_array_equal(run_record.matrix.initial, [0.0, 0.25, 0.2])
 
 
 @pytest.mark.parametrize(
@@ -323,8 +323,12 @@ def test_rows_become_a_run():
 )
 def test_gaps_are_rows_below_the_highest(numbers, missing, complete):
     """A run without its initialisation is complete, and still lacks a row."""
-    found = assemble(stored(*map(record, numbers)))
-    assert (found.rows, found.missing, found.is_complete) == (numbers, missing, complete)
+    run_record = assemble(stored(*map(record, numbers)))
+    assert (run_record.rows, run_record.missing, run_record.is_complete) == (
+        numbers,
+        missing,
+        complete,
+    )
 
 
 def with_row(**changes) -> RowRecord:

@@ -44,14 +44,14 @@ def test_the_address_is_one_line():
         done = hosting.with_source(readme, url)
         assert f"git clone {url} clear_mlflow" in done
         assert done.count(f"]({url}/actions)") == 1
-        place = (
+        location = (
             "colab.research.google.com/github/lab/clear_mlflow/blob/main/examples/notebook.ipynb"
         )
-        assert done.count(place) == colab
+        assert done.count(location) == colab
         assert hosting.with_source(done, url) == done
-        plain = hosting.with_source(done, None)
-        assert "git clone ADDRESS clear_mlflow" in plain
-        assert url not in plain
+        without_source = hosting.with_source(done, None)
+        assert "git clone ADDRESS clear_mlflow" in without_source
+        assert url not in without_source
 
 
 def test_project_urls():

@@ -42,10 +42,10 @@ def matrices(draw):
 @given(matrices())
 def test_json_gives_the_matrix_back(matrix):
     """Full precision, null for what was not measured."""
-    found = json.loads(matrix_json(matrix), parse_constant=pytest.fail)
-    assert found["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
-    values = np.array(found["values"], dtype=float).reshape(-1, matrix.num_buckets)
-    again = AccuracyMatrix(values, found["initial"], found["num_instances"], found["buckets"])
+    content = json.loads(matrix_json(matrix), parse_constant=pytest.fail)
+    assert content["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
+    values = np.array(content["values"], dtype=float).reshape(-1, matrix.num_buckets)
+    again = AccuracyMatrix(values, content["initial"], content["num_instances"], content["buckets"])
     assert again.equals(AccuracyMatrix(matrix.values, matrix.initial, *counts_and_keys(matrix)))
 
 
@@ -75,7 +75,7 @@ def test_csv_holds_no_formulas(key):
     assert line[0] == f"'{key}"
 
 
-def stored(matrix: AccuracyMatrix, **facts) -> Record:
+def stored(matrix: AccuracyMatrix, **metadata) -> Record:
     """A record with this matrix's counts out of 1,000 test images a bucket."""
     counts = [round(1000 * v) for v in matrix.values.ravel()]
     width = matrix.num_buckets
@@ -84,19 +84,19 @@ def stored(matrix: AccuracyMatrix, **facts) -> Record:
     records = {
         row_file_name(number): row_record(
             AccuracyRow(number, matrix.buckets, tuple(row), (1000,) * width),
-            protocol=facts.get("protocol", "iid"),
-            dataset=DatasetIdentity(facts.get("name", "clear10"), "sha256:abc"),
+            protocol=metadata.get("protocol", "iid"),
+            dataset=DatasetIdentity(metadata.get("name", "clear10"), "sha256:abc"),
         )
         for number, row in enumerate([initial, *rows])
-        if number not in facts.get("without", ())
+        if number not in metadata.get("without", ())
     }
     return assemble(records)
 
 
-def describe(record: Record, metrics=METRICS, **more) -> str:
+def describe(record: Record, metrics=METRICS, **options) -> str:
     summary = summarize(record.matrix, record.protocol, metrics)
     return description(
-        record, make_results(summary, explain(record.matrix, record.protocol, metrics)), **more
+        record, make_results(summary, explain(record.matrix, record.protocol, metrics)), **options
     )
 
 
@@ -175,9 +175,9 @@ def test_a_text_from_outside_reads_as_it_is(text):
         (f"- {escaped(text, 99)}", r"<ul>\s<li>(.*)</li>\s</ul>\s"),
         (f"| {escaped(text, 99)} |\n|--|", r"<table>\s<thead>\s<tr>\s<th>(.*)</th>.*"),
     ):
-        (found,) = re.fullmatch(tags, read.render(source), re.S).groups()
-        assert "<" not in found
-        assert spaces.sub(" ", html.unescape(found)) == spaces.sub(" ", text)
+        (rendered,) = re.fullmatch(tags, read.render(source), re.S).groups()
+        assert "<" not in rendered
+        assert spaces.sub(" ", html.unescape(rendered)) == spaces.sub(" ", text)
     for address in ("https://evil", "www.evil.org", "a@evil.org"):  # these links need no mark
         assert not re.search(r"://|www\.|@", escaped(address, 99))
     assert escaped("er_ace, lr=0.1, der++, 100% joint", 99) == "er_ace, lr=0.1, der++, 100% joint"

@@ -26,8 +26,8 @@ from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
 
 
-def table(*given, **more):
-    return metrics_table(make_results(*given, **more).values())
+def table(*arguments, **options):
+    return metrics_table(make_results(*arguments, **options).values())
 
 
 def printed(table, width: int = 80) -> list[str]:
@@ -87,8 +87,8 @@ def test_metrics_stand_with_value_or_reason():
     """Every metric has its line, in the order of the registry, a user's own behind them."""
     matrix = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
     summary = {"mylab/spread": 0.5, **summarize(matrix)}
-    found = printed(table(summary, explain(matrix), lower_is_better={"mylab/spread"}))
-    lines = {line.split()[0]: line.split()[1:] for line in found[2:]}
+    printed_lines = printed(table(summary, explain(matrix), lower_is_better={"mylab/spread"}))
+    lines = {line.split()[0]: line.split()[1:] for line in printed_lines[2:]}
     assert list(lines) == [*(metric.name for metric in METRICS), "mylab/spread"]
     assert lines["clear/in_domain_accuracy"] == ["0.8500"]
     assert lines["renate/forgetting"] == ["0.1000", "lower", "is", "better"]
@@ -98,8 +98,8 @@ def test_metrics_stand_with_value_or_reason():
     odd = printed(table({}, {"renate/forgetting": "R[3, 1] was [b]not[/b] measured"}))
     assert "R[3, 1] was [b]not[/b] measured" in odd[2]
     everything = dict.fromkeys((metric.name for metric in reversed(ALL_METRICS)), 0.5)
-    found = [line.split()[0] for line in printed(table(everything, {}))[2:]]
-    assert found == [metric.name for metric in ALL_METRICS]
+    printed_lines = [line.split()[0] for line in printed(table(everything, {}))[2:]]
+    assert printed_lines == [metric.name for metric in ALL_METRICS]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_any_text_can_be_drawn(text):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         heatmap_png(AccuracyMatrix([[0.5]], buckets=[key]), text)
-        shown = texts(AccuracyMatrix([[0.5]], buckets=[key]), text)
-    assert {"$x^{": "$x^{", "名前": "□□", "a\x00b\nc": "a�b�c"}.get(text, "initial") in shown
+        drawn_texts = texts(AccuracyMatrix([[0.5]], buckets=[key]), text)
+    assert {"$x^{": "$x^{", "名前": "□□", "a\x00b\nc": "a�b�c"}.get(text, "initial") in drawn_texts
 
 
 def test_pictures_of_one_stream_have_one_size():
@@ -132,12 +132,12 @@ def test_colours_are_on_a_fixed_scale():
     """The same accuracy has the same colour whatever else the matrix holds."""
     alone = AccuracyMatrix([[0.5, 0.5], [0.5, 0.5]])
     among = AccuracyMatrix([[0.5, 0.0], [1.0, 0.5]])
-    one, other = (heatmap_array(matrix, "") for matrix in (alone, among))
-    height = one.shape[0]
+    first_colours, other = (heatmap_array(matrix, "") for matrix in (alone, among))
+    height = first_colours.shape[0]
     # Inside the first cell of the matrix, away from its number and its outline.
     y, x = int(height - 0.25 * 120 - 1.7 * 120 + 20), 120 + 14
-    np.testing.assert_array_equal(one[y, x], other[y, x])
-    assert (one != other).any()
+    np.testing.assert_array_equal(first_colours[y, x], other[y, x])
+    assert (first_colours != other).any()
 
 
 def test_unmeasured_looks_unlike_zero():
@@ -146,8 +146,8 @@ def test_unmeasured_looks_unlike_zero():
     unknown = AccuracyMatrix(np.empty((0, 1)))
     assert "0.0" in texts(zero, "")
     assert not any("." in text for text in texts(unknown, ""))
-    shown = texts(AccuracyMatrix([[0.123, 0.456]], initial=[0.01, 0.02]), "naive, seed 0")
-    assert {"12.3", "45.6", "1.0", "2.0", "tested on bucket", "naive, seed 0"} <= {*shown}
+    drawn_texts = texts(AccuracyMatrix([[0.123, 0.456]], initial=[0.01, 0.02]), "naive, seed 0")
+    assert {"12.3", "45.6", "1.0", "2.0", "tested on bucket", "naive, seed 0"} <= {*drawn_texts}
     cells = heatmap_array(unknown, "")[-150:-50, 130:200]
     assert (cells.max(axis=2) == cells.min(axis=2)).all()
     assert len(np.unique(cells)) > 2
@@ -172,18 +172,18 @@ def test_nothing_is_outside_of_the_figure_or_on_another_text(keys, width):
     """At the width asked for: keys that do not fit are upright, and the longest are cut."""
     figure = heatmap_figure(AccuracyMatrix(np.eye(len(keys)), buckets=keys), None, width=width)
     assert width is None or figure.get_size_inches()[0] == pytest.approx(width)
-    shown = figure.axes[0].texts
-    boxes = [text.get_window_extent() for text in shown]
+    cell_texts = figure.axes[0].texts
+    boxes = [text.get_window_extent() for text in cell_texts]
     wide, high = figure.bbox.size
     assert all(b.x0 >= 0 and b.y0 >= 0 and b.x1 <= wide and b.y1 <= high for b in boxes)
     assert not [
-        (shown[i].get_text(), shown[j].get_text())
+        (cell_texts[i].get_text(), cell_texts[j].get_text())
         for i, box in enumerate(boxes)
         for j in range(i)
         if box.overlaps(boxes[j])
     ]
     if keys is MONTHS and (width or 9) > 6:
-        assert [text.get_text() for text in shown].count("2024-12") == 2
+        assert [text.get_text() for text in cell_texts].count("2024-12") == 2
 
 
 def test_what_is_cut_tells_least_apart():
@@ -221,7 +221,7 @@ def test_small_cells_have_their_colour(size):
 def test_a_users_matplotlib_settings_change_nothing():
     """Pictures made on two machines are compared pixel by pixel."""
     before = heatmap_png(TEN, "$run$")
-    theirs = {
+    user_settings = {
         "savefig.bbox": "tight",
         "image.origin": "lower",
         "figure.autolayout": True,
@@ -230,5 +230,5 @@ def test_a_users_matplotlib_settings_change_nothing():
         "savefig.dpi": 30,
         "savefig.transparent": True,
     }
-    with mpl.rc_context(theirs):
+    with mpl.rc_context(user_settings):
         assert heatmap_png(TEN, "$run$") == before

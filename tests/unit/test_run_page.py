@@ -45,8 +45,8 @@ def answered(num_buckets, classes, per_class, *, skill=0.7, protocol="iid", rows
         labels[row] = np.where(
             draws.random(total) < (skill if row else 1 / classes), label, guesses
         )
-    answers = answers_of(images, labels)
-    return Predictions(images, answers, protocol, num_buckets)
+    row_answers = answers_of(images, labels)
+    return Predictions(images, row_answers, protocol, num_buckets)
 
 
 def record_of(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
@@ -69,19 +69,22 @@ def report_of(predictions=None, *, counts=None, **changes):
     """The report of a run with these predictions, or with these counts of right images."""
     if counts is None:
         images = predictions.images
-        counts = {row: answer.correct(images) for row, answer in predictions.rows.items()}
+        counts = {
+            row: row_predictions.correct(images)
+            for row, row_predictions in predictions.rows.items()
+        }
         record = record_of(counts, images.num_instances, protocol=predictions.protocol)
     else:
         record = record_of(
             counts, (50,) * len(next(iter(counts.values()))), **changes.pop("rows", {})
         )
-    known = {
+    metadata = {
         "name": "a run",
         "run_id": "abc",
         "results": evaluate_metrics(METRICS, record.matrix, record.protocol),
         "predictions": predictions,
     }
-    return RunReport(record=record, **{**known, **changes})
+    return RunReport(record=record, **{**metadata, **changes})
 
 
 THREE = {0: (5, 5, 5), 1: (40, 30, 20), 2: (35, 45, 30), 3: (30, 40, 48)}
@@ -112,15 +115,15 @@ def test_hostile_names_are_only_text(name):
         images = dataclasses.replace(
             predictions.images, class_names=(text[:200], "b"), buckets=(key, "b", "c")
         )
-        answers = {
-            row: dataclasses.replace(answer, evaluation_set=images.digest)
-            for row, answer in predictions.rows.items()
+        row_answers = {
+            row: dataclasses.replace(row_predictions, evaluation_set=images.digest)
+            for row, row_predictions in predictions.rows.items()
         }
-        predictions = Predictions(images, answers, "iid", 3)
+        predictions = Predictions(images, row_answers, "iid", 3)
         return run_page(
             report_of(
                 predictions=predictions,
-                counts={r: a.correct(images) for r, a in answers.items()},
+                counts={r: a.correct(images) for r, a in row_answers.items()},
                 rows={"dataset": key, "buckets": (key, "b", "c")},
                 name=text,
                 run_id=text,
@@ -187,13 +190,13 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
         for test in inside_bucket(bucket, [[20, 25, 10], list(THREE[bucket])], (50, 50, 50))
     ]
     matrix = AnytimeMatrix.of_tests(tests, report.record.matrix)
-    found = evaluate_metrics(WITHIN_BUCKET_METRICS, report.record.matrix, tests=matrix)
+    results = evaluate_metrics(WITHIN_BUCKET_METRICS, report.record.matrix, tests=matrix)
     report = dataclasses.replace(
-        report, results=MetricResults(report.results | found), tests=matrix
+        report, results=MetricResults(report.results | results), tests=matrix
     )
     before, _, section = run_page(report).partition('<section id="inside">')
     assert "more metrics" not in before
-    for name, result in found.items():
+    for name, result in results.items():
         assert name not in before
         assert re.search(f'title="{name}".*?<strong>{result.value:.4f}</strong>', section, re.S)
 
@@ -203,39 +206,41 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
 def test_the_page_holds_every_confusion(classes, protocol):
     """Read as its script reads it, against the count over images one by one."""
     predictions = answered(3, classes, 4, protocol=protocol)
-    held = data_of(run_page(report_of(predictions)))["answers"]
-    assert held["classes"] == list(predictions.images.class_names)
-    totals = unpacked(held["totals"], "<u4").reshape(3, classes)
-    assert set(held["rows"]) == {"0", "1", "2", "3"}
-    for row, packed in held["rows"].items():
-        labels = unpacked(packed, "<u2" if held["wide"] else "u1")
-        found = np.zeros((3, classes, classes), dtype=int)
+    page_answers = data_of(run_page(report_of(predictions)))["answers"]
+    assert page_answers["classes"] == list(predictions.images.class_names)
+    totals = unpacked(page_answers["totals"], "<u4").reshape(3, classes)
+    assert set(page_answers["rows"]) == {"0", "1", "2", "3"}
+    for row, packed in page_answers["rows"].items():
+        labels = unpacked(packed, "<u2" if page_answers["wide"] else "u1")
+        confusions = np.zeros((3, classes, classes), dtype=int)
         at = 0
         for bucket, truth in itertools.product(range(3), range(classes)):
             for label in labels[at : at + totals[bucket, truth]]:
-                found[bucket, truth, label] += 1
+                confusions[bucket, truth, label] += 1
             at += totals[bucket, truth]
         assert at == len(labels)
-        literal = np.zeros_like(found)
-        images, answer = predictions.images, predictions.rows[int(row)]
-        for bucket, truth, label in zip(images.bucket, images.label, answer.labels, strict=True):
+        literal = np.zeros_like(confusions)
+        images, row_predictions = predictions.images, predictions.rows[int(row)]
+        for bucket, truth, label in zip(
+            images.bucket, images.label, row_predictions.labels, strict=True
+        ):
             literal[bucket, truth, label] += 1
-        assert np.array_equal(found, literal)
+        assert np.array_equal(confusions, literal)
         # What the script adds up of a row: buckets that are evidence.
         first = int(row) if protocol == "streaming" else 0
-        assert np.array_equal(found[first:].sum(axis=0), confusion(predictions, int(row)))
+        assert np.array_equal(confusions[first:].sum(axis=0), confusion(predictions, int(row)))
 
 
 def test_its_size_is_bounded(monkeypatch):
     """Of what does not fit, the last rows' predictions stay; of more classes, none are shown."""
     predictions = answered(4, 200, 5, skill=0.2)
-    whole = run_page(report_of(predictions))
-    assert list(data_of(whole)["answers"]["rows"]) == list("01234")
-    room = len(data_of(whole)["answers"]["rows"]["4"]) + 2000
+    page = run_page(report_of(predictions))
+    assert list(data_of(page)["answers"]["rows"]) == list("01234")
+    room = len(data_of(page)["answers"]["rows"]["4"]) + 2000
     monkeypatch.setattr(answers, "MOST_BYTES", room)
     text = run_page(report_of(predictions))
     assert list(data_of(text)["answers"]["rows"]) == ["4"]
-    assert len(text) < len(whole) - 2 * room
+    assert len(text) < len(page) - 2 * room
     assert "predictions of 1 of 5 rows, the last ones" in text
     text = run_page(report_of(answered(2, answers.MOST_CLASSES + 1, 1)))
     assert data_of(text)["answers"] is None
@@ -278,10 +283,10 @@ def test_classes_that_come_and_go_are_shown_over_time():
     """Test images of each class in each bucket, hatched where none; nothing where all are alike."""
     images = answered(3, 2, 10).images
     label = np.where(images.bucket == 0, 0, np.arange(60) % 2).astype(np.uint16)
-    found = classes_map(dataclasses.replace(images, label=label))
-    assert found is not None
-    assert [cell["text"] for cell in found["rows"][0]["cells"]] == ["20", "10", "10"]
-    assert [cell["style"] for cell in found["rows"][1]["cells"]] == ["x", "v50", "v50"]
+    class_rows = classes_map(dataclasses.replace(images, label=label))
+    assert class_rows is not None
+    assert [cell["text"] for cell in class_rows["rows"][0]["cells"]] == ["20", "10", "10"]
+    assert [cell["style"] for cell in class_rows["rows"][1]["cells"]] == ["x", "v50", "v50"]
     assert (
         classes_map(dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2)) is None
     )

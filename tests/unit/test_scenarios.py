@@ -25,16 +25,16 @@ def made(*, without=(), split="2"):
             rows += [(name, year)] * (0 if (name, year) in without else 10)
     entries = [Entry(i, name, year) for i, (name, year) in enumerate(rows)]
     vectors = draws.normal(size=(len(rows), 3))
-    listing = listing_of(entries, vectors=vectors, root=Path())
-    return stream_of(listing, name="made", split=split)
+    image_index = listing_of(entries, vectors=vectors, root=Path())
+    return stream_of(image_index, name="made", split=split)
 
 
 def contents(stream, split):
-    found = {}
+    label_by_content = {}
     for bucket in stream.buckets:
         images = getattr(bucket, split)
-        found |= zip(images.contents, images.labels.tolist(), strict=True)
-    return found
+        label_by_content |= zip(images.contents, images.labels.tolist(), strict=True)
+    return label_by_content
 
 
 def sides(stream):
@@ -49,14 +49,14 @@ def test_domain_is_the_stream_itself():
 def test_each_bucket_brings_classes_of_its_own():
     """The last what is left; every image of all times keeps its label and its side of the split."""
     stream = made()
-    found = in_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
-    assert found.classes_in("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
-    assert [b.key for b in found.buckets] == ["1", "2", "3", "4"]
-    assert (found.name, found.class_names, found.times) == ("made (class)", NAMES, ())
+    scenario = in_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
+    assert scenario.classes_in("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+    assert [b.key for b in scenario.buckets] == ["1", "2", "3", "4"]
+    assert (scenario.name, scenario.class_names, scenario.times) == ("made (class)", NAMES, ())
     for split in ("train", "test"):
-        assert contents(found, split) == contents(stream, split)
-    for bucket, classes in zip(found.buckets, found.classes_in("test"), strict=True):
-        assert {found.class_names[label] for label in bucket.test.labels} == set(classes)
+        assert contents(scenario, split) == contents(stream, split)
+    for bucket, classes in zip(scenario.buckets, scenario.classes_in("test"), strict=True):
+        assert {scenario.class_names[label] for label in bucket.test.labels} == set(classes)
         for content, vector in zip(bucket.test.contents, bucket.test.vectors[:], strict=True):
             where = next(b.test for b in stream.buckets if content in b.test.contents)
             assert where.vectors[:][where.contents.index(content)].tolist() == vector.tolist()
@@ -65,10 +65,10 @@ def test_each_bucket_brings_classes_of_its_own():
 def test_in_the_streams_own_time_new_classes_come_with_drift():
     """Half of the classes in the first half of the time, and the others in the second."""
     stream = made()
-    found = in_scenario(stream, "class", {"classes_per_bucket": 4})
-    assert found.times == ("2004-01-01", "2006-01-01")
+    scenario = in_scenario(stream, "class", {"classes_per_bucket": 4})
+    assert scenario.times == ("2004-01-01", "2006-01-01")
     for bucket, years, classes in zip(
-        found.buckets, (stream.buckets[:2], stream.buckets[2:]), ("abcd", "efg"), strict=True
+        scenario.buckets, (stream.buckets[:2], stream.buckets[2:]), ("abcd", "efg"), strict=True
     ):
         expected = {
             content
@@ -91,29 +91,29 @@ def test_years_that_are_no_multiple_of_the_buckets_go_to_the_later_ones():
 
 def test_an_order_is_said_or_drawn():
     stream = made()
-    said = in_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
-    assert said.classes_in("train")[0] == ["f", "g"]
-    one, again, other = (
+    named_order = in_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
+    assert named_order.classes_in("train")[0] == ["f", "g"]
+    drawn_order, again, other = (
         in_scenario(stream, "class", {"order": f"seed:{seed}", "times": "all"})
         for seed in (1, 1, 2)
     )
-    assert sides(one) == sides(again) != sides(other)
+    assert sides(drawn_order) == sides(again) != sides(other)
 
 
 def test_scenarios_and_orders_are_data_of_their_own():
     """Of task and class the images are the same, and the digest is not: nothing mixes them."""
     stream = made()
-    found = [
+    digests = [
         in_scenario(stream, scenario, {"times": "all", "order": order})
         for scenario in ("class", "task")
         for order in ("labels", "seed:1")
     ]
-    assert len({s.digest for s in (stream, *found)}) == 5
-    assert sides(found[0]) == sides(found[2])
+    assert len({s.digest for s in (stream, *digests)}) == 5
+    assert sides(digests[0]) == sides(digests[2])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"classes_per_bucket": 0}, "expected at least 1"),
         ({"times": "some"}, "own or all"),
@@ -123,8 +123,8 @@ def test_scenarios_and_orders_are_data_of_their_own():
         ({"classes_per_bucket": 1}, "makes 7 buckets of the 7 classes"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_one_line(arguments, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_dealt_out_is_one_line(arguments, message):
+    with pytest.raises(ConfigError, match=message):
         in_scenario(made(), "class", arguments)
 
 
@@ -138,10 +138,10 @@ def test_of_two_classes_the_one_that_is_not_there_is_said():
     """Its bucket brings it all the same: it may be answered, and the record has it."""
     stream = made(without={("b", "2004")})
     assert in_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
-    found = in_scenario(stream, "task", {"classes_per_bucket": 2})
-    assert found.classes_in("train")[0] == ["a"]
-    assert found.dealt == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
-    assert found.absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
+    scenario = in_scenario(stream, "task", {"classes_per_bucket": 2})
+    assert scenario.classes_in("train")[0] == ["a"]
+    assert scenario.dealt == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
+    assert scenario.absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
 
 
 def test_new_classes_are_not_tested_on_training_images():

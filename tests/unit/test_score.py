@@ -112,7 +112,7 @@ def test_a_negated_matrix_says_the_same(values, initial, protocol):
         [3, 1, 4, 1],
         score=Score("gain", higher_is_better=False),
     )
-    ours, theirs = summarize(matrix, protocol), summarize(flipped, protocol)
+    plain_metrics, negated_values = summarize(matrix, protocol), summarize(flipped, protocol)
     pairs = list(
         zip(
             adapt_metrics(ALL_METRICS, matrix.score),
@@ -120,15 +120,15 @@ def test_a_negated_matrix_says_the_same(values, initial, protocol):
             strict=True,
         )
     )
-    for declared, (one, other) in zip(ALL_METRICS, pairs, strict=True):
-        assert (one.name in ours) == (other.name in theirs)
+    for declared, (value, other) in zip(ALL_METRICS, pairs, strict=True):
+        assert (value.name in plain_metrics) == (other.name in negated_values)
         if declared.score_role == LEVEL:
-            assert (one.higher_is_better, other.higher_is_better) == (True, False)
+            assert (value.higher_is_better, other.higher_is_better) == (True, False)
         else:
-            assert one.higher_is_better == other.higher_is_better == declared.higher_is_better
-        if one.name in ours:
+            assert value.higher_is_better == other.higher_is_better == declared.higher_is_better
+        if value.name in plain_metrics:
             sign = -1 if declared.score_role == LEVEL else 1
-            assert theirs[other.name] == sign * ours[one.name]
+            assert negated_values[other.name] == sign * plain_metrics[value.name]
     assert sorted(explain(matrix, protocol).values()) == sorted(explain(flipped, protocol).values())
 
 
@@ -202,7 +202,7 @@ def test_a_loops_rows_hold_its_score():
 
 
 @pytest.mark.parametrize(
-    ("changes", "given", "part"),
+    ("changes", "arguments", "part"),
     [
         ({}, (row_of_counts, [1, 2, 3]), "counts arrived, but the score is rmse; pass it to log_v"),
         ({}, (row_of_predictions, [1]), "predictions arrived, but the score is rmse"),
@@ -217,8 +217,8 @@ def test_a_loops_rows_hold_its_score():
         ({"score": "accuracy"}, (row_of_values, []), "accuracy', lower is better"),
     ],
 )
-def test_a_loop_is_refused_numbers_of_another_kind(changes, given, part):
-    measured, cells = given
+def test_a_loop_is_refused_numbers_of_another_kind(changes, arguments, part):
+    measured, cells = arguments
     with pytest.raises((ConfigError, RecordError)) as caught:
         measured(loop(**changes), 1, cells)
     assert part in str(caught.value)
@@ -332,13 +332,13 @@ def test_an_axis_has_a_few_round_numbers(one, other, steps):
 
 
 def subjects(levels, score=RMSE, seeds=3):
-    found = []
+    run_list = []
     for name, factor in levels.items():
         for seed in range(seeds):
             values = (np.array(ERRORS) * factor + 0.01 * seed * (seed + factor)).tolist()
             untrained = [1e5 * factor] * 3  # far from all that is measured later
             run = build_tracked_run(values, untrained, score=score, seed=seed)
-            found.append(
+            run_list.append(
                 Subject(
                     run_id=f"{name}{seed}{score.name}",
                     name=f"{name} {seed}",
@@ -347,7 +347,7 @@ def subjects(levels, score=RMSE, seeds=3):
                     labels={"strategy": name, "dataset": "bikes"},
                 )
             )
-    return found
+    return run_list
 
 
 def test_the_lowest_error_leads_and_is_called_better():

@@ -32,8 +32,8 @@ def hits(
     right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, protocol: str = "iid"
 ) -> Predictions:
     images = images_of(counts, np.ones(sum(counts)), ("wrong", "right"))
-    answers = answers_of(images, dict(enumerate(right, start=first_row)))
-    return Predictions(images, answers, protocol)
+    row_answers = answers_of(images, dict(enumerate(right, start=first_row)))
+    return Predictions(images, row_answers, protocol)
 
 
 def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predictions:
@@ -42,7 +42,9 @@ def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predict
 
 
 def matrix_of(run: Predictions) -> AccuracyMatrix:
-    cells = np.array([answer.correct(run.images) for answer in run.rows.values()]) / (7, 5, 6)
+    cells = np.array(
+        [row_predictions.correct(run.images) for row_predictions in run.rows.values()]
+    ) / (7, 5, 6)
     return AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))
 
 
@@ -50,25 +52,26 @@ def by_loops(
     a: Predictions, b: Predictions | None, metric: Metric, resamples: int, seed: int
 ) -> list[float]:
     """A metric, or its differences, image by image; draws in the same order as the quick one."""
-    draws, drawn = np.random.default_rng(seed), {}
+    draws, drawn_images = np.random.default_rng(seed), {}
     for j in range(3):
-        places = np.flatnonzero(a.images.bucket == j)
+        rows = np.flatnonzero(a.images.bucket == j)
         for r in range(resamples):
-            drawn[r, j] = places[draws.integers(0, len(places), size=len(places))]
-    found = []
+            drawn_images[r, j] = rows[draws.integers(0, len(rows), size=len(rows))]
+    samples = []
     for r in range(resamples):
         values = []
         for run in filter(None, (a, b)):
             cells = [
                 [
-                    sum(int(answer.labels[m]) for m in drawn[r, j]) / len(drawn[r, j])
+                    sum(int(row_predictions.labels[m]) for m in drawn_images[r, j])
+                    / len(drawn_images[r, j])
                     for j in range(3)
                 ]
-                for answer in run.rows.values()
+                for row_predictions in run.rows.values()
             ]
             values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))))
-        found.append(values[0] - sum(values[1:]))
-    return found
+        samples.append(values[0] - sum(values[1:]))
+    return samples
 
 
 def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,15 +80,15 @@ def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None
     values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
     values_b = summarize(matrix_of(b), metrics=ALL_METRICS)
     intervals = ImageBootstrap(metrics=ALL_METRICS, resamples=60, seed=9, level=0.8).intervals(a)
-    found = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
+    bootstrap = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
     monkeypatch.setattr(paired, "_BLOCK", 8)
     again = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
-    assert again == found
-    assert found.keys() <= values_a.keys() == intervals.keys()
-    assert {*map(found.get, values_a)} >= {*found.values()}
-    for metric in (metric for metric in ALL_METRICS if metric.name in found):
+    assert again == bootstrap
+    assert bootstrap.keys() <= values_a.keys() == intervals.keys()
+    assert {*map(bootstrap.get, values_a)} >= {*bootstrap.values()}
+    for metric in (metric for metric in ALL_METRICS if metric.name in bootstrap):
         changes = np.array(by_loops(a, b, metric, 60, 9))
-        test = found[metric.name]
+        test = bootstrap[metric.name]
         assert test.error == pytest.approx(changes.std())
         assert test.difference == pytest.approx(values_a[metric.name] - values_b[metric.name])
         assert (test.freedom, test.n_a, test.n_b) == (math.inf, 18, 18)
@@ -97,12 +100,12 @@ def test_runs_that_are_drawn_once_give_what_each_pair_gives_alone() -> None:
     """To the bit: of runs that stopped early, whatever came before."""
     a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
     runs = [a, b, c.after(2)]
-    asked = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
-    together = ImageBootstrap(**asked)
+    options = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
+    together = ImageBootstrap(**options)
     for run in runs:
-        assert together.intervals(run) == ImageBootstrap(**asked).intervals(run)
-    for one, other in itertools.permutations(runs, 2):
-        assert together.test(one, other) == paired_bootstrap(one, other, **asked)
+        assert together.intervals(run) == ImageBootstrap(**options).intervals(run)
+    for first, other in itertools.permutations(runs, 2):
+        assert together.test(first, other) == paired_bootstrap(first, other, **options)
 
 
 def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
@@ -118,9 +121,9 @@ def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
         Metric(name="own/same", function=lambda m: 0.5),
     ]
     a, b = random_hits(1, share=0.8), random_hits(2, share=0.8)
-    found = paired_bootstrap(a, b, metrics=own, resamples=60)
-    assert found.keys() == {"own/failing"}
-    assert 0 < found["own/failing"].error < 1
+    bootstrap = paired_bootstrap(a, b, metrics=own, resamples=60)
+    assert bootstrap.keys() == {"own/failing"}
+    assert 0 < bootstrap["own/failing"].error < 1
 
 
 def two_models(
@@ -158,9 +161,9 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
 def test_runs_of_other_lengths_and_protocols() -> None:
     """Both are cut off after the shorter one; under streaming the future alone is compared."""
     a, b = random_hits(6), random_hits(7).after(2)
-    found = paired_bootstrap(a, b, resamples=20)
+    bootstrap = paired_bootstrap(a, b, resamples=20)
     expected = [metrics.renate.average_accuracy(matrix_of(run)) for run in (a.after(2), b)]
-    test = found["renate/average_accuracy"]
+    test = bootstrap["renate/average_accuracy"]
     assert test.difference == pytest.approx(expected[0] - expected[1])
     a, b = (random_hits(seed, protocol="streaming") for seed in (6, 7))
     streaming = paired_bootstrap(a, b, resamples=20)

@@ -10,10 +10,10 @@ PREFIX = "clear_" + "mlflow."
 
 def test_the_tags_of_stored_runs_stay():
     """A constant may be renamed, but not its value."""
-    found = {key: text for key, text in vars(names).items() if key.endswith("_TAG")}
-    hidden = {key for key, text in found.items() if text.startswith("mlflow.")}
-    found = {key: text.removeprefix("mlflow.") for key, text in found.items()}
-    assert {key: text.removeprefix(PREFIX) for key, text in found.items()} == {
+    tag_names = {key: text for key, text in vars(names).items() if key.endswith("_TAG")}
+    hidden = {key for key, text in tag_names.items() if text.startswith("mlflow.")}
+    tag_names = {key: text.removeprefix("mlflow.") for key, text in tag_names.items()}
+    assert {key: text.removeprefix(PREFIX) for key, text in tag_names.items()} == {
         "KIND_TAG": "kind",
         "ROWS_TAG": "rows",
         "SCORED_TAG": "scored",
@@ -47,7 +47,7 @@ def test_the_tags_of_stored_runs_stay():
         "IMPORT_FORMAT_TAG": "import_format",
         "IMPORTED_DIGEST_TAG": "imported_sha256",
     }
-    assert {key for key, text in found.items() if not text.startswith(PREFIX)} == {
+    assert {key for key, text in tag_names.items() if not text.startswith(PREFIX)} == {
         "DIVERGED_TAG",
         "LEADER_TAG",
     }

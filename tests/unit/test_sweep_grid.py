@@ -41,18 +41,18 @@ def test_runs_are_those_of_nested_loops(tmp_path_factory, grid, fixed):
     names = sorted(grid)
     expected = []
     for values in product(*(grid[name] for name in names)):
-        asked = {**fixed, **dict(zip(names, values, strict=True))}
-        expected.append(TrainConfig.resolve({k: str(v) for k, v in asked.items()}))
-    found = read_grid(path)
-    assert [run.config for run in found.runs] == expected
-    assert len({run.config_hash for run in found.runs}) == len(expected)
-    assert len({run.name for run in found.runs}) == len(expected)
-    assert set(found.varied) == {name for name in names if len(grid[name]) > 1}
+        parameters = {**fixed, **dict(zip(names, values, strict=True))}
+        expected.append(TrainConfig.resolve({k: str(v) for k, v in parameters.items()}))
+    sweep_grid = read_grid(path)
+    assert [run.config for run in sweep_grid.runs] == expected
+    assert len({run.config_hash for run in sweep_grid.runs}) == len(expected)
+    assert len({run.name for run in sweep_grid.runs}) == len(expected)
+    assert set(sweep_grid.varied) == {name for name in names if len(grid[name]) > 1}
 
 
 def test_entries_of_runs_are_grids_of_their_own(tmp_path):
     """They come after the grid's, and may say otherwise than what is fixed."""
-    found = read_grid(
+    sweep_grid = read_grid(
         written(
             tmp_path,
             """
@@ -64,25 +64,31 @@ def test_entries_of_runs_are_grids_of_their_own(tmp_path):
             """,
         )
     )
-    told = [(r.config.strategy, r.config.seed, r.config.epochs) for r in found.runs]
-    assert told == [("naive", 0, 3), ("naive", 1, 3), ("ewc", 0, 3), ("ewc", 1, 3), ("naive", 0, 1)]
-    assert found.group_by == ("strategy", "dataset", "strategy_args", "epochs")
+    expected = [(r.config.strategy, r.config.seed, r.config.epochs) for r in sweep_grid.runs]
+    assert expected == [
+        ("naive", 0, 3),
+        ("naive", 1, 3),
+        ("ewc", 0, 3),
+        ("ewc", 1, 3),
+        ("naive", 0, 1),
+    ]
+    assert sweep_grid.group_by == ("strategy", "dataset", "strategy_args", "epochs")
 
 
 def test_what_follows_from_a_parameter_names_no_run(tmp_path):
     """Features have another recipe: model, epochs and rates vary with them."""
-    found = read_grid(
+    sweep_grid = read_grid(
         written(tmp_path, "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]")
     )
-    assert set(found.varied) == {"strategy", "features"}
-    assert found.runs[1].name == "ncm digits seed 0 features=pixels"
+    assert set(sweep_grid.varied) == {"strategy", "features"}
+    assert sweep_grid.runs[1].name == "ncm digits seed 0 features=pixels"
 
 
 def test_values_are_the_texts_that_stand_there(tmp_path):
     """YAML's own on, 1_0 and 1:30 would be a truth value, ten and ninety."""
-    found = read_grid(written(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))
-    assert found.runs[0].parameters == {"compile": "on", "seed": "7", "lr": "1e-3"}
-    assert found.runs[0].config.lr == 0.001
+    sweep_grid = read_grid(written(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))
+    assert sweep_grid.runs[0].parameters == {"compile": "on", "seed": "7", "lr": "1e-3"}
+    assert sweep_grid.runs[0].config.lr == 0.001
     with pytest.raises(ConfigError, match="seed is '1:30'"):
         read_grid(written(tmp_path, "runs: [{seed: 1:30}]"))
 
@@ -90,15 +96,15 @@ def test_values_are_the_texts_that_stand_there(tmp_path):
 def test_paths_are_those_of_the_folder_that_it_was_read_in(tmp_path, monkeypatch):
     """A worker elsewhere finds the same files."""
     monkeypatch.chdir(tmp_path)
-    found = read_grid(written(tmp_path, "runs: [{dataset: clear10, data_root: data}]"))
-    assert found.runs[0].parameters["data_root"] == str(tmp_path / "data")
+    sweep_grid = read_grid(written(tmp_path, "runs: [{dataset: clear10, data_root: data}]"))
+    assert sweep_grid.runs[0].parameters["data_root"] == str(tmp_path / "data")
 
 
 def test_fingerprint_is_of_what_is_in_force(tmp_path):
     """However it was asked for, and in whatever order; another value is another one."""
     auto = TrainConfig.resolve({"dataset": "digits"})
-    said = TrainConfig.resolve({"epochs": "24", "lr": "2e-2", "model": "small_cnn"})
-    assert hash_config(auto) == hash_config(said)
+    spelled_out = TrainConfig.resolve({"epochs": "24", "lr": "2e-2", "model": "small_cnn"})
+    assert hash_config(auto) == hash_config(spelled_out)
     assert hash_config(auto) != hash_config(TrainConfig.resolve({"epochs": "7"}))
     first = read_grid(written(tmp_path, "grid: {seed: [0, 1]}"))
     second = read_grid(written(tmp_path, "grid: {seed: [1, 0], epochs: 24}"))
@@ -106,7 +112,7 @@ def test_fingerprint_is_of_what_is_in_force(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("", "has no runs|expected fixed, grid and runs"),
         ("a: [", "is not YAML"),
@@ -136,9 +142,9 @@ def test_fingerprint_is_of_what_is_in_force(tmp_path):
         (json.dumps({"grid": {"seed": list(range(200)), "epochs": list(range(1, 200))}}), "39800"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line(tmp_path, content, told):
+def test_a_wrong_file_is_told_in_one_line(tmp_path, content, message):
     """Before anything is started, and whatever stands in it."""
-    with pytest.raises(ConfigError, match=told) as refusal:
+    with pytest.raises(ConfigError, match=message) as refusal:
         read_grid(written(tmp_path, content))
     assert len(str(refusal.value)) < 900
 

@@ -35,12 +35,12 @@ def test_memory_that_is_freed_is_reused():
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MALLOC_MMAP_MAX_"])
 def test_what_a_user_says_stays(name):
     """Of threads by either name."""
-    given = build_child_environment({name: "7"})
-    assert given[name] == "7"
+    environment = build_child_environment({name: "7"})
+    assert environment[name] == "7"
     if name.startswith("MALLOC"):
-        assert given["GOMP_SPINCOUNT"] == "3000"
+        assert environment["GOMP_SPINCOUNT"] == "3000"
     else:
-        assert len({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(given)) == 1
+        assert len({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(environment)) == 1
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cgroups are Linux's")

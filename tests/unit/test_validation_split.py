@@ -37,15 +37,15 @@ def ids(images: ImageSet) -> set[str]:
 
 def literal_tenth(photos: list[Photo]) -> set[str]:
     """The twin: of each class a tenth, rounded half up, by the hash of label and id."""
-    found = set()
+    chosen_rows = set()
     for label, class_name in enumerate(PHOTOS.classes):
         own = [photo.image_id for photo in photos if photo.class_name == class_name]
 
         def hashed(image_id: str, label: int = label) -> str:
             return hashlib.sha256(f"validation\0{label}\0{image_id}".encode()).hexdigest()
 
-        found.update(sorted(own, key=hashed)[: int(len(own) / 10 + 0.5)])
-    return found
+        chosen_rows.update(sorted(own, key=hashed)[: int(len(own) / 10 + 0.5)])
+    return chosen_rows
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -84,7 +84,7 @@ def test_what_is_held_out_does_not_change_with_other_images(sizes, random):
         str(n): [(0, Path(f"{n}/{n * 1000 + i}.jpg")) for i in range(size)]
         for n, size in enumerate(sizes)
     }
-    found = {}
+    chosen = {}
     for shuffled in (False, True):
         keys = list(entries)
         if shuffled:
@@ -92,15 +92,15 @@ def test_what_is_held_out_does_not_change_with_other_images(sizes, random):
             for of_bucket in entries.values():
                 random.shuffle(of_bucket)
         images = {key: image_set(entries[key]) for key in keys}
-        found[shuffled] = {
+        chosen[shuffled] = {
             key: ids(of_bucket.take(validation_split(of_bucket)[1]))
             for key, of_bucket in images.items()
         }
-    assert found[True] == found[False]
-    wanted = {
+    assert chosen[True] == chosen[False]
+    expected = {
         str(n): 0 if size == 1 else max(1, int(size / 10 + 0.5)) for n, size in enumerate(sizes)
     }
-    assert {key: len(held_out) for key, held_out in found[False].items()} == wanted
+    assert {key: len(held_out) for key, held_out in chosen[False].items()} == expected
 
 
 def test_the_released_test_set_is_not_there_to_be_read(trees, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, counts, subject
+from comparisons import NUM_TEST, compared_run, counts
 from rich.console import Console
 from scipy import stats
 
@@ -36,7 +36,7 @@ def run(name: str, mean: float, seed: int, *, spread: float = 1.0, **options: ob
     """A run whose challenge score is about *mean* percent."""
     draws = np.random.default_rng([sum(map(ord, name)), seed])
     cells = 2 * mean + draws.normal(0, spread, (5, 4))
-    return subject(
+    return compared_run(
         name, np.clip(np.round(cells), 0, NUM_TEST).astype(int).tolist(), seed=seed, **options
     )
 
@@ -45,8 +45,8 @@ def runs(name: str, mean: float, seeds: range, **options: object) -> list[Subjec
     return [run(name, mean, seed, **options) for seed in seeds]
 
 
-def compared(subjects: list[Subject], by: tuple[str, ...] = BY, **options: object) -> Comparison:
-    return compare(arrange(subjects, by, **options))
+def compared(runs: list[Subject], by: tuple[str, ...] = BY, **options: object) -> Comparison:
+    return compare(arrange(runs, by, **options))
 
 
 def values(comparison: Comparison, position: int) -> list[float]:
@@ -65,9 +65,9 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
     """35 points apart: sharing seeds does not make it unsayable; p is that of scipy's test."""
     for n in (3, 5):
         others = range(n) if shared else range(n, 2 * n)
-        found = compared([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
-        (verdict,) = found.verdicts
-        a, b = values(found, 0), values(found, 1)
+        comparison = compared([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
+        (verdict,) = comparison.verdicts
+        a, b = values(comparison, 0), values(comparison, 1)
         expected = stats.ttest_rel(a, b) if shared else stats.ttest_ind(a, b, equal_var=False)
         assert verdict.outcome == "different"
         assert verdict.test is not None
@@ -80,16 +80,18 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
             f"paired t-test over {n} shared seeds" if shared else f"Welch's t-test over {n} and {n}"
         )
         assert method in verdict.sentence
-        assert "takes the" in printed(found), "the assumption is named"
+        assert "takes the" in printed(comparison), "the assumption is named"
         assert verdict.hedges_g == hedges_g(a, b)
         assert verdict.beside == (f"Effect size: Hedges' g {verdict.hedges_g:.1f}.",)
 
 
 def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
     """Small differences, some found and some not: verdict, adjusted p and interval agree."""
-    found = compared([r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)])
+    comparison = compared(
+        [r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)]
+    )
     outcomes = set()
-    for verdict in found.verdicts:
+    for verdict in comparison.verdicts:
         assert verdict.test is not None
         assert verdict.adjusted_interval is not None
         low, high = verdict.adjusted_interval
@@ -104,69 +106,69 @@ def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
 
 def test_of_many_groups_each_is_tested_against_the_leader() -> None:
     """Also the last one; adjusted for all pairs, because the leader was found by looking."""
-    found = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
-    assert [(v.a, v.b) for v in found.verdicts] == [(0, i) for i in range(1, 9)]
-    plain = [v.test.p_value for v in found.verdicts if v.test]
-    adjusted = holm([*plain, *[1.0] * (math.comb(9, 2) - 8)])[:8]
-    assert [v.test.adjusted for v in found.verdicts if v.test] == pytest.approx(adjusted)
-    assert found.verdicts[-1].sentence.startswith("m8 is better than m0")
-    (warning,) = found.warnings
+    comparison = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
+    assert [(v.a, v.b) for v in comparison.verdicts] == [(0, i) for i in range(1, 9)]
+    p_values = [v.test.p_value for v in comparison.verdicts if v.test]
+    adjusted = holm([*p_values, *[1.0] * (math.comb(9, 2) - 8)])[:8]
+    assert [v.test.adjusted for v in comparison.verdicts if v.test] == pytest.approx(adjusted)
+    assert comparison.verdicts[-1].sentence.startswith("m8 is better than m0")
+    (warning,) = comparison.warnings
     assert "tested against the leader, m8" in warning
 
 
 def test_a_baseline_is_adjusted_for_its_own_pairs_alone() -> None:
     """Every other group against it, m - 1 in all; by its name or a label of it."""
-    subjects = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
-    found = compared(subjects, baseline="m0")
-    assert [(v.a, v.b) for v in found.verdicts] == [(i, 8) for i in range(8)]
-    plain = [v.test.p_value for v in found.verdicts if v.test]
-    assert [v.test.adjusted for v in found.verdicts if v.test] == pytest.approx(holm(plain))
-    assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in found.verdicts)
-    assert found.warnings == ()
+    run_list = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
+    comparison = compared(run_list, baseline="m0")
+    assert [(v.a, v.b) for v in comparison.verdicts] == [(i, 8) for i in range(8)]
+    p_values = [v.test.p_value for v in comparison.verdicts if v.test]
+    assert [v.test.adjusted for v in comparison.verdicts if v.test] == pytest.approx(holm(p_values))
+    assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in comparison.verdicts)
+    assert comparison.warnings == ()
     with pytest.raises(ConfigError, match=r"baseline is 'm9', which no group is; there are 'm8', "):
-        compared(subjects, baseline="m9")
+        compared(run_list, baseline="m9")
     with pytest.raises(ConfigError, match=r"baseline is 'clear10', which 9 groups on clear10 are"):
-        compared(subjects, baseline="clear10")
+        compared(run_list, baseline="clear10")
 
 
 def test_verdicts_are_on_the_metric_that_ranks() -> None:
     """And on no other: one test to cite for a pair."""
-    subjects = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
-    assert {verdict.metric for verdict in compared(subjects).verdicts} == {SCORE}
-    by_forgetting = compared(subjects, rank_by="renate/forgetting")
+    run_list = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
+    assert {verdict.metric for verdict in compared(run_list).verdicts} == {SCORE}
+    by_forgetting = compared(run_list, rank_by="renate/forgetting")
     assert {verdict.metric for verdict in by_forgetting.verdicts} == {"renate/forgetting"}
     assert len(by_forgetting.verdicts) == 3
 
 
 def two_methods(seeds: int) -> list[Subject]:
     """Return runs of one challenge score: a is better on past buckets, b on future buckets."""
-    found = []
+    run_list = []
     past, future = np.tri(5, 4, -2, dtype=bool), ~np.tri(5, 4, -1, dtype=bool)
     for seed in range(seeds):
         for name, sign in (("a", 1), ("b", -1)):
             noise = np.random.default_rng([seed, sign + 1]).integers(-1, 2, (5, 4))
             cells = 120 + noise + sign * (20 * past - 10 * future)
-            found.append(subject(name, cells.tolist(), seed=seed))
-    return found
+            run_list.append(compared_run(name, cells.tolist(), seed=seed))
+    return run_list
 
 
 def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() -> None:
     """In one line of terminal, page, description and JSON; p covers all metrics and pairs."""
-    found = compared(two_methods(5))
-    (verdict,) = found.verdicts
+    comparison = compared(two_methods(5))
+    (verdict,) = comparison.verdicts
     assert verdict.outcome == "not shown"
-    line = found.exploratory_text
+    line = comparison.exploratory_text
     assert line.startswith(f"Exploratory, where {SCORE} shows no difference: a is better than b at")
     assert "renate/average_accuracy" in line
     assert "adjusted for 4 comparisons" in line
-    a, b = ([m.summary["renate/average_accuracy"] for m in g.members] for g in found.groups)
-    (average,) = [v for v in found.exploratory if v.metric == "renate/average_accuracy"]
+    a, b = ([m.summary["renate/average_accuracy"] for m in g.members] for g in comparison.groups)
+    (average,) = [v for v in comparison.exploratory if v.metric == "renate/average_accuracy"]
     assert average.test is not None
     assert average.test.adjusted >= stats.ttest_rel(a, b).pvalue
-    assert line in printed(found)
-    assert line in html.unescape(comparison_page(found, title="", footer=""))
-    assert "Exploratory, where" in comparison_note(found, page="")
-    assert comparison_dict(found)["exploratory"] == line
+    assert line in printed(comparison)
+    assert line in html.unescape(comparison_page(comparison, title="", footer=""))
+    assert "Exploratory, where" in comparison_note(comparison, page="")
+    assert comparison_dict(comparison)["exploratory"] == line
 
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
@@ -182,17 +184,17 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
     times = 120
     for time in range(times):
         seeds = range(3 * time, 3 * time + 3)
-        found = compared(
+        comparison = compared(
             [r for name in ("a", "bb", "ccc", "dddd") for r in runs(name, 70, seeds, spread=6)]
         )
-        verdicts += any(verdict.outcome == "different" for verdict in found.verdicts)
+        verdicts += any(verdict.outcome == "different" for verdict in comparison.verdicts)
     assert verdicts <= stats.binom.ppf(1 - 1e-4, times, 0.05)
 
 
 def test_two_seeds_are_told_how_many_more() -> None:
     """No verdict at two; what it would take is named, as more seeds of each."""
-    found = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
-    (verdict,) = found.verdicts
+    comparison = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
+    (verdict,) = comparison.verdicts
     assert (verdict.outcome, verdict.test) == ("too few", None)
     assert verdict.sentence.startswith(
         f"Too few seeds to say whether replay and naive differ at {SCORE} (higher is better): "
@@ -202,17 +204,17 @@ def test_two_seeds_are_told_how_many_more() -> None:
     assert verdict.more_seeds >= 3
     assert f"{verdict.more_seeds} new seeds of each, compared alone, would" in verdict.beside[0]
     assert "with a power of 80 %" in verdict.beside[0]
-    assert "normally distributed" not in printed(found), "speaks only of tests that were used"
+    assert "normally distributed" not in printed(comparison), "speaks only of tests that were used"
 
 
 def test_no_difference_can_be_a_result() -> None:
     """Within a margin of a point, by scipy's two one-sided tests; without, nothing is shown."""
-    subjects = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
-    (verdict,) = compared(subjects).verdicts
+    run_list = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
+    (verdict,) = compared(run_list).verdicts
     assert verdict.outcome == "not shown"
-    found = compared(subjects, margin=0.01)
-    (verdict,) = found.verdicts
-    change = np.subtract(values(found, 0), values(found, 1))
+    comparison = compared(run_list, margin=0.01)
+    (verdict,) = comparison.verdicts
+    change = np.subtract(values(comparison, 0), values(comparison, 1))
     sides = [
         stats.ttest_1samp(change, -0.01, alternative="greater").pvalue,
         stats.ttest_1samp(change, 0.01, alternative="less").pvalue,
@@ -227,57 +229,65 @@ def test_no_difference_can_be_a_result() -> None:
 
 
 def diverged(name: str, seed: int, rows: int = 2) -> Subject:
-    return subject(name, counts(150, seed)[: rows + 1], seed=seed, diverged=True)
+    return compared_run(name, counts(150, seed)[: rows + 1], seed=seed, diverged=True)
 
 
 def test_a_seed_that_diverged_is_a_result() -> None:
     """With rows or without any: in leaderboard, sentence and warnings."""
-    lost = RowlessRun(
+    diverged_run = RowlessRun(
         run_id="f" * 32,
         name="naive seed 4",
         seed=4,
         labels={"strategy": "naive", "dataset": "clear10"},
     )
-    subjects = [*runs("replay", 90, range(5)), *runs("naive", 55, range(3)), diverged("naive", 3)]
-    found = compared(subjects, rowless=[lost])
-    naive = found.groups[1]
+    run_list = [*runs("replay", 90, range(5)), *runs("naive", 55, range(3)), diverged("naive", 3)]
+    comparison = compared(run_list, rowless=[diverged_run])
+    naive = comparison.groups[1]
     assert (len(naive.counted), len(naive.diverged)) == (3, 2)
-    (verdict,) = found.verdicts
+    (verdict,) = comparison.verdicts
     assert (
         "paired t-test over 3 shared seeds; 2 of 5 seeds of naive diverged and have no value"
         in verdict.sentence
     )
-    assert sum("diverged" in warning for warning in found.warnings) == 2
-    page = comparison_page(found, title="t", footer="f")
+    assert sum("diverged" in warning for warning in comparison.warnings) == 2
+    page = comparison_page(comparison, title="t", footer="f")
     assert "<small>2 diverged</small>" in page
-    assert "3, 2 diverged" in printed(found)
-    assert "| naive | 3, 2 diverged |" in comparison_note(found, page="p")
+    assert "3, 2 diverged" in printed(comparison)
+    assert "| naive | 3, 2 diverged |" in comparison_note(comparison, page="p")
 
 
 def test_a_method_of_which_all_seeds_diverged_is_not_left_out() -> None:
     """With rows it is a group without metrics; without any row it is named."""
-    whole = [diverged("naive", seed) for seed in range(3)]
-    found = compared([*runs("replay", 90, range(3)), *whole])
-    assert [(len(g.counted), len(g.diverged)) for g in found.groups] == [(3, 0), (0, 3)]
-    assert "0, 3 diverged" in printed(found)
-    lost = RowlessRun(run_id="f" * 32, name="naive seed 4", seed=4, labels={"strategy": "naive"})
-    found = compared(runs("replay", 90, range(3)), rowless=[lost])
-    (warning,) = found.warnings
+    diverged_seeds = [diverged("naive", seed) for seed in range(3)]
+    comparison = compared([*runs("replay", 90, range(3)), *diverged_seeds])
+    assert [(len(g.counted), len(g.diverged)) for g in comparison.groups] == [(3, 0), (0, 3)]
+    assert "0, 3 diverged" in printed(comparison)
+    diverged_run = RowlessRun(
+        run_id="f" * 32, name="naive seed 4", seed=4, labels={"strategy": "naive"}
+    )
+    comparison = compared(runs("replay", 90, range(3)), rowless=[diverged_run])
+    (warning,) = comparison.warnings
     assert warning.startswith("naive seed 4 (ffffffff) diverged before its first row")
 
 
 def test_seeds_without_randomness_give_no_interval() -> None:
     """The same matrix from every seed: said so, no interval of width 0, known exactly in a test."""
-    same = [subject("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)]
-    found = compared([*runs("replay", 90, range(3)), *same])
-    position = next(i for i, group in enumerate(found.groups) if group.name == "ncm")
-    summary = found.groups[position].metrics[SCORE]
+    same = [
+        compared_run("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)
+    ]
+    comparison = compared([*runs("replay", 90, range(3)), *same])
+    position = next(i for i, group in enumerate(comparison.groups) if group.name == "ncm")
+    summary = comparison.groups[position].metrics[SCORE]
     assert (summary.n, summary.std, summary.interval) == (3, 0.0, None)
-    assert any("All 3 seeds of ncm gave the same matrix" in warning for warning in found.warnings)
-    (verdict,) = found.verdicts
+    assert any(
+        "All 3 seeds of ncm gave the same matrix" in warning for warning in comparison.warnings
+    )
+    (verdict,) = comparison.verdicts
     assert verdict.outcome == "different"
     assert "all seeds of ncm gave the same matrix" in verdict.sentence
-    both = [subject("slda", counts(140, 0), seed=seed, run_id=f"slda{seed}") for seed in range(3)]
+    both = [
+        compared_run("slda", counts(140, 0), seed=seed, run_id=f"slda{seed}") for seed in range(3)
+    ]
     (verdict,) = compared([*same, *both]).verdicts
     assert (verdict.outcome, verdict.test) == ("too few", None)
     assert "where nothing varies, seeds say nothing of chance" in verdict.sentence
@@ -285,10 +295,10 @@ def test_seeds_without_randomness_give_no_interval() -> None:
 
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
     """Which ones want their predictions read: the leader and all others, the last included."""
-    subjects = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
-    wanted = [s.name for s in arrange(subjects, BY).wants_predictions()]
-    assert wanted[0] == "m9 seed 0"
-    assert sorted(wanted) == [f"m{i} seed 0" for i in range(10)]
+    run_list = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
+    run_names = [s.name for s in arrange(run_list, BY).wants_predictions()]
+    assert run_names[0] == "m9 seed 0"
+    assert sorted(run_names) == [f"m{i} seed 0" for i in range(10)]
     assert len(arrange([run(f"m{i}", 30 + i, 0) for i in range(40)], BY).wants_predictions()) == 24
 
 
@@ -306,10 +316,10 @@ def test_seeds_pair_up_where_one_method_was_trained_with_some_of_the_other_ones_
     """In either order; with a seed of its own on each side there are two samples."""
     five, three = range(5), range(3)
     for of_replay, of_naive in ((five, three), (three, five)):
-        found = compared([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
-        assert "paired t-test over 3 shared seeds" in found.verdicts[0].sentence
-    found = compared([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
-    assert "Welch's t-test over 5 and 6 seeds" in found.verdicts[0].sentence
+        comparison = compared([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
+        assert "paired t-test over 3 shared seeds" in comparison.verdicts[0].sentence
+    comparison = compared([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
+    assert "Welch's t-test over 5 and 6 seeds" in comparison.verdicts[0].sentence
 
 
 def trained_runs(seeds: int) -> list[Subject]:
@@ -317,7 +327,7 @@ def trained_runs(seeds: int) -> list[Subject]:
     stored = json.loads(TRAINED.read_text(encoding="utf-8"))
     shape = {"dataset": "digits-writers", "num_test": stored["num_test"]}
     return [
-        subject(name, stored["rows"][name][seed], seed=seed, **shape)
+        compared_run(name, stored["rows"][name][seed], seed=seed, **shape)
         for name in ("naive", "replay", "er_ace")
         for seed in range(seeds)
     ]
@@ -354,24 +364,24 @@ def test_real_runs_are_judged_as_published() -> None:
 
 def test_seeds_that_are_named_are_enough_by_themselves() -> None:
     """Of four methods too, whatever the other pairs show: in four of five tries."""
-    found = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
-    undecided = [v for v in found.verdicts if v.outcome == "not shown"]
+    comparison = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
+    undecided = [v for v in comparison.verdicts if v.outcome == "not shown"]
     assert len(undecided) > 1
     for verdict in undecided:
-        test = paired_t(values(found, verdict.a), values(found, verdict.b))
+        test = paired_t(values(comparison, verdict.a), values(comparison, verdict.b))
         assert test is not None
         assert verdict.more_seeds == seeds_needed(test, alpha=0.05 / 6)
     draws, times = np.random.default_rng(0), 400
     test = TTest(1.0, 1 / math.sqrt(4), 3, 4, 4, paired=True)
     needed = seeds_needed(test, alpha=0.05 / 6)
     assert needed is not None
-    shown = 0
+    num_significant = 0
     for _ in range(times):
         # A is one deviation of the difference ahead of B, and the two others are as good as A.
         methods = draws.normal(0, math.sqrt(0.5), (4, needed)) + np.array([[1], [0], [1], [1]])
         tests = [paired_t(a, b) for a, b in itertools.combinations(methods, 2)]
-        shown += holm([t.p_value for t in tests if t])[0] <= 0.05
-    assert shown >= stats.binom.ppf(1e-3, times, 0.8)
+        num_significant += holm([t.p_value for t in tests if t])[0] <= 0.05
+    assert num_significant >= stats.binom.ppf(1e-3, times, 0.8)
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -407,18 +417,18 @@ def test_a_seed_that_collapsed_and_unlike_spreads_are_named() -> None:
 def test_where_no_seed_happened_to_collapse_nothing_can_be_named() -> None:
     """Simulated: equal on average, but one seed in five of b collapses. The page says 33 %."""
     draws, times = np.random.default_rng(0), 200
-    wrong, named, spared = 0, 0, 0
+    wrong, num_named, spared = 0, 0, 0
     for time in range(times):
         seeds = range(5 * time, 5 * time + 5)
-        lost = draws.random(5) < 0.2
-        b = [run("b", 20 if low else 85, s) for low, s in zip(lost, seeds, strict=True)]
+        collapsed = draws.random(5) < 0.2
+        b = [run("b", 20 if low else 85, s) for low, s in zip(collapsed, seeds, strict=True)]
         (verdict,) = compared([*runs("a", 72, seeds), *b]).verdicts
         if verdict.outcome == "different":
-            wrong, spared = wrong + 1, spared + (not lost.any())
-            named += "differs unlike" in verdict.sentence
+            wrong, spared = wrong + 1, spared + (not collapsed.any())
+            num_named += "differs unlike" in verdict.sentence
     assert 0.25 < wrong / times < 0.41
     assert spared > 0.9 * wrong
-    assert named < 0.1 * wrong
+    assert num_named < 0.1 * wrong
 
 
 @pytest.mark.parametrize("case", [-1, -2, -3, -4])
@@ -435,14 +445,14 @@ def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
     for time in range(times):
         seeds = range(5 * time, 5 * time + 5)
         means = {"a": 70, "bb": 70, "ccc": 72}
-        found = compared(
+        comparison = compared(
             [r for name, mean in means.items() for r in runs(name, mean, seeds, spread=3)],
             margin=0.02,
         )
-        names = [group.name for group in found.groups]
+        names = [group.name for group in comparison.groups]
         wrong += any(
             verdict.outcome == ("equivalent" if "ccc" in pair else "different")
-            for verdict in found.verdicts
+            for verdict in comparison.verdicts
             for pair in [{names[verdict.a], names[verdict.b]}]
         )
     assert wrong <= stats.binom.ppf(1 - 1e-3, times, 0.05)
