@@ -92,7 +92,7 @@ def start_download(project, experiment_id, hub, archives, tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def finished(process: ForkedPython) -> str:
+def wait_for_success(process: ForkedPython) -> str:
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     return output
@@ -119,7 +119,7 @@ def test_killed_while_downloading_and_run_again(
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
 
-    output = finished(start_download())
+    output = wait_for_success(start_download())
     assert f"clear10 to {tmp_path / 'data' / 'clear10'}: " in output
     assert f"downloading {TEST}\n" in output
     assert hub.ranges == [None, f"bytes={len(archives[TRAIN]) // 2}-", None]
@@ -144,7 +144,7 @@ def test_killed_while_downloading_and_run_again(
 
 def test_two_at_once_download_once(start_download, hub, store, experiment_id):
     """Each archive is asked for once; both runs train."""
-    for output in [finished(process) for process in (start_download(), start_download())]:
+    for output in [wait_for_success(process) for process in (start_download(), start_download())]:
         assert "clear/in_domain_accuracy" in output
     assert hub.ranges == [None, None]
     runs = store.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 from mlflow.projects.utils import load_project
-from stored_runs import history, of_any_machine, rows_of, wait_for_row
+from stored_runs import history, read_stored_rows, wait_for_row, without_machine_fields
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
@@ -48,7 +48,7 @@ def slurm(empty_store, tmp_path):
 
     def start(node=None, **slurm_says):
         job = ["bash", str(ROOT / "examples/slurm/train.sbatch"), *TRAINED]
-        return piped(
+        return start_piped(
             job if node is None else on_node(node, *job), tmp_path, environment | slurm_says
         )
 
@@ -64,7 +64,7 @@ def on_node(name, *words):
     return ["unshare", *spaces, "sh", "-c", 'hostname "$0" && exec "$@"', name, *words]
 
 
-def piped(words, folder, environment):
+def start_piped(words, folder, environment):
     return subprocess.Popen(
         words,
         cwd=folder,
@@ -81,8 +81,10 @@ def end_as_if_undisturbed(client, run_id, resumes):
     assert run.info.status == "FINISHED"
     assert run.data.tags.get("clear_mlflow.resumed") == resumes
     (undisturbed,) = (other for other in client.search_runs(["0"]) if other.info.run_id != run_id)
-    assert len(rows_of(undisturbed)) == 11
-    assert of_any_machine(rows_of(run)) == of_any_machine(rows_of(undisturbed))
+    assert len(read_stored_rows(undisturbed)) == 11
+    assert without_machine_fields(read_stored_rows(run)) == without_machine_fields(
+        read_stored_rows(undisturbed)
+    )
     assert history(client, run_id) == history(client, undisturbed.info.run_id)
 
 
@@ -105,7 +107,7 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
     program = on_node("container", sys.executable, "-c", QUICKER, "train", *TRAINED)
 
     def start(**arguments):
-        return piped(program, folder, os.environ | variables | arguments)
+        return start_piped(program, folder, os.environ | variables | arguments)
 
     first = start(MLFLOW_RUN_ID=run_id)
     wait_for_row(client, "0", 2, first, run_id)

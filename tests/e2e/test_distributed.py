@@ -213,7 +213,7 @@ def rank_1(process, module):
     raise AssertionError(f"rank 1 does not run {module}")
 
 
-def kill_training_of_rank_1(process):
+def kill_second_training(process):
     rank_1(process, "clear_mlflow.process.child").kill()
 
 
@@ -233,7 +233,7 @@ def runs_still(process):
 @pytest.mark.parametrize(
     ("launcher", "end", "status", "message"),
     [
-        (TORCHRUN, kill_training_of_rank_1, "FAILED", "another process of this training has ended"),
+        (TORCHRUN, kill_second_training, "FAILED", "another process of this training has ended"),
         (OURS, interrupt, "KILLED", "stopped by SIGINT"),
     ],
     ids=["training of rank 1 killed", "interrupted"],

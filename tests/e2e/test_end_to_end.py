@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked import Forked, ForkedPython, environment, run_forked, training_of
+from forked import Forked, ForkedPython, environment, find_training, run_forked
 from layout_trees import LAYOUTS, Photos
 from short_stream import SLOWLY, options
 from stored_runs import rows_folder, wait_for_row
@@ -62,7 +62,7 @@ def stored_matrix(run):
     )
 
 
-def scores_of(run):
+def select_scores(run):
     return {k: v for k, v in run.data.metrics.items() if k.startswith(("clear/", "renate/"))}
 
 
@@ -76,10 +76,10 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
     matrix = stored_matrix(run)
     assert matrix.is_complete
     assert matrix.num_buckets == 10
-    assert scores_of(run) == summarize(matrix)
+    assert select_scores(run) == summarize(matrix)
 
     # What the embedded dataset is there to show.
-    scores = scores_of(run)
+    scores = select_scores(run)
     assert (
         scores["clear/in_domain_accuracy"]
         > scores["clear/next_domain_accuracy"]
@@ -94,7 +94,7 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
     output, _ = evaluator.communicate(timeout=LONG)
     assert evaluator.returncode == 0, output
     copied = store.get_run(copy.info.run_id)
-    assert scores_of(copied) == scores_of(run)
+    assert select_scores(copied) == select_scores(run)
     (record,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'evaluate'")
     assert record.data.tags[names.EVALUATED_TAG] == "1"
     assert not record.data.metrics
@@ -144,7 +144,7 @@ def terminate(process):
 
 
 def kill_training(process):
-    training_of(process).kill()
+    find_training(process).kill()
 
 
 def slowly(short_stream):
@@ -170,7 +170,7 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_s
     matrix = stored_matrix(closed)
     assert matrix.num_rows == 2
     assert f"partial: 2 of {matrix.num_buckets} rows" in output
-    assert scores_of(closed) == summarize(matrix)
+    assert select_scores(closed) == summarize(matrix)
 
 
 @pytest.mark.parametrize("after", [0.0, 1.5])
@@ -247,7 +247,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
         stderr=subprocess.STDOUT,
     )
     run = wait_for_row(store, experiment_id, 2, process)
-    child = training_of(process)
+    child = find_training(process)
     process.kill()
     process.wait()
     child.wait(timeout=30)
@@ -258,7 +258,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     assert closed.info.status == "KILLED"
     matrix = stored_matrix(closed)
     assert matrix.num_rows == 2
-    assert scores_of(closed) == summarize(matrix)
+    assert select_scores(closed) == summarize(matrix)
 
 
 @pytest.mark.parametrize(

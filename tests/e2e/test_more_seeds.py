@@ -25,7 +25,7 @@ SHORT = {
 }
 
 
-def compared() -> tuple[dict, str]:
+def compare_runs() -> tuple[dict, str]:
     """The verdict of a comparison, and what the command printed."""
     done = run_forked(
         "compare", "--runs", "test", "--group-by", "strategy", check=True, timeout=300
@@ -44,7 +44,7 @@ def test_the_printed_command_trains_the_seeds_that_the_next_comparison_uses(
     grid.write_text(yaml.safe_dump({"fixed": SHORT, "grid": swept}))
     run_forked("sweep", "--grid", str(grid), check=True, timeout=300)
 
-    undecided, printed = compared()
+    undecided, printed = compare_runs()
     assert undecided["outcome"] == "too few"
     suggestion = undecided["more_seeds"]
     assert 3 <= suggestion <= 5

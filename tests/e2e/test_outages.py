@@ -109,7 +109,7 @@ class Events(KnownTraining):
         self.before.get(len(self.measured), lambda: None)()
 
 
-def runs_of(server, tmp_path):
+def find_runs(server, tmp_path):
     client = MlflowClient(server)
     experiment = client.get_experiment_by_name(tmp_path.name)
     return client, client.search_runs([experiment.experiment_id])
@@ -158,7 +158,7 @@ def journals(tmp_path) -> list[Path]:
     return sorted((tmp_path / "cache" / "unsent").glob("*"))
 
 
-def requests_of_rows(proxy) -> list[int]:
+def list_row_requests(proxy) -> list[int]:
     """Rows that reached the server, in order."""
     puts = [path for method, path in proxy.tally.requests if method == "PUT"]
     sent = [re.search(r"row_(\d+)\.json$", path) for path in puts]
@@ -171,13 +171,13 @@ def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
     stored_counts = []
 
     def look():
-        _, (run,) = runs_of(server, tmp_path)
+        _, (run,) = find_runs(server, tmp_path)
         stored_counts.append(len(rows_in(MlflowClient(server), run.info.run_id)))
 
     train_in_process(client, Events(FOUR_BUCKETS, before=dict.fromkeys(range(5), look)), ASKED)
     assert stored_counts == [0, 1, 2, 3, 4]
     assert journals(tmp_path) == []
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     check_whole(direct, run.info.run_id)
     assert run.info.status == "FINISHED"
 
@@ -197,8 +197,8 @@ def test_training_goes_on_while_the_server_is_away(server, proxy, tmp_path, caps
     rows = [f"{ROWS_FOLDER.replace('/', '+')}+row_00{i}.json" for i in (2, 3)]
     assert [name for name in entry_names if name in rows] == rows
     assert entry_names.count("metrics.json") >= 2
-    assert requests_of_rows(proxy) == [0, 1, 2, 3, 4]
-    direct, (run,) = runs_of(server, tmp_path)
+    assert list_row_requests(proxy) == [0, 1, 2, 3, 4]
+    direct, (run,) = find_runs(server, tmp_path)
     check_whole(direct, run.info.run_id)
     assert run.info.status == "FINISHED"
     assert journals(tmp_path) == []
@@ -234,7 +234,7 @@ def test_a_server_that_stutters_gets_every_row_once(
     training = Events(FOUR_BUCKETS, before={0: stutter, 5: recover})
     train_in_process(preflight(), training, ASKED)
     assert proxy.tally.faults >= 2
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     check_whole(direct, run.info.run_id)
     assert run.info.status == "FINISHED"
     assert journals(tmp_path) == []
@@ -256,7 +256,7 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
     """Then the run is as if nothing had been, and the folder is gone; a copy doubles nothing."""
     journal = left_behind(proxy, tmp_path)
     copy = shutil.copytree(journal, tmp_path / "copy")
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     assert run.info.status == "RUNNING"
     assert sorted(rows_in(direct, run.info.run_id)) == ["row_000.json", "row_001.json"]
     proxy.up()
@@ -297,7 +297,7 @@ def test_a_server_that_is_silent_holds_training_up_for_seconds(
     wait_until(lambda: senders not in {thread.name for thread in threading.enumerate()}, LONG)
     result = sync()
     assert result.exit_code == 0, result.output
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     check_whole(direct, run.info.run_id)
     assert run.info.status == "FINISHED"
 
@@ -312,7 +312,7 @@ def test_a_cache_that_cannot_be_written_is_told(server, proxy, tmp_path, monkeyp
     assert "are kept in" in capsys.readouterr().err
     proxy.up()
     assert sync().exit_code == 0
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     check_whole(direct, run.info.run_id)
 
 
@@ -320,7 +320,7 @@ def test_nothing_in_a_journal_is_trusted(server, proxy, tmp_path):
     """Rows that contradict, other JSON, another format: each refused in one line, nothing sent."""
     journal = left_behind(proxy, tmp_path)
     proxy.up()
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     for name, damage in DAMAGES.items():
         hostile = tmp_path / name
         shutil.copytree(journal, hostile)
@@ -366,7 +366,7 @@ def test_the_last_member_of_an_ensemble_is_sent_later_too(server, proxy, tmp_pat
     proxy.up()
     result = sync(root)
     assert result.exit_code == 0, result.output
-    direct, runs = runs_of(server, tmp_path)
+    direct, runs = find_runs(server, tmp_path)
     assert [run.info.status for run in runs] == ["FINISHED"] * 3
     (parent,) = [r for r in runs if r.data.tags[names.KIND_TAG] == names.KIND_ENSEMBLE]
     assert parent.data.tags[names.MEMBERS_TAG] == "2"
@@ -389,7 +389,7 @@ def test_an_outage_between_two_seeds_ends_the_ensemble(server, proxy, tmp_path, 
         )
     proxy.up()
     assert sync(tmp_path / "cache" / "unsent").exit_code == 0
-    direct, (member, parent) = runs_of(server, tmp_path)
+    direct, (member, parent) = find_runs(server, tmp_path)
     if parent.data.tags[names.KIND_TAG] != names.KIND_ENSEMBLE:
         member, parent = parent, member
     assert (member.info.status, parent.info.status) == ("FINISHED", "FAILED")
@@ -419,7 +419,7 @@ def test_the_command_says_where_the_rows_are(server, proxy, short_stream, tmp_pa
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    wait_until(lambda: len(requests_of_rows(proxy)) >= 2 or process.poll() is not None, LONG)
+    wait_until(lambda: len(list_row_requests(proxy)) >= 2 or process.poll() is not None, LONG)
     proxy.down()
     output, errors = process.communicate(timeout=LONG)
     assert process.returncode == 2, errors
@@ -430,7 +430,7 @@ def test_the_command_says_where_the_rows_are(server, proxy, short_stream, tmp_pa
     proxy.up()
     result = sync(journal)
     assert result.exit_code == 0, result.output
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     assert run.info.status == "FINISHED"
     assert run.data.tags[names.ROWS_TAG] == "complete"
     assert len(rows_in(direct, run.info.run_id)) == BUCKETS + 1
@@ -443,7 +443,7 @@ def test_a_sweep_outlasts_an_outage(server, proxy, short_stream, tmp_path, monke
     content = {"fixed": {**short_stream, **SLOWLY}, "runs": [{"epochs": "150"}, {"epochs": "1"}]}
     grid.write_text(json.dumps(content))  # JSON is YAML
     process = Forked("sweep", "--grid", str(grid), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    wait_until(lambda: len(requests_of_rows(proxy)) >= 2 or process.poll() is not None, LONG)
+    wait_until(lambda: len(list_row_requests(proxy)) >= 2 or process.poll() is not None, LONG)
     proxy.down()
     # Until the run under way has measured its last row, which waits as all before it.
     wait_until(lambda: bool(list((tmp_path / "cache" / "unsent").glob("*/*row_004.json"))), LONG)
@@ -451,7 +451,7 @@ def test_a_sweep_outlasts_an_outage(server, proxy, short_stream, tmp_path, monke
     proxy.up()
     output, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0, output
-    direct, runs = runs_of(server, tmp_path)
+    direct, runs = find_runs(server, tmp_path)
     trained = [run for run in runs if run.data.tags[names.KIND_TAG] == names.KIND_TRAIN]
     assert sorted(run.data.params["epochs"] for run in trained) == ["1", "150"]
     for run in trained:
@@ -529,7 +529,7 @@ def test_an_own_loop_logs_predictions_and_tests_while_the_server_is_away(server,
     proxy.up()
     result = sync()
     assert result.exit_code == 0, result.output
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     check_closed(direct, run.info.run_id, [f"row_00{i}.json" for i in range(3)])
     expected = {"continual_evaluation/minimum_accuracy", "class_changes/known"}
     assert expected <= run.data.metrics.keys()
@@ -552,7 +552,7 @@ def test_an_own_loop_continues_after_an_outage(server, proxy, tmp_path, monkeypa
     process.communicate("\n", timeout=LONG)
     assert process.returncode != 0
     proxy.up()
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     assert rows_in(direct, run.info.run_id) == {}
     monkeypatch.setenv("MLFLOW_RUN_ID", run.info.run_id)
     again = start_script(tmp_path, COUNTS)
@@ -573,7 +573,7 @@ def test_a_refused_tag_holds_no_row_up(server, proxy, tmp_path):
     proxy.plan = refuse_tags
     go_on(process)
     assert process.stdout.readline() == "measured\n"
-    direct, (run,) = runs_of(server, tmp_path)
+    direct, (run,) = find_runs(server, tmp_path)
     wait_until(lambda: len(rows_in(direct, run.info.run_id)) == 3, LONG)
     _, errors = process.communicate("\n", timeout=LONG)
     assert process.returncode == 1
@@ -618,7 +618,7 @@ def test_ctrl_c_while_an_own_loop_waits_for_the_server(server, proxy, tmp_path, 
     assert process.returncode == 0, errors
     assert "clear-mlflow sync" in errors
     assert sync().exit_code == 0
-    direct, runs = runs_of(server, tmp_path)
+    direct, runs = find_runs(server, tmp_path)
     assert [run.info.status for run in runs] == ["FINISHED"] * 2
     (run,) = [run for run in runs if run.data.tags["dataset"] == "own"]
     check_closed(direct, run.info.run_id, [f"row_00{i}.json" for i in range(3)])

@@ -38,7 +38,7 @@ def preloaded():
     return PreloadedProgram()
 
 
-def stored(store, experiment_id):
+def read_newest_run(store, experiment_id):
     """The newest run: its parameters, the correct answers of its rows, and its status."""
     run = store.search_runs([experiment_id], order_by=["start_time DESC"])[0]
     rows = [record.row for record in read_rows(store, run).values()]
@@ -52,7 +52,7 @@ def test_it_stores_what_the_program_stores(store, experiment_id, preloaded, log)
     for start in (start_program, preloaded):
         process = start(options(**QUICK, strategy="naive"), environment, str(log))
         assert process.wait(LONG) == 0, log.read_text()
-        stored_runs.append(stored(store, experiment_id))
+        stored_runs.append(read_newest_run(store, experiment_id))
     assert stored_runs[0] == stored_runs[1]
     assert len(stored_runs[0][1]) == 11
     assert "ONLY_THERE" not in os.environ
@@ -65,7 +65,7 @@ def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, preloaded, lo
     assert log.read_text().startswith("error: --lr is 'fast'")
 
 
-def children_of_the_server():
+def list_server_children():
     """The processes that multiprocessing's server forked, and those that these forked."""
     children = [p for p in psutil.Process().children() if "forkserver" in " ".join(p.cmdline())]
     return [child for server in children for child in server.children(recursive=True)]
@@ -80,7 +80,7 @@ def training(store, experiment_id, process):
             break
         time.sleep(0.05)
     assert process.poll() is None
-    supervisor, trainer = sorted(children_of_the_server(), key=lambda p: p.create_time())
+    supervisor, trainer = sorted(list_server_children(), key=lambda p: p.create_time())
     assert trainer.ppid() == supervisor.pid
     assert os.getsid(supervisor.pid) == supervisor.pid
     assert os.getsid(trainer.pid) == trainer.pid
@@ -94,7 +94,7 @@ def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, preload
     process.terminate()
     assert process.wait(LONG) == 128 + signal.SIGTERM
     assert "SIGTERM: stopping; the rows so far will be scored" in log.read_text()
-    _, rows, status = stored(store, experiment_id)
+    _, rows, status = read_newest_run(store, experiment_id)
     assert status == "KILLED"
     assert rows
     trainer.wait(LONG)

@@ -261,7 +261,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monke
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "first")
     training = started("train", *options({**short_stream, **SLOWLY}))
 
-    def opened():
+    def open_connection():
         # Of the database: to a user, an experiment is for a moment there and not yet theirs.
         return server.postgres.rows(
             server.database,
@@ -269,7 +269,7 @@ def test_train_evaluate_resume_and_compare(guarded, started, short_stream, monke
             " WHERE experiments.name = 'first'",
         )
 
-    ((experiment_id,),) = wait_for(opened)
+    ((experiment_id,),) = wait_for(open_connection)
     while_training = client.search_runs([str(experiment_id)])
     (run_id,) = [run.info.run_id for run in while_training]
     assert while_training[0].info.status == "RUNNING"

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from courses import series
 from damaged_journals import DAMAGES
-from forked import Forked, environment, run_shell, training_of
+from forked import Forked, environment, find_training, run_shell
 from safetensors.numpy import load_file
 from short_stream import BUCKETS, options
-from stored_runs import history, of_any_machine, rows_of, wait_for_row
+from stored_runs import history, read_stored_rows, wait_for_row, without_machine_fields
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
@@ -77,7 +77,7 @@ def artifacts(run):
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
-def files_of(run, folder):
+def read_tensors(run, folder):
     """What was sent for each row, and nothing that is derived from it."""
     files = (artifacts(run) / folder).iterdir()
     # Not their bytes: in which order safetensors writes what it tells of a file is chance.
@@ -93,7 +93,7 @@ def kill_supervisor(process):
 
 
 def kill_training(process):
-    training_of(process).kill()
+    find_training(process).kill()
 
 
 def terminate(process):
@@ -141,10 +141,12 @@ def test_killed_again_and_again(project, store, experiment_id, short_stream):
 
     run = store.get_run(run_id)
     assert run.info.status == "FINISHED"
-    assert of_any_machine(rows_of(run)) == of_any_machine(rows_of(whole))
+    assert without_machine_fields(read_stored_rows(run)) == without_machine_fields(
+        read_stored_rows(whole)
+    )
     assert history(store, run_id) == history(store, whole.info.run_id)
     for folder in ("predictions", "models"):
-        assert files_of(run, folder) == files_of(whole, folder)
+        assert read_tensors(run, folder) == read_tensors(whole, folder)
     assert run.data.params == {**whole.data.params} | {
         name: run.data.params[name] for name in ("resumed/1", "resumed/2", "resumed/3")
     }
@@ -205,7 +207,7 @@ def test_two_resumes_at_once(project, interrupted):
     assert results[0][0] == 0, results
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
-    assert len(rows_of(run)) == BUCKETS + 1
+    assert len(read_stored_rows(run)) == BUCKETS + 1
     assert run.data.tags[names.RESUMES_TAG] == "1"
 
 
@@ -219,7 +221,7 @@ def test_mlflow_run_goes_on_with_another_run(project, interrupted):
     assert done.returncode == 0, done.stderr
     resumed = client.get_run(run_id)
     assert resumed.info.status == "FINISHED"
-    assert len(rows_of(resumed)) == BUCKETS + 1
+    assert len(read_stored_rows(resumed)) == BUCKETS + 1
     (second_run,) = [
         run for run in client.search_runs([resumed.info.experiment_id]) if run.info.run_id != run_id
     ]
@@ -302,23 +304,23 @@ def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
     client, run_id = interrupted
     run = client.get_run(run_id)
 
-    def refused(error_class, message, which=run_id):
+    def check_refused(error_class, message, which=run_id):
         with pytest.raises(error_class, match=message) as problem:
             read_resume_point(client, which, tmp_path)
         assert isinstance(problem.value, ClearError)
 
-    refused(TrackingError, "no such run", "0" * 32)
-    refused(TrackingError, "no such run", "../../etc")
+    check_refused(TrackingError, "no such run", "0" * 32)
+    check_refused(TrackingError, "no such run", "../../etc")
     shutil.rmtree(artifacts(run) / "training_state")
-    refused(TrackingError, "rows 0 to .* and no training state")
+    check_refused(TrackingError, "rows 0 to .* and no training state")
     (artifacts(run) / "config.json").write_text('{"epochs": 5}')
-    refused(RecordError, "config.json of run .* is damaged")
+    check_refused(RecordError, "config.json of run .* is damaged")
     (artifacts(run) / "config.json").unlink()
-    refused(TrackingError, "lacks config.json")
+    check_refused(TrackingError, "lacks config.json")
     client.set_tag(run_id, names.KIND_TAG, names.KIND_ENSEMBLE)
-    refused(TrackingError, "it is ensemble, not a training")
+    check_refused(TrackingError, "it is ensemble, not a training")
     client.delete_run(run_id)
-    refused(TrackingError, "it is deleted")
+    check_refused(TrackingError, "it is deleted")
 
 
 def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
@@ -487,16 +489,16 @@ def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, unsent_fo
     good = shutil.copytree(unsent_folder, tmp_path / "good")
     before = snapshot(client, run_id)
 
-    def of_another(journal):
+    def claim_other_run(journal):
         rewrite(journal / "run.json", lambda content: content.update(run_id="0" * 32))
 
     # How a training ended says nothing to the one that resumes.
-    for damage in (of_another, *(DAMAGES[name] for name in DAMAGES.keys() - {"end"})):
+    for damage in (claim_other_run, *(DAMAGES[name] for name in DAMAGES.keys() - {"end"})):
         shutil.rmtree(unsent_folder)
         damage(shutil.copytree(good, unsent_folder))
         with pytest.raises((TrackingError, RecordError)) as refusal:
             read_resume_point(client, run_id, tmp_path)
-        if damage is of_another:
+        if damage is claim_other_run:
             assert f"what was measured for run {'0' * 32}" in str(refusal.value)
         assert unsent_folder.exists()
         assert snapshot(client, run_id) == before
@@ -560,8 +562,8 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
         name: points[name] for name in expected
     }
     # The predictions of the row that was measured now are not those of the stored one.
-    assert predictions_file_name(last_row + 1) not in files_of(run, "predictions")
-    assert predictions_file_name(last_row + 2) in files_of(run, "predictions")
+    assert predictions_file_name(last_row + 1) not in read_tensors(run, "predictions")
+    assert predictions_file_name(last_row + 2) in read_tensors(run, "predictions")
 
 
 def test_a_stored_row_of_other_images_is_no_matter_of_arithmetic(interrupted, tmp_path):

@@ -76,13 +76,13 @@ def four_kinds(client, experiment_id, seeds=3):
     ]
 
 
-def data_of(page):
+def read_page_data(page):
     """What the page's script reads."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     return json.loads(match[1])
 
 
-def ticked(page):
+def find_ticked(page):
     return re.findall(r'name="runs" value="(\w+)" checked', page)
 
 
@@ -98,7 +98,7 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
     unfiltered = ask("compare", experiment_id=experiment_id)
     assert unfiltered.status_code == 200
     assert "12 runs in 4 groups by strategy and dataset" in unfiltered.text
-    assert sorted(ticked(unfiltered.text)) == sorted(ids)
+    assert sorted(find_ticked(unfiltered.text)) == sorted(ids)
     first = unfiltered.text.split('<table class="heat">')[1].split('scope="row">after 1</th>')[1]
     mean = sum(counts(180, seed)[1][0] for seed in range(3)) / 3 / 200
     assert re.search(r"<td [^>]*>([0-9.]+)<", first)[1] == f"{100 * mean:.1f}"
@@ -106,7 +106,7 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
     two = ask(
         "compare", experiment_id=experiment_id, group_by="none", runs=f"{ids[0][:8]},{ids[9]}"
     )
-    assert sorted(ticked(two.text)) == sorted([ids[0], ids[9]])
+    assert sorted(find_ticked(two.text)) == sorted([ids[0], ids[9]])
     assert "2 runs in 2 groups, each for itself" in two.text
     gaps = ask(
         "compare",
@@ -114,14 +114,14 @@ def test_runs_are_grouped_ticked_and_filtered(client, ask):
         group_by="strategy, ,",
         runs=f" {ids[0]},,{ids[9]}, ",
     )
-    assert sorted(ticked(gaps.text)) == sorted([ids[0], ids[9]])
+    assert sorted(find_ticked(gaps.text)) == sorted([ids[0], ids[9]])
     assert "2 runs in 2 groups by strategy" in gaps.text
     again = ask("compare", experiment_id=experiment_id, runs=[ids[0], ids[9]])  # without a script
-    assert sorted(ticked(again.text)) == sorted([ids[0], ids[9]])
+    assert sorted(find_ticked(again.text)) == sorted([ids[0], ids[9]])
 
     run_filter = "tags.strategy = 'replay'"
     some = ask("compare", experiment_id=experiment_id, filter=run_filter, group_by="seed")
-    assert sorted(ticked(some.text)) == sorted(ids[3:6])
+    assert sorted(find_ticked(some.text)) == sorted(ids[3:6])
     assert "3 runs in 3 groups by seed" in some.text
     assert f'value="{html.escape(run_filter).replace("&#x27;", "&#39;")}"' in some.text
 
@@ -175,7 +175,7 @@ def test_a_run_in_training_is_followed(client, ask):
     page = ask("run", run_id=run_id).text
     assert f'data-state="{states[-1]}" data-followed="yes"' in page
     assert "2 of 4 buckets trained" in page
-    measured_rows = [row for row in data_of(page)["cells"] if row[0] is not None]
+    measured_rows = [row for row in read_page_data(page)["cells"] if row[0] is not None]
     assert measured_rows == [[count / 200 for count in row] for row in counts(150, 0)[:3]]
 
     client.set_terminated(run_id)
@@ -196,7 +196,7 @@ def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):
     log_predictions(client, run, right, tmp_path)
     client.set_tag(run_id, names.PREDICTIONS_TAG, "labels")
     page = ask("run", run_id=run_id).text
-    predictions = data_of(page)["answers"]
+    predictions = read_page_data(page)["answers"]
     assert predictions["classes"] == ["bus", "camera"]
     labels = [zlib.decompress(base64.b64decode(text)) for text in predictions["rows"].values()]
     assert [text.count(0) for text in labels] == [sum(row) for row in right]

@@ -22,7 +22,7 @@ from forked import Forked
 from mlflow.entities import ViewType
 from ports import free_port
 from short_stream import BUCKETS, SLOWLY
-from stored_runs import of_any_machine, rows_of
+from stored_runs import read_stored_rows, without_machine_fields
 
 from clear_mlflow.api.sweep_runs import read_checked_grid
 from clear_mlflow.cli import main
@@ -44,7 +44,7 @@ ENGINES = os.environ.get("CLEAR_MLFLOW_KILLED_ON", "local").split()
 FOUR = {"fixed": SLOWER, "grid": {"strategy": ["naive", "slda"], "seed": [0, 1]}}
 
 
-def started(grid, *arguments):
+def start_sweep(grid, *arguments):
     return Forked(
         *("sweep", "--grid", str(grid), *arguments),
         stdout=subprocess.PIPE,
@@ -63,15 +63,15 @@ def wait_for_a_row(store, experiment_id, process):
         time.sleep(0.1)
 
 
-def output_of(process):
+def wait_for_output(process):
     output, _ = process.communicate(timeout=LONG)
     return output
 
 
 def again(grid, *arguments):
     """The same command, to its end: its exit code, and what it said."""
-    process = started(grid, *arguments)
-    output = output_of(process)
+    process = start_sweep(grid, *arguments)
+    output = wait_for_output(process)
     return SimpleNamespace(exit_code=process.returncode, output=output)
 
 
@@ -88,7 +88,7 @@ def grid(tmp_path, short_stream):
     return write
 
 
-def runs_of(store, experiment_id):
+def find_runs(store, experiment_id):
     """(the run above, its runs by fingerprint, the comparisons) of all that is not in the trash."""
     parents, below, compared = [], {}, []
     for run in store.search_runs([experiment_id]):
@@ -107,7 +107,7 @@ def runs_of(store, experiment_id):
 
 def assert_every_run_is_there_once(store, experiment_id, grid):
     """Finished, complete, with the parameters that the grid asks for; and compared."""
-    parent, below, (comparison,) = runs_of(store, experiment_id)
+    parent, below, (comparison,) = find_runs(store, experiment_id)
     planned = {run.config_hash: run for run in read_checked_grid(grid, "local").runs}
     assert below.keys() == planned.keys()
     for fingerprint, runs in below.items():
@@ -147,7 +147,7 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
     """Whichever process is killed, and whenever; the second call does nothing."""
     rng = random.Random(engine)
     path = grid(FOUR)
-    process = started(path, "--engine", engine, "--jobs", "2", "--retries", "4")
+    process = start_sweep(path, "--engine", engine, "--jobs", "2", "--retries", "4")
     killed = 0
     until = time.monotonic() + LONG
     while killed < 2 and process.poll() is None and time.monotonic() < until:
@@ -160,7 +160,7 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
                     rng.choice(candidates).kill()
                     killed += 1
         time.sleep(0.05)
-    output = output_of(process)
+    output = wait_for_output(process)
     assert process.returncode == 0, output
     assert killed, output
     assert_every_run_is_there_once(store, experiment_id, path)
@@ -174,13 +174,13 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
 
 def sweep_killed_at_row(store, experiment_id, grid, row):
     """A sweep of which no process is left, killed when a run had stored a row; gives that run."""
-    process = started(grid)
+    process = start_sweep(grid)
     until = time.monotonic() + LONG
     with_row = []
     while not with_row and time.monotonic() < until:
         below = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
-        with_row = [run for run in below if f"row_{row:03}.json" in rows_of(run)]
-        assert process.poll() is None, output_of(process)
+        with_row = [run for run in below if f"row_{row:03}.json" in read_stored_rows(run)]
+        assert process.poll() is None, wait_for_output(process)
         time.sleep(0.02)
     killable = workers(process)
     process.kill()
@@ -188,7 +188,7 @@ def sweep_killed_at_row(store, experiment_id, grid, row):
         with suppress(psutil.NoSuchProcess):
             worker.kill()
     psutil.wait_procs(killable, timeout=LONG)
-    output_of(process)
+    wait_for_output(process)
     return store.get_run(with_row[0].info.run_id)
 
 
@@ -199,15 +199,15 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, t
     second_path = grid({"fixed": fixed, "runs": [{"seed": 2}, quick, long]})
     second_path = second_path.rename(tmp_path / "second.yaml")
     first_path = grid({"fixed": fixed, "runs": [quick, long]})
-    second = started(second_path)
+    second = start_sweep(second_path)
     wait_for_a_row(store, experiment_id, second)  # by now, it has read that the others are missing
-    first = started(first_path)
-    outputs = [output_of(process) for process in (first, second)]
+    first = start_sweep(first_path)
+    outputs = [wait_for_output(process) for process in (first, second)]
     assert first.returncode == 0, outputs
     assert second.returncode in (0, 2), outputs  # 2 if it ended before the first sweep did
 
     runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''", ViewType.ALL)
-    trained = [run for run in runs if rows_of(run)]
+    trained = [run for run in runs if read_stored_rows(run)]
     states = [(r.data.params["strategy"], r.data.params["seed"], r.info.status) for r in trained]
     expected = [("naive", "1"), ("naive", "2"), ("slda", "0")]
     assert sorted(states) == [(*run, "FINISHED") for run in expected], outputs
@@ -220,7 +220,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     """What was measured is not measured again; what follows is as if nobody had killed it."""
     path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay", "ncm"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, 2)  # a state is whole by then
-    before = rows_of(killed)
+    before = read_stored_rows(killed)
     assert 3 <= len(before) <= BUCKETS
     second = again(path)
     assert second.exit_code == 0, second.output
@@ -228,7 +228,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     assert killed.info.run_id in resumed_line
     assert_every_run_is_there_once(store, experiment_id, path)
     run = store.get_run(killed.info.run_id)
-    after = rows_of(run)
+    after = read_stored_rows(run)
     assert len(after) == BUCKETS + 1
     assert {name: after[name] for name in before} == before
     assert run.data.tags[names.RESUMES_TAG] == "1"
@@ -236,9 +236,11 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     undisturbed = store.create_experiment("undisturbed")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "undisturbed")
     assert again(path).exit_code == 0
-    _, below, _ = runs_of(store, undisturbed)
+    _, below, _ = find_runs(store, undisturbed)
     (undisturbed_run,) = below[run.data.tags[names.SWEEP_RUN_TAG]]
-    assert of_any_machine(rows_of(undisturbed_run)) == of_any_machine(after)
+    assert without_machine_fields(read_stored_rows(undisturbed_run)) == without_machine_fields(
+        after
+    )
     # How fast it was is the machine's.
     for of_machine in (names.CURVE_SPEED, "cost/seconds"):
         assert min(run.data.metrics.pop(of_machine) for run in (undisturbed_run, run)) > 0
@@ -250,7 +252,7 @@ def cut_short(state):
     state.write_bytes(state.read_bytes()[:-1])
 
 
-def of_other_data(manifest):
+def change_data_digest(manifest):
     """Only the worker, who reads the data, sees that they are others."""
     text = manifest.read_text()
     digest = json.loads(text)["data"]["digest"]
@@ -261,7 +263,7 @@ def of_other_data(manifest):
     ("files", "spoil", "reason"),
     [
         ("*.safetensors", cut_short, "none of its training states is whole"),
-        ("*.json", of_other_data, "cannot be resumed with this dataset"),
+        ("*.json", change_data_digest, "cannot be resumed with this dataset"),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_begun_anew(
@@ -292,7 +294,7 @@ def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
     output = first.output
     assert first.exit_code == 2, output
     assert "1 done, 1 failed" in output
-    parent, below, (comparison,) = runs_of(store, experiment_id)
+    parent, below, (comparison,) = find_runs(store, experiment_id)
     assert parent.info.status == "FAILED"
     assert comparison.data.tags[names.COMPARED_COUNT_TAG] == "2"  # one that diverged counts, too
     by_status = {run.info.status: run for (run,) in below.values()}
@@ -381,13 +383,13 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
 def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid, engine):
     """A Ctrl-C ends all runs under way as it would end each alone."""
     path = grid({"fixed": SLOWER, "grid": {"seed": [0, 1]}})
-    process = started(path, "--engine", engine, "--jobs", "1")
+    process = start_sweep(path, "--engine", engine, "--jobs", "1")
     wait_for_a_row(store, experiment_id, process)
     os.killpg(process.pid, signal.SIGINT)
-    output = output_of(process)
+    output = wait_for_output(process)
     assert process.returncode == 130, output
     assert "the same command does the rest" in output
-    parent, below, compared = runs_of(store, experiment_id)
+    parent, below, compared = find_runs(store, experiment_id)
     assert parent.info.status == "KILLED"
     assert not compared
     stopped = [run for runs in below.values() for run in runs]
@@ -473,7 +475,7 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
         second = (f"--address={address}", f"--num-cpus={CORES}")
         with ray_node(*second) as process:
             wait_for_machines(address, 2, process)
-            sweep = started(path, *where, "--address", address)
+            sweep = start_sweep(path, *where, "--address", address)
             wait_for_a_row(store, experiment_id, sweep)
             # Ray's own process first: what watches it has time to send the cluster its log.
             for part in psutil.Process(process.pid).children(recursive=True):
@@ -482,7 +484,7 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
             time.sleep(5)
         # It is gone, with all that ran on it.
         with ray_node(*second):
-            output = output_of(sweep)
+            output = wait_for_output(sweep)
     assert sweep.returncode == 0, output
     assert f"1 of 1 runs to train, 1 at a time, each with {CORES} CPUs and 0 GPUs" in output
     assert "started again, try 2 (resumed after row" in output

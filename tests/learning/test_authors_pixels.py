@@ -31,7 +31,7 @@ def photo(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8))
 
 
-def turned(orientation: int) -> Image.Exif:
+def build_exif(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif
@@ -70,13 +70,13 @@ KINDS = {
     "very high.png": lambda p: photo(17, 2100).save(p),
     "several times too large.jpg": lambda p: photo(900, 1200).save(p),
     **{
-        f"turned {n}.jpg": lambda p, n=n: photo(400, 300).save(p, exif=turned(n))
+        f"turned {n}.jpg": lambda p, n=n: photo(400, 300).save(p, exif=build_exif(n))
         for n in range(2, 9)
     },
 }
 
 
-def stream_of(*paths: Path) -> BucketStream:
+def build_stream(*paths: Path) -> BucketStream:
     """One bucket, whose test images are its training images."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
     images = ImageSet(tuple(paths), np.zeros(len(paths), dtype=np.int64), contents)
@@ -100,7 +100,7 @@ def test_tests_see_the_bytes_that_torchvision_shows(tmp_path, size):
         save(tmp_path / name)
     paths = sorted(tmp_path.iterdir())
     for augment in ("random_crop", "none"):
-        stream = DecodedStream(stream_of(*paths), image_size=size, augment=augment, device=CPU)
+        stream = DecodedStream(build_stream(*paths), image_size=size, augment=augment, device=CPU)
         held_out = stream.test().some(0, len(paths)).numpy()
         for path, test_image in zip(paths, held_out, strict=True):
             assert np.array_equal(test_image, torchvisions(path, size)), path.name
@@ -114,13 +114,13 @@ def test_any_size_is_cropped_where_torchvision_crops_it(
     """Which way a half is rounded, too."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.{suffix}"
     photo(width, height).save(path)
-    stream = DecodedStream(stream_of(path), image_size=size, augment="random_crop", device=CPU)
+    stream = DecodedStream(build_stream(path), image_size=size, augment="random_crop", device=CPU)
     assert np.array_equal(stream.test().some(0, 1)[0].numpy(), torchvisions(path, size))
 
 
-def crops_of(path: Path, augment: str, size: int, *, epochs: int) -> np.ndarray:
+def draw_crops(path: Path, augment: str, size: int, *, epochs: int) -> np.ndarray:
     """(epochs * 64, size, size, 3): what epochs on one image, 64 times in a bucket, train on."""
-    stream = DecodedStream(stream_of(*[path] * 64), image_size=size, augment=augment, device=CPU)
+    stream = DecodedStream(build_stream(*[path] * 64), image_size=size, augment=augment, device=CPU)
     photos = stream.train(0).images
     assert isinstance(photos, Photos)
     order = torch.arange(64)
@@ -148,12 +148,12 @@ def test_training_crops_lie_anywhere_and_are_never_mirrored(tmp_path, width, hei
     for offset in range(num_offsets):
         top, left_edge = (0, offset) if width > height else (offset, 0)
         literal[resized[top : top + size, left_edge : left_edge + size].tobytes()] = offset
-    offsets = [literal[crop.tobytes()] for crop in crops_of(path, "random_crop", size, epochs=40)]
+    offsets = [literal[crop.tobytes()] for crop in draw_crops(path, "random_crop", size, epochs=40)]
     counts = np.bincount(offsets, minlength=num_offsets)
     assert chisquare(counts).pvalue > 1e-4
-    mirrored = crops_of(path, "random_crop_flip", size, epochs=40)
+    mirrored = draw_crops(path, "random_crop_flip", size, epochs=40)
     upright = np.array([crop.tobytes() in literal for crop in mirrored])
     assert all(crop[:, ::-1].tobytes() in literal for crop in mirrored[~upright])
     assert 0.45 < upright.mean() < 0.55
-    centre = crops_of(path, "none", size, epochs=1)
+    centre = draw_crops(path, "none", size, epochs=1)
     assert {crop.tobytes() for crop in centre} == {torchvisions(path, size).tobytes()}

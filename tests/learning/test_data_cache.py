@@ -136,7 +136,7 @@ def _other_sizes(path: Path) -> None:
     path.with_suffix(".json").write_text(json.dumps(metadata))
 
 
-def _a_file_of_other_images(path: Path) -> None:
+def _write_entry_of_other_images(path: Path) -> None:
     """Whole, with its own JSON, and of as many images of the same sizes."""
     others = write_images(path.parent / "others", 3)
     quiet_cache(path.parent / "elsewhere").images(others, RESIZE)
@@ -152,7 +152,7 @@ DAMAGES = {
     "sizes": _other_sizes,
     "no JSON": lambda path: path.with_suffix(".json").write_text("{"),
     "cut JSON": lambda path: path.with_suffix(".json").write_text('{"damaged": []}'),
-    "other images": _a_file_of_other_images,
+    "other images": _write_entry_of_other_images,
 }
 
 
@@ -225,10 +225,10 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
     _black_pixels(entry)
     black = entry.read_bytes()
 
-    def of_a_stranger(path: Path) -> None:
+    def stat_as_stranger(path: Path) -> None:
         raise ForeignFileError(f"{path} belongs to another user (uid 1234)")
 
-    monkeypatch.setattr(cached_arrays, "refuse_others", of_a_stranger)
+    monkeypatch.setattr(cached_arrays, "refuse_others", stat_as_stranger)
     messages: list[str] = []
     cache = DecodedCache(tmp_path / "cache", warn=messages.append)
     for _ in range(2):
@@ -407,7 +407,7 @@ def test_damaged_images_are_listed_all_and_remembered(tmp_path):
     assert cache.damaged(images, RESIZE) == first
 
 
-def settled(path: Path, content: bytes = b"content") -> Path:
+def wait_until_settled(path: Path, content: bytes = b"content") -> Path:
     path.write_bytes(content)
     return path
 
@@ -434,7 +434,10 @@ def clock(monkeypatch):
 @pytest.mark.usefixtures("clock")
 def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
     """The second look computes nothing; a name that is no Unicode is as good as any."""
-    paths = [settled(tmp_path / "a"), settled(tmp_path / os.fsdecode(b"\xff"), b"other")]
+    paths = [
+        wait_until_settled(tmp_path / "a"),
+        wait_until_settled(tmp_path / os.fsdecode(b"\xff"), b"other"),
+    ]
     first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
     assert computed == paths
     assert looked_up(tmp_path / "cache", tmp_path, *paths) == (first, [])
@@ -445,7 +448,7 @@ def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_changed_file_is_hashed_anew(tmp_path, replaced):
     """Not even a file of the same size and time is taken for the old one."""
-    path = settled(tmp_path / "a")
+    path = wait_until_settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
     before = path.stat()
     written = path.with_name("other") if replaced else path
@@ -459,7 +462,7 @@ def test_a_changed_file_is_hashed_anew(tmp_path, replaced):
 
 def test_a_file_written_a_moment_ago_is_not_yet_remembered(tmp_path):
     """It may change again without a change of its times."""
-    path = settled(tmp_path / "a")
+    path = wait_until_settled(tmp_path / "a")
     os.utime(path, (0, 0))  # as an archive sets it, which says nothing of when it was written
     for _ in range(2):
         assert looked_up(tmp_path / "cache", tmp_path, path)[1] == [path]
@@ -468,7 +471,7 @@ def test_a_file_written_a_moment_ago_is_not_yet_remembered(tmp_path):
 @pytest.mark.usefixtures("clock")
 def test_a_damaged_memory_is_begun_anew(tmp_path):
     """Hashes stay right, and the next run but one remembers again."""
-    path = settled(tmp_path / "a")
+    path = wait_until_settled(tmp_path / "a")
     first, _ = looked_up(tmp_path / "cache", tmp_path, path)
     file = tmp_path / "cache" / FILE_NAME
     file.write_bytes(b"no database, and longer than the header of one" * 100)
@@ -480,7 +483,7 @@ def test_a_damaged_memory_is_begun_anew(tmp_path):
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 def test_hashes_that_others_may_write_to_are_not_believed(tmp_path, mode):
     """A hash that somebody wrote there would be the digest of images that were never read."""
-    path = settled(tmp_path / "a")
+    path = wait_until_settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
     (tmp_path / "cache" / FILE_NAME).chmod(mode)
     _, computed = looked_up(tmp_path / "cache", tmp_path, path)

@@ -46,12 +46,12 @@ def backbone():
     return Backbone(model, "resnet18", "random:0", TINY)
 
 
-def stream_of(root, tmp_path, **chosen):
+def load_test_stream(root, tmp_path, **chosen):
     return load_stream("clear10", str(root), cache_dir=tmp_path, **chosen)
 
 
-def extracted(root, tmp_path, backbone, *, name="mine", **options):
-    stream = stream_of(root, tmp_path)
+def extract_features(root, tmp_path, backbone, *, name="mine", **options):
+    stream = load_test_stream(root, tmp_path)
     return extract(stream, backbone, name=name, cache_dir=tmp_path, device=CPU, **options)
 
 
@@ -59,7 +59,7 @@ def extracted(root, tmp_path, backbone, *, name="mine", **options):
 def full_folder(root, backbone, tmp_path_factory):
     """A cache in which all features are extracted."""
     cache = tmp_path_factory.mktemp("extracted")
-    extracted(root, cache, backbone)
+    extract_features(root, cache, backbone)
     return cache
 
 
@@ -80,7 +80,7 @@ def one_line(function, *arguments, **options):
 
 def test_features_are_the_backbones_own(root, full_folder, backbone):
     """One image at a time through torchvision's own layers and transforms gives the same."""
-    stream = stream_of(root, full_folder)
+    stream = load_test_stream(root, full_folder)
     features = load_features(stream, "mine", cache_dir=full_folder)
     assert features.width == 512
     body = torch.nn.Sequential(*list(backbone.model.children())[:-1], torch.nn.Flatten())
@@ -103,14 +103,14 @@ def test_an_interrupted_extraction_goes_on(root, full_folder, tmp_path, backbone
         return on_image
 
     with pytest.raises(KeyboardInterrupt):
-        extracted(root, tmp_path, backbone, on_image=stop_at(15))
+        extract_features(root, tmp_path, backbone, on_image=stop_at(15))
     stored = list((tmp_path / "features" / "mine").glob("*/*.npy"))
     assert [path.name for path in stored] == ["000.npy"]
     assert "not of all images" in one_line(
-        load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path
+        load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path
     )
     before = stored[0].stat().st_mtime_ns
-    folder = extracted(root, tmp_path, backbone)
+    folder = extract_features(root, tmp_path, backbone)
     assert stored[0].stat().st_mtime_ns == before
     for path in sorted((full_folder / "features" / "mine").glob("*/*")):
         assert (folder / path.name).read_bytes() == path.read_bytes()
@@ -120,7 +120,7 @@ def test_an_interrupted_extraction_goes_on(root, full_folder, tmp_path, backbone
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "2"}])
 def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen):
     """Features are found by the content of images, whatever set the images are in."""
-    stream = stream_of(root, full_folder, **chosen)
+    stream = load_test_stream(root, full_folder, **chosen)
     features = load_features(stream, "mine", cache_dir=full_folder)
     for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
         for images, rows in ((bucket.train, train), (bucket.test, test)):
@@ -132,10 +132,10 @@ def test_features_of_another_decoder_are_none(root, folder, tmp_path, backbone, 
     """After an upgrade of Pillow old arrays are of other pixels; new ones lie beside them."""
     (folder / "000.npy").unlink()  # whoever reads it fails
     monkeypatch.setattr(decode, "_DECODER", 99)
-    message = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
+    message = one_line(load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
     assert "with this version of Pillow; run 'clear-mlflow data features'" in message
-    extracted(root, tmp_path, backbone)
-    assert load_features(stream_of(root, tmp_path), "mine", cache_dir=tmp_path).width == 512
+    extract_features(root, tmp_path, backbone)
+    assert load_features(load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path).width == 512
 
 
 @pytest.mark.usefixtures("folder")
@@ -143,9 +143,11 @@ def test_changed_data_has_no_features(root, tmp_path):
     """One image that was replaced is told, and not given the old one's features."""
     changed = tmp_path / "changed"
     shutil.copytree(root, changed)
-    path = next(iter(image_sets(stream_of(changed, tmp_path)))).paths[0]
+    path = next(iter(image_sets(load_test_stream(changed, tmp_path)))).paths[0]
     Image.new("RGB", (40, 36), "red").save(path)
-    message = one_line(load_features, stream_of(changed, tmp_path), "mine", cache_dir=tmp_path)
+    message = one_line(
+        load_features, load_test_stream(changed, tmp_path), "mine", cache_dir=tmp_path
+    )
     assert "not of all images" in message
 
 
@@ -153,10 +155,10 @@ def test_changed_data_has_no_features(root, tmp_path):
 def test_a_name_stands_for_one_backbone(root, tmp_path, backbone):
     """A name that is taken by other weights, or is the dataset's own, is refused."""
     other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
-    assert "taken by features with weights" in one_line(extracted, root, tmp_path, other)
+    assert "taken by features with weights" in one_line(extract_features, root, tmp_path, other)
     own = write_released(tmp_path / "own")
     write_released_features(own / "train")
-    assert "the dataset's own" in one_line(extracted, own, tmp_path, backbone, name=KIND)
+    assert "the dataset's own" in one_line(extract_features, own, tmp_path, backbone, name=KIND)
 
 
 def _zeros(path):
@@ -187,7 +189,7 @@ def _swap_two_images(path):
 def test_damaged_stored_features_are_told(root, folder, tmp_path, file, damage):
     """Each damage to the cache is one line with the path, and says what to do."""
     damage(folder / file)
-    message = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
+    message = one_line(load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
     assert str(folder) in message
     assert "again" in message
 
@@ -198,7 +200,7 @@ def test_damaged_features_are_extracted_anew(root, folder, tmp_path, backbone):
     inode = (folder / "001.npy").stat().st_ino
     _zeros(folder / "000.npy")
     _swap_two_images(folder / "002.json")
-    extracted(root, tmp_path, backbone)
+    extract_features(root, tmp_path, backbone)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert (folder / "001.npy").stat().st_ino == inode
 
@@ -206,9 +208,9 @@ def test_damaged_features_are_extracted_anew(root, folder, tmp_path, backbone):
 def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
     """Its path is told."""
     root = write_released(tmp_path / "data")
-    images = next(iter(image_sets(stream_of(root, tmp_path))))
+    images = next(iter(image_sets(load_test_stream(root, tmp_path))))
     images.paths[4].write_bytes(b"no image")
-    assert str(images.paths[4]) in one_line(extracted, root, tmp_path, backbone)
+    assert str(images.paths[4]) in one_line(extract_features, root, tmp_path, backbone)
 
 
 def test_a_backbone_gone_wrong_is_told(root, tmp_path, backbone):
@@ -216,7 +218,7 @@ def test_a_backbone_gone_wrong_is_told(root, tmp_path, backbone):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4))
     torch.nn.init.constant_(model[1].bias, torch.nan)
     bad = Backbone(model, "resnet18", "sha256:2", TINY)
-    assert "not finite" in one_line(extracted, root, tmp_path, bad, name="bad")
+    assert "not finite" in one_line(extract_features, root, tmp_path, bad, name="bad")
 
 
 def test_weights_come_from_a_file(tmp_path):

@@ -51,20 +51,22 @@ def write_older(root, *, buckets=("1", "2"), classes=("bus", "camera"), per_clas
     return root
 
 
-def stream_of(root, tmp_path, **chosen):
+def load_test_stream(root, tmp_path, **chosen):
     return load_stream("clear10", str(root), cache_dir=tmp_path, **chosen)
 
 
-def features_of(root, tmp_path, **chosen):
+def load_stored_features(root, tmp_path, **chosen):
     return load_features(
-        stream_of(root, tmp_path, **({"protocol": "streaming"} | chosen)), KIND, cache_dir=tmp_path
+        load_test_stream(root, tmp_path, **({"protocol": "streaming"} | chosen)),
+        KIND,
+        cache_dir=tmp_path,
     )
 
 
 def problem(root, tmp_path, **chosen):
     """The one line that a damaged tree gives."""
     with pytest.raises(DataError) as caught:
-        features_of(root, tmp_path, **chosen)
+        load_stored_features(root, tmp_path, **chosen)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -73,7 +75,7 @@ def bus(root):
     return root / "train/features" / KIND / "1/bus.pth"
 
 
-def all_of_1(root):
+def list_all_images(root):
     return root / "training_folder/features" / KIND / "1/all.pth"
 
 
@@ -88,7 +90,7 @@ def assert_features_belong_to_images(features, stream, width=5):
 @pytest.mark.parametrize("chosen", [{"protocol": "streaming"}, {"split": "0"}, {"split": "3"}])
 def test_released_features_go_to_their_images(released_root, tmp_path, chosen):
     """Every image has its own features, though the files list them in another order."""
-    stream = stream_of(released_root, tmp_path, **chosen)
+    stream = load_test_stream(released_root, tmp_path, **chosen)
     features = load_features(stream, KIND, cache_dir=tmp_path)
     assert features.width == 5
     assert_features_belong_to_images(features, stream)
@@ -98,7 +100,7 @@ def test_released_features_go_to_their_images(released_root, tmp_path, chosen):
 def test_older_features_go_to_their_images(tmp_path, chosen):
     """Features lie in the order of the file list, which is not that of the stream."""
     root = write_older(tmp_path / "older")
-    stream = stream_of(root, tmp_path, **chosen)
+    stream = load_test_stream(root, tmp_path, **chosen)
     assert_features_belong_to_images(load_features(stream, KIND, cache_dir=tmp_path), stream)
 
 
@@ -111,7 +113,7 @@ def test_features_go_to_their_images_in_buckets_of_new_classes(
 ):
     """Whose keys are no longer those of the files."""
     root = released_root if layout == "released" else write_older(tmp_path / "older")
-    stream = stream_of(root, tmp_path, split=split)
+    stream = load_test_stream(root, tmp_path, split=split)
     arguments = {"classes_per_bucket": per_bucket, "times": times}
     dealt = in_scenario(stream, "class", arguments)
     assert_features_belong_to_images(load_features(dealt, KIND, cache_dir=tmp_path), dealt)
@@ -119,19 +121,19 @@ def test_features_go_to_their_images_in_buckets_of_new_classes(
 
 def test_the_digest_is_that_of_the_features(released_root, tmp_path):
     """The same features give the same digest in another place, one changed number another."""
-    first = features_of(released_root, tmp_path)
+    first = load_stored_features(released_root, tmp_path)
     root = write_released(tmp_path / "again", train=4)
     write_released_features(root / "train")
-    assert features_of(root, tmp_path).digest == first.digest
+    assert load_stored_features(root, tmp_path).digest == first.digest
     by_id = torch.load(bus(root), weights_only=True)
     next(iter(by_id.values()))[2] += 1
     torch.save(by_id, bus(root))
-    assert features_of(root, tmp_path).digest != first.digest
+    assert load_stored_features(root, tmp_path).digest != first.digest
 
 
 def test_types_are_found_by_looking(released_root, tmp_path):
     """Any folder of features is a type."""
-    assert own_names(stream_of(released_root, tmp_path)) == (KIND,)
+    assert own_names(load_test_stream(released_root, tmp_path)) == (KIND,)
 
 
 def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
@@ -141,7 +143,7 @@ def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
     for name in ("zebra", "alpha", "mike", "delta", "kilo", "echo"):
         (folder / name).mkdir()
     expected = sorted([KIND, "zebra", "alpha", "mike", "delta", "kilo", "echo"])
-    assert own_names(stream_of(root, tmp_path)) == tuple(expected)
+    assert own_names(load_test_stream(root, tmp_path)) == tuple(expected)
 
 
 def test_a_test_set_without_features_is_told(released_root, tmp_path):
@@ -157,7 +159,7 @@ def test_features_of_training_and_test_images_have_one_width(tmp_path):
     for part, width in (("train", 5), ("test", 6)):
         write_released_features(root / part, width=width)
     with pytest.raises(DataError, match="5 numbers for some images and 6 for others"):
-        load_features(stream_of(root, tmp_path), KIND, cache_dir=tmp_path)
+        load_features(load_test_stream(root, tmp_path), KIND, cache_dir=tmp_path)
 
 
 class Malice:
@@ -281,7 +283,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
 def test_damaged_older_features_are_told(tmp_path, change, message):
     """A file that does not go with its file list is refused: positions are all that it has."""
     root = write_older(tmp_path / "older")
-    torch.save(change(*torch.load(all_of_1(root), weights_only=True)), all_of_1(root))
+    torch.save(change(*torch.load(list_all_images(root), weights_only=True)), list_all_images(root))
     assert message in problem(root, tmp_path)
 
 
@@ -291,10 +293,10 @@ def test_damaged_older_features_are_told(tmp_path, change, message):
 def test_labels_may_be_tensors(tmp_path, stored):
     """Labels are whole numbers, however they are stored."""
     root = write_older(tmp_path / "older")
-    before = features_of(root, tmp_path)
-    rows, labels = torch.load(all_of_1(root), weights_only=True)
-    torch.save((rows, stored(labels)), all_of_1(root))
-    assert features_of(root, tmp_path).digest == before.digest
+    before = load_stored_features(root, tmp_path)
+    rows, labels = torch.load(list_all_images(root), weights_only=True)
+    torch.save((rows, stored(labels)), list_all_images(root))
+    assert load_stored_features(root, tmp_path).digest == before.digest
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from learning_streams import config
-from strategy_runs import image_stream, rows_of, strategy_on, trained
+from strategy_runs import image_stream, strategy_on, train_rows, train_with_states
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.checkpoint import read_state
@@ -30,18 +30,18 @@ def fp16(**changes):
 def test_a_resumed_training_is_the_undisturbed_one(tmp_path, name):
     """Whatever strategy and row, to the bit: the scale and when it grows are in each state."""
     settings = fp16(strategy=name, clip_norm=1)
-    rows, states, weights = trained(image_stream(tmp_path / "whole"), settings)
+    rows, states, weights = train_with_states(image_stream(tmp_path / "whole"), settings)
     assert all(weight.isfinite().all() for weight in weights.values())
-    since = [scaler_of(state)["_growth_tracker"] for state in states]
+    since = [read_scaler(state)["_growth_tracker"] for state in states]
     assert since[:2] == [0, 4], "steps since a gradient was not finite"
     for row, state in enumerate(states[:-1]):
         saved = read_state(state)
-        again = trained(image_stream(tmp_path / f"after{row}"), settings, saved)
+        again = train_with_states(image_stream(tmp_path / f"after{row}"), settings, saved)
         assert again[0] == rows[row + 1 :]
         assert again[1] == states[row + 1 :]
 
 
-def scaler_of(state):
+def read_scaler(state):
     """What a training state says of the scale."""
     described = read_state(state).snapshot.description["descent"]["dict"]
     return dict(dict(described)["scaler"]["dict"])
@@ -150,7 +150,7 @@ def test_a_share_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name
 def test_a_loss_that_is_no_number_still_ends_the_training(tmp_path):
     """Its steps are not taken, and it is said."""
     with pytest.raises(DivergedError, match="no longer a finite number in epoch"):
-        rows_of(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
+        train_rows(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
 
 
 class Steep(Strategy):
@@ -165,14 +165,14 @@ def test_gradients_that_are_never_finite_are_said(tmp_path):
     """Else the training would end with the model that it began with, and a finite loss."""
     steep = fp16(strategy=f"{__name__}:Steep", epochs=20, batch_size=4)
     with pytest.raises(DivergedError, match="gradients on bucket key0 are no finite numbers"):
-        rows_of(image_stream(tmp_path), steep)
+        train_rows(image_stream(tmp_path), steep)
 
 
 def test_derpp_keeps_its_answers_in_float32(tmp_path):
     """Of whatever precision they are: so bytes are counted."""
     stream = image_stream(tmp_path)
     for precision in ("bf16", "fp16"):
-        _, states, _ = trained(stream, fp16(strategy="derpp", precision=precision))
+        _, states, _ = train_with_states(stream, fp16(strategy="derpp", precision=precision))
         assert read_state(states[-1]).snapshot.tensors["strategy/_logits"].dtype == torch.float32
 
 
@@ -181,7 +181,7 @@ def test_flops_are_those_of_float32(tmp_path, name):
     """Scaling is none that counts."""
     stream = image_stream(tmp_path)
     of_rows = [
-        [row.cost.training_flops for row in rows_of(stream, fp16(strategy=name, precision=p))[0]]
+        [row.cost.training_flops for row in train_rows(stream, fp16(strategy=name, precision=p))[0]]
         for p in ("off", "fp16")
     ]
     assert of_rows[0] == of_rows[1]

@@ -23,13 +23,13 @@ streams = st.lists(
 )
 
 
-def buffer_of(name, capacity, *, alpha=None, seed=0):
+def build_buffer(name, capacity, *, alpha=None, seed=0):
     """An empty one; a biased one prefers what is new."""
     alpha = alpha or ("2" if name == "biased_reservoir" else "none")
     return load_buffer(name)(capacity=capacity, num_classes=CLASSES, seed=seed, alpha=alpha)
 
 
-def filled(buffer, labels_of_buckets):
+def fill_buffer(buffer, labels_of_buckets):
     """The buffer, once it was offered a stream."""
     for position, labels in enumerate(labels_of_buckets):
         buffer.offer(position, np.array(labels))
@@ -46,7 +46,7 @@ def held(buffer):
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
     """What is carried along with an image stays beside it; nothing is held twice or too much."""
-    buffer = buffer_of(name, capacity)
+    buffer = build_buffer(name, capacity)
     retained = []
     for position, labels in enumerate(labels_of_buckets):
         candidates = retained + [(position, index) for index in range(len(labels))]
@@ -63,7 +63,9 @@ def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
 def test_what_is_held_follows_from_the_seed(name):
     """Another seed holds other images; the same one the same."""
     labels = [[0, 1, 2, 3] * 10] * 3
-    first, same, other = (held(filled(buffer_of(name, 12, seed=s), labels)) for s in (1, 1, 2))
+    first, same, other = (
+        held(fill_buffer(build_buffer(name, 12, seed=s), labels)) for s in (1, 1, 2)
+    )
     assert first == same
     assert first != other
 
@@ -96,7 +98,9 @@ def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_bucket
                 reservoir[slot] = (position, image)
         reservoir.sort()  # the buffer keeps the order of the stream; a random place is one in any
     assert (
-        held(filled(buffer_of("biased_reservoir", capacity, alpha=alpha), labels_of_buckets))
+        held(
+            fill_buffer(build_buffer("biased_reservoir", capacity, alpha=alpha), labels_of_buckets)
+        )
         == reservoir
     )
 
@@ -172,7 +176,9 @@ def test_inclusion_probabilities(name, alpha, insertion):
     labels = [sorted([0, 1, 2, 3] * 3)[:size] for size in sizes]
     counts = Counter()
     for seed in range(runs):
-        counts.update(held(filled(buffer_of(name, capacity, alpha=alpha, seed=seed), labels)))
+        counts.update(
+            held(fill_buffer(build_buffer(name, capacity, alpha=alpha, seed=seed), labels))
+        )
     expected = chances(sizes, capacity, insertion)
     assert sum(p * size for p, size in zip(expected, sizes, strict=True)) == pytest.approx(capacity)
     if insertion(7) * 7 == 5:
@@ -189,7 +195,9 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
     labels = [[0, 1, 2, 3] * 3, [3, 2, 1, 0], [0, 1, 2, 3] * 2]
     runs, counts = 800, Counter()
     for seed in range(runs):
-        counts.update(held(filled(buffer_of("class_balanced", 2 * CLASSES, seed=seed), labels)))
+        counts.update(
+            held(fill_buffer(build_buffer("class_balanced", 2 * CLASSES, seed=seed), labels))
+        )
     expected = 2 / 6
     five_sigma = 5 * (expected * (1 - expected) / runs) ** 0.5
     for position, of_bucket in enumerate(labels):
@@ -235,5 +243,7 @@ def test_greedy_balanced_is_algorithm_1_of_gdumb(labels_of_buckets, capacity):
                 seen_classes.add(y)
         # Between buckets, the buffer keeps the order of the stream.
         memory.sort()
-        buffer = filled(buffer_of("greedy_balanced", capacity), labels_of_buckets[: position + 1])
+        buffer = fill_buffer(
+            build_buffer("greedy_balanced", capacity), labels_of_buckets[: position + 1]
+        )
         assert list(zip(held(buffer), buffer.labels.tolist(), strict=True)) == memory

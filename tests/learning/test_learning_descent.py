@@ -30,7 +30,7 @@ def features(count=12, seed=0):
     )
 
 
-def trained(settings, *, buckets=1, model=None, hooks=Strategy):
+def train_model(settings, *, buckets=1, model=None, hooks=Strategy):
     """A model after so many buckets of features."""
     model = model or linear_model()
     trainer = GradientDescent(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
@@ -40,7 +40,7 @@ def trained(settings, *, buckets=1, model=None, hooks=Strategy):
     return model
 
 
-def weights_of(model):
+def read_weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -84,12 +84,12 @@ def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, k
         if keeps_state == "reset":
             state = {}
         literal(settings, features(seed=position), state, reference, optimizer)
-    weights = trained(settings, buckets=3)
-    torch.testing.assert_close(weights_of(weights), weights_of(reference), rtol=1e-4, atol=1e-6)
+    weights = train_model(settings, buckets=3)
+    torch.testing.assert_close(read_weights(weights), read_weights(reference), rtol=1e-4, atol=1e-6)
     other = full(
         optimizer=optimizer, optimizer_state={"reset": "keep", "keep": "reset"}[keeps_state]
     )
-    assert not torch.allclose(weights_of(trained(other, buckets=3)), weights_of(weights))
+    assert not torch.allclose(read_weights(train_model(other, buckets=3)), read_weights(weights))
 
 
 def test_schedules_are_their_formulas():
@@ -123,8 +123,10 @@ def test_clipping_bounds_the_step_and_smoothing_spreads_the_target():
         )
         norm = torch.cat([g.flatten() for g in gradients]).norm()
         factor = min(1.0, 0.01 / (norm.item() + 1e-6)) if settings.clip_norm else 1.0
-        expected = weights_of(reference) - lr * factor * torch.cat([g.flatten() for g in gradients])
-        torch.testing.assert_close(weights_of(trained(settings)), expected)
+        expected = read_weights(reference) - lr * factor * torch.cat(
+            [g.flatten() for g in gradients]
+        )
+        torch.testing.assert_close(read_weights(train_model(settings)), expected)
         assert factor < 1 or share
 
 
@@ -147,7 +149,7 @@ def test_hooks_are_called_in_their_order_around_each_step():
         def after_step(self):
             events.append(("changed", not torch.equal(self.model.weight, self.before)))
 
-    trained(config(epochs=1, batch_size=6), hooks=Told)
+    train_model(config(epochs=1, batch_size=6), hooks=Told)
     step = [("loss", 6), ("gradient", True), ("changed", True)]
     assert events == [("epoch", 0, 0, 2), *step, *step]
 
@@ -162,10 +164,10 @@ def test_bf16_computes_in_bf16_and_keeps_float32_weights():
             dtypes.append(logits.dtype)
             return self.criterion(logits, batch.labels)
 
-    half = trained(full(precision="bf16"), hooks=Seen)
+    half = train_model(full(precision="bf16"), hooks=Seen)
     assert set(dtypes) == {torch.bfloat16}
     assert half.weight.dtype == torch.float32
-    exact = trained(full(precision="off"))
+    exact = train_model(full(precision="off"))
     assert not torch.equal(half.weight, exact.weight)
     torch.testing.assert_close(half.weight, exact.weight, rtol=0.05, atol=0.02)
 
@@ -204,9 +206,10 @@ def test_restarting_forgets_weights_and_optimiser(tmp_path):
     GradientDescent(alone, settings, keys=("1", "2"), progress=TrainingProgress()).run(
         decoded.train(0), position=1, hooks=Strategy(settings, decoded, alone, None)
     )
-    assert torch.equal(weights_of(model), weights_of(alone))
+    assert torch.equal(read_weights(model), read_weights(alone))
     assert not torch.equal(
-        weights_of(fresh_model(decoded, settings)), weights_of(fresh_model(decoded, settings, 1))
+        read_weights(fresh_model(decoded, settings)),
+        read_weights(fresh_model(decoded, settings, 1)),
     )
 
 
@@ -237,9 +240,9 @@ def test_full_batches_are_compiled_for_their_size_and_the_rest_is_not(monkeypatc
     monkeypatch.setattr(
         torch, "compile", lambda m, **options: compiled(m, backend=backend, **options)
     )
-    uncompiled = trained(config(epochs=3, batch_size=5, compile="off"))
-    model = trained(config(epochs=3, batch_size=5, compile="on"))
+    uncompiled = train_model(config(epochs=3, batch_size=5, compile="off"))
+    model = train_model(config(epochs=3, batch_size=5, compile="on"))
     torch._dynamo.reset()
     # Of 12 images: 5, 5 and 2; the very first was counted, of the model as it is.
     assert backend.calls == [(0, 5)] * 5
-    assert torch.equal(weights_of(model), weights_of(uncompiled))
+    assert torch.equal(read_weights(model), read_weights(uncompiled))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learning_streams import CPU, pixels_of, random_stream, squares
+from learning_streams import CPU, random_stream, read_pixels, squares
 
 from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
@@ -183,13 +183,15 @@ def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
         samples = decoded.train(position)
         assert samples.labels.tolist() == bucket.train.labels.tolist()
         expected = np.concatenate([pixels[path] for path in bucket.train.paths])
-        assert np.array_equal(pixels_of(samples).numpy().reshape(expected.shape), expected)
+        assert np.array_equal(read_pixels(samples).numpy().reshape(expected.shape), expected)
 
 
 def test_images_from_the_cache_are_the_same(tmp_path):
     """With a cache, tensors are the same to the bit; all images come from its files."""
     stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
-    buckets = tuple(Bucket(b.key, hashed(b.train), hashed(b.test)) for b in stream.buckets)
+    buckets = tuple(
+        Bucket(b.key, add_contents(b.train), add_contents(b.test)) for b in stream.buckets
+    )
     stream = dataclasses.replace(stream, buckets=buckets)
     options = {"image_size": 64, "augment": "random_crop_flip", "device": CPU}
     uncached = DecodedStream(stream, **options)
@@ -220,7 +222,7 @@ def mapped_at(address):
     raise AssertionError(f"nothing is mapped at {address:x}")
 
 
-def hashed(images):
+def add_contents(images):
     """An image set with its contents, as a dataset's reader gives it."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in images.paths)
     return dataclasses.replace(images, contents=contents)

@@ -75,7 +75,7 @@ def test_a_model_that_cannot_be_built_on_the_meta_device_is_checked_all_the_same
     check_model("regnet_x_400mf", image_size=32, batch_size=2)
 
 
-def saved(tmp_path, state, suffix):
+def save_weights(tmp_path, state, suffix):
     """A file of weights."""
     path = tmp_path / f"weights{suffix}"
     if suffix == ".safetensors":
@@ -95,11 +95,11 @@ def test_weights_come_from_a_file_and_a_missing_head_is_fresh(tmp_path, suffix):
     """All of them where the file has a head; without one, all but that layer."""
     donor = build()
     donor.fc.weight.data.fill_(7)
-    path = saved(tmp_path, donor.state_dict(), suffix)
+    path = save_weights(tmp_path, donor.state_dict(), suffix)
     for key, tensor in build(weights=path).state_dict().items():
         assert torch.equal(tensor, donor.state_dict()[key])
     backbone = {k: v for k, v in donor.state_dict().items() if not k.startswith("fc.")}
-    fresh = build(weights=saved(tmp_path, backbone, suffix), num_classes=5)
+    fresh = build(weights=save_weights(tmp_path, backbone, suffix), num_classes=5)
     assert torch.equal(fresh.conv1.weight, donor.conv1.weight)
     assert fresh.fc.weight.shape == (5, 512)
     assert not (fresh.fc.weight == 7).any()
@@ -116,7 +116,7 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
         ({k: v for k, v in state.items() if k != "bn1.bias"}, {}, 'Missing key.* "bn1.bias"'),
     ]
     for tensors, changes, message in cases:
-        path = saved(tmp_path, tensors, ".safetensors")
+        path = save_weights(tmp_path, tensors, ".safetensors")
         with pytest.raises(ConfigError, match=message) as caught:
             build(weights=path, **changes)
         assert "\n" not in str(caught.value)
@@ -192,7 +192,7 @@ def test_weights_of_old_densenets_are_known_by_their_names(tmp_path):
     state = build(name="densenet121").state_dict()
     old = {re.sub(r"(denselayer\d+\.(?:norm|conv))(\d)", r"\1.\2", k): v for k, v in state.items()}
     assert old.keys() != state.keys()
-    loaded = build(name="densenet121", weights=saved(tmp_path, old, ".pth")).state_dict()
+    loaded = build(name="densenet121", weights=save_weights(tmp_path, old, ".pth")).state_dict()
     assert all(torch.equal(loaded[key], value) for key, value in state.items())
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning_streams import CPU, config, pixels_of, random_stream
+from learning_streams import CPU, config, random_stream, read_pixels
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import class_quotas
@@ -108,7 +108,7 @@ def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
     for position in range(3):
         samples = strategy.training_set(position)
         parts.append(decoded.train(position))
-        assert torch.equal(pixels_of(samples), torch.cat([pixels_of(part) for part in parts]))
+        assert torch.equal(read_pixels(samples), torch.cat([read_pixels(part) for part in parts]))
         assert torch.equal(samples.labels, torch.cat([part.labels for part in parts]))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learning_streams import CPU, config, pixels_of, random_stream, squares
+from learning_streams import CPU, config, random_stream, read_pixels, squares
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError, TrainingError
@@ -56,7 +56,7 @@ class Recorded(TrainingProgress):
         self.told.append(("row", row))
 
 
-def rows_of(stream, progress=None, **changes):
+def train_rows(stream, progress=None, **changes):
     """All rows of a training on a stream."""
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     recorder = progress or Recorded()
@@ -108,7 +108,7 @@ def test_row_0_is_of_the_untrained_model_and_later_rows_are_not(tmp_path):
     [bucket] = stream.buckets
     same = type(bucket)(bucket.key, bucket.train, bucket.train)
     stream = type(stream)(stream.name, stream.class_names, (same,), stream.digest)
-    untrained, trained = rows_of(stream, epochs=60)
+    untrained, trained = train_rows(stream, epochs=60)
     assert trained.correct == (12,)
     seed_everything(0, RngPurpose.WEIGHTS)
     model = build_model("small_cnn", num_classes=3, image_size=8)
@@ -248,7 +248,7 @@ def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_
         def training_set(self, position):
             alive.append([images() is not None for images in batches])
             samples = super().training_set(position)
-            copied = Samples(squares(pixels_of(samples)), samples.labels.clone())
+            copied = Samples(squares(read_pixels(samples)), samples.labels.clone())
             batches.append(weakref.ref(copied.images))
             return copied
 
@@ -257,7 +257,7 @@ def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_
 
     monkeypatch.setattr(naive, "Naive", Watching)
     stream, _ = random_stream(tmp_path, train=(6, 4, 5), test=(2, 3, 2), side=8)
-    rows_of(stream, strategy="naive")
+    train_rows(stream, strategy="naive")
     assert alive == [[], [False], [False], [False] * 2, [False] * 2, [False] * 3]
 
 

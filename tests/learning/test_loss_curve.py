@@ -32,19 +32,19 @@ class Literal(Strategy):
         return loss
 
 
-def points_of(stream, settings):
+def collect_points(stream, settings):
     """The curve of a training."""
     points = Points()
     list(train(stream, check(settings), progress=points))
     return points
 
 
-def decoded(tmp_path, train=(11, 8, 9)):
+def decode_stream(tmp_path, train=(11, 8, 9)):
     images, _ = random_stream(tmp_path, train=train, test=(3, 3, 3), side=8)
     return DecodedStream(images, image_size=8, device=CPU)
 
 
-def placed():
+def build_feature_stream():
     return FeatureStream(*made_up(), device=CPU)
 
 
@@ -53,7 +53,7 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
     """Steps are counted over all buckets; a window may begin in one epoch and end in the next."""
     Literal.seen = []
     settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
-    measured_points = points_of(decoded(tmp_path), settings)
+    measured_points = collect_points(decode_stream(tmp_path), settings)
     per_epoch = (3, 2, 2)  # batches of 4; a rest of one image joins the batch before it
     assert len(Literal.seen) == epochs * sum(per_epoch)
     first, at = 0, 0
@@ -78,7 +78,9 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
 @pytest.mark.parametrize("strategy", known_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     """One rising count of steps over all buckets, whatever is trained on; none without a step."""
-    points = points_of(placed(), on_features(strategy=strategy, memory=12, batch_size=8))
+    points = collect_points(
+        build_feature_stream(), on_features(strategy=strategy, memory=12, batch_size=8)
+    )
     steps = [point.step for point in points.points]
     assert steps == sorted(set(steps))
     assert all(math.isfinite(point.loss) for point in points.points)

@@ -20,7 +20,7 @@ OF_TWO |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 def child_that(tmp_path, monkeypatch):
     """A training process that says which parameters it has checked, and then does as is said."""
 
-    def started(ending, **options):
+    def start_child(ending, **options):
         config = TrainConfig.resolve(options)
         program = tmp_path / "child.py"
         program.write_text(
@@ -39,7 +39,7 @@ def child_that(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "executable", str(wrapper))
         return TrainingProcess(config)
 
-    return started
+    return start_child
 
 
 def heard(process):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from device_waits import DEVICE, DeviceWaits
 from learning_streams import config, random_stream
-from strategy_runs import feature_stream, image_stream, on_features, trained
+from strategy_runs import feature_stream, image_stream, on_features, train_with_states
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
@@ -64,7 +64,7 @@ def built(parameters, device, stream=None):
 def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
     """Weights lie on the device; random states and the optimiser's counts stay on the CPU."""
     parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
-    _, states, _ = trained(feature_stream(), parameters)
+    _, states, _ = train_with_states(feature_stream(), parameters)
     saved = read_state(states[-1])
     random_state = torch.get_rng_state()
     torch.manual_seed(99)
@@ -92,11 +92,11 @@ def assert_steps_on_the_cpu(state):
 def test_a_snapshot_on_a_cpu_leaves_the_gpu_alone(monkeypatch):
     """Its generator's state is asked for only where this process computes on it."""
 
-    def refused():
+    def check_refused():
         raise AssertionError("CUDA is initialised: a context of hundreds of megabytes")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", refused)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", check_refused)
     snapshot = capture(*built(on_features(strategy="naive"), "cpu"))
     names = [key for key, _ in snapshot.description["random"]["dict"]]
     assert names == ["torch", "numpy", "python"]
@@ -112,19 +112,19 @@ def watched_arithmetic(monkeypatch, run):
     operations = set()
     forward = torch.nn.Linear.forward
 
-    def watched(self, inputs):
+    def watch(self, inputs):
         cudnn = torch.backends.cudnn
         operations.add((cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, cudnn.benchmark))
         return forward(self, inputs)
 
-    monkeypatch.setattr(torch.nn.Linear, "forward", watched)
-    watched(torch.nn.Linear(1, 1), torch.zeros(1))
+    monkeypatch.setattr(torch.nn.Linear, "forward", watch)
+    watch(torch.nn.Linear(1, 1), torch.zeros(1))
     before = operations.copy()
     operations.clear()
     run()
     during = operations.copy()
     operations.clear()
-    watched(torch.nn.Linear(1, 1), torch.zeros(1))
+    watch(torch.nn.Linear(1, 1), torch.zeros(1))
     assert operations == before
     return during
 
@@ -373,9 +373,11 @@ def test_a_bucket_that_does_not_fit_the_device_gives_the_same_run(
 ):
     """To the bit, as its batches come in the same order; one line says that they are sent."""
     parameters = config(strategy=strategy, epochs=2, batch_size=3, lr=0.01)
-    rows, states, _ = trained(image_stream(tmp_path / "1", augment="random_crop_flip"), parameters)
+    rows, states, _ = train_with_states(
+        image_stream(tmp_path / "1", augment="random_crop_flip"), parameters
+    )
     with_images_apart(monkeypatch)
-    again = trained(image_stream(tmp_path / "2", augment="random_crop_flip"), parameters)
+    again = train_with_states(image_stream(tmp_path / "2", augment="random_crop_flip"), parameters)
     assert again[1] == states
     assert [row.correct for row in again[0]] == [row.correct for row in rows]
     error_lines = capsys.readouterr().err.splitlines()

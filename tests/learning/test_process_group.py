@@ -36,14 +36,14 @@ def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch
     """
     exchanged = []
 
-    def gathered(buffer, part):
+    def gather(buffer, part):
         exchanged.append(("gathered", part.dtype, part.device.type, buffer.device.type))
 
-    def added(numbers):
+    def add_up(numbers):
         exchanged.append(("added", numbers.dtype, numbers.device.type))
 
-    monkeypatch.setattr(dist, "all_gather_into_tensor", gathered)
-    monkeypatch.setattr(dist, "all_reduce", added)
+    monkeypatch.setattr(dist, "all_gather_into_tensor", gather)
+    monkeypatch.setattr(dist, "all_reduce", add_up)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     with FakeTensorMode():
         with torch.device("cuda"):
@@ -133,10 +133,10 @@ def test_a_group_of_gpus_is_aborted_where_something_fails(nccl, error):
 def test_a_group_of_gpus_that_was_not_met_is_not_aborted(nccl, monkeypatch):
     """The error is that of the meeting."""
 
-    def refused(*_, **__):
+    def check_refused(*_, **__):
         raise dist.DistNetworkError("the client socket has timed out")
 
-    monkeypatch.setattr(dist, "init_process_group", refused)
+    monkeypatch.setattr(dist, "init_process_group", check_refused)
     with pytest.raises(PeerLostError, match="timed out"), process_group(SECOND, "cuda"):
         pass
     assert ("abort",) not in nccl

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from learning_streams import config
 from ports import free_port
 from safetensors.torch import load
-from strategy_runs import PREDICTIONS, feature_stream, image_stream, on_features, trained
+from strategy_runs import PREDICTIONS, feature_stream, image_stream, on_features, train_with_states
 from torch import nn
 
 from clear_mlflow.core.errors import StateError
@@ -42,7 +42,7 @@ ON_FEATURES_ALONE = ("linear", "ncm", "slda")
 
 def assert_resumes_everywhere(make_stream, parameters):
     """Stopped after any row, and gone on with by objects that saw nothing of it: no bit differs."""
-    rows, states, weights = trained(make_stream(), parameters)
+    rows, states, weights = train_with_states(make_stream(), parameters)
     for k, state in enumerate(states):
         saved = read_state(state)
         assert saved.row == rows[k]
@@ -50,7 +50,9 @@ def assert_resumes_everywhere(make_stream, parameters):
         if k == len(rows) - 1:
             continue
         scramble()  # nothing may depend on what this process drew before
-        rows_after, states_after, weights_after = trained(make_stream(), parameters, saved)
+        rows_after, states_after, weights_after = train_with_states(
+            make_stream(), parameters, saved
+        )
         assert rows_after == rows[k + 1 :]
         assert weights_after.keys() == weights.keys()
         assert all(torch.equal(weights_after[name], weights[name]) for name in weights)
@@ -336,7 +338,9 @@ def test_what_was_frozen_stays_frozen():
 
 def test_damaged_files_are_told():
     """Cut off, overwritten, of another strategy, or made up: one error, and nothing else."""
-    _, states, _ = trained(feature_stream(), on_features(strategy="ewc", optimizer_state="keep"))
+    _, states, _ = train_with_states(
+        feature_stream(), on_features(strategy="ewc", optimizer_state="keep")
+    )
     state = states[1]
     length = 8 + int.from_bytes(state[:8], "little")
     draws = random.Random(5)
@@ -371,7 +375,7 @@ def test_descriptions_that_ask_for_more(change, message):
     """A file sets attributes of a strategy to values, and does nothing else."""
     from safetensors.torch import load, save
 
-    _, states, _ = trained(feature_stream(), on_features(strategy="replay"))
+    _, states, _ = train_with_states(feature_stream(), on_features(strategy="replay"))
     length = int.from_bytes(states[1][:8], "little")
     described = json.loads(json.loads(states[1][8 : 8 + length])["__metadata__"]["clear_mlflow"])
     change(described)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_runs import (
     assert_close,
+    compute_gradient,
     feature_stream,
-    gradient_of_loss,
     literal_descent,
     on_features,
     random_head,
@@ -78,7 +78,7 @@ def test_three_buckets_equal_the_written_out_ones(batch):
         def gradient(
             batch, epoch, step, memories=memories, orders=orders, position=position, samples=samples
         ):
-            own_gradient = gradient_of_loss(reference_model, batch)
+            own_gradient = compute_gradient(reference_model, batch)
             if not memories:
                 return own_gradient
             num_steps = len(samples) // 4 + (len(samples) % 4 > 1)
@@ -90,7 +90,7 @@ def test_three_buckets_equal_the_written_out_ones(batch):
             of_step = orders[epoch][step * size : (step + 1) * size]
             inputs = torch.stack([memories[n][0] for n in of_step])
             labels = torch.tensor([memories[n][1] for n in of_step])
-            reference = gradient_of_loss(reference_model, Batch(inputs, labels, labels))
+            reference = compute_gradient(reference_model, Batch(inputs, labels, labels))
             flat = torch.cat([part.flatten() for part in own_gradient]).tolist()
             other = torch.cat([part.flatten() for part in reference]).tolist()
             projected = literal_projection(flat, other)

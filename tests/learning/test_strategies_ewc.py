@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from learning_streams import config, pixels_of
+from learning_streams import config, read_pixels
 from strategy_runs import (
     assert_close,
     feature_stream,
@@ -58,7 +58,7 @@ def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatc
     model = small_network()
     strategy, _ = strategy_on(stream, settings, model)
     order = torch.randperm(11, generator=generator(5, RngPurpose.FISHER, 1, 0))[:8].tolist()
-    images = normalised(pixels_of(stream.train(1)))
+    images = normalised(read_pixels(stream.train(1)))
     assert_close(strategy._fisher(1), literal_fisher(model, images, order))
 
 

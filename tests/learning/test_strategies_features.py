@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from feature_streams import CLASSES, WIDTH, config, made_up, rows_of, trained
+from feature_streams import CLASSES, WIDTH, config, made_up, train_counts, train_rows
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -26,7 +26,7 @@ def held_out(buckets=None):
     )
 
 
-def centred(scores):
+def center_scores(scores):
     """What decides between classes: a score less the mean over the classes."""
     return scores - scores.mean(axis=1, keepdims=True)
 
@@ -58,11 +58,11 @@ def literal_slda(rows, labels, shrinkage):
 def test_ncm_is_the_nearest_of_running_means():
     """After every bucket: distances to means that were counted image by image."""
     points, _ = held_out()
-    for position, (_, weight, bias) in enumerate(trained(config(strategy="ncm"))[1:]):
+    for position, (_, weight, bias) in enumerate(train_counts(config(strategy="ncm"))[1:]):
         means = literal_means(*images_until(position))
         squared = ((points[:, None] - means) ** 2).sum(axis=2)
         np.testing.assert_allclose(
-            centred(points @ weight.T + bias), centred(-squared), rtol=0, atol=1e-5
+            center_scores(points @ weight.T + bias), center_scores(-squared), rtol=0, atol=1e-5
         )
 
 
@@ -70,12 +70,12 @@ def test_ncm_is_the_nearest_of_running_means():
 def test_slda_is_the_papers_recursion(shrinkage):
     """After every bucket: scores by a covariance that was updated image by image."""
     points, _ = held_out()
-    run = trained(config(strategy="slda", strategy_args=f"shrinkage={shrinkage}"))
+    run = train_counts(config(strategy="slda", strategy_args=f"shrinkage={shrinkage}"))
     for position, (_, weight, bias) in enumerate(run[1:]):
         expected = literal_slda(*images_until(position), shrinkage)
         np.testing.assert_allclose(
-            centred(points @ weight.T + bias),
-            centred(points @ expected[0].T + expected[1]),
+            center_scores(points @ weight.T + bias),
+            center_scores(points @ expected[0].T + expected[1]),
             rtol=0,
             atol=2e-5,
         )
@@ -84,8 +84,8 @@ def test_slda_is_the_papers_recursion(shrinkage):
 @pytest.mark.parametrize("strategy", ["ncm", "slda"])
 def test_closed_forms_know_no_seed_and_no_optimiser(strategy):
     """One pass, without a gradient: nothing is drawn, and nothing is stepped."""
-    first = rows_of(config(strategy=strategy, seed=0, epochs=1, batch_size=3))
-    other = rows_of(config(strategy=strategy, seed=5, epochs=4, lr=0.01, optimizer="adam"))
+    first = train_rows(config(strategy=strategy, seed=0, epochs=1, batch_size=3))
+    other = train_rows(config(strategy=strategy, seed=5, epochs=4, lr=0.01, optimizer="adam"))
     assert first == other
     assert first[1] != first[0]
 
@@ -94,7 +94,7 @@ def test_closed_forms_know_no_seed_and_no_optimiser(strategy):
 def test_a_class_not_yet_seen_is_no_answer(strategy):
     """Nor is it an infinite number, which would be called a divergence."""
     buckets = made_up(without=(0, 1))
-    run = trained(config(strategy=strategy), buckets)
+    run = train_counts(config(strategy=strategy), buckets)
     points, _ = held_out(buckets)
     _, weight, bias = run[1]
     scores = points @ weight.T + bias
@@ -106,7 +106,7 @@ def test_a_class_not_yet_seen_is_no_answer(strategy):
 
 def test_linear_is_naive_on_features():
     """Under the name that results are compared by."""
-    assert rows_of(config(strategy="linear", batch_size=8)) == rows_of(
+    assert train_rows(config(strategy="linear", batch_size=8)) == train_rows(
         config(strategy="naive", batch_size=8)
     )
 

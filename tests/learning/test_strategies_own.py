@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from learning_streams import config
-from strategy_runs import image_stream, rows_of
+from strategy_runs import image_stream, train_rows
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -33,9 +33,9 @@ def test_the_example_trains_through_the_loop(tmp_path):
     settings = check(config(strategy=NAME, strategy_args="strength=2"))
     assert settings.strategy_args == {"strength": 2.0}
     assert check(config(strategy=NAME)).strategy_args == {"strength": 1.0}
-    rows, model = rows_of(image_stream(tmp_path), settings)
+    rows, model = train_rows(image_stream(tmp_path), settings)
     assert len(rows) == 4
-    _, naive = rows_of(image_stream(tmp_path / "again"), config(strategy="naive"))
+    _, naive = train_rows(image_stream(tmp_path / "again"), config(strategy="naive"))
     pairs = list(zip(model.parameters(), naive.parameters(), strict=True))
     assert not any(torch.equal(weight, other) for weight, other in pairs)
 

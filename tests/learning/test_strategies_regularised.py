@@ -9,7 +9,7 @@ import pytest
 import torch
 from feature_streams import CLASSES, WIDTH
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features, rows_of, strategy_on
+from strategy_runs import feature_stream, image_stream, on_features, strategy_on, train_rows
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
@@ -33,7 +33,7 @@ def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, n
         settings = config(
             strategy=name, precision="bf16", clip_norm=1, label_smoothing=0.1, seed=seed
         )
-        rows, model = rows_of(stream, settings)
+        rows, model = train_rows(stream, settings)
         assert [row.row for row in rows] == [0, 1, 2, 3]
         assert {(row.buckets, row.num_instances) for row in rows} == {(stream.keys, (4, 4, 4))}
         return torch.cat([tensor.flatten().double() for tensor in model.state_dict().values()])
@@ -51,7 +51,7 @@ def test_a_frozen_backbone_stays_as_it_is(tmp_path, name):
     """What is not trained is neither measured nor held, and the head still learns."""
     settings = config(strategy=name, freeze="backbone", precision="bf16")
     stream = image_stream(tmp_path)
-    _, model = rows_of(stream, settings)
+    _, model = train_rows(stream, settings)
     untrained = fresh_model(stream, settings, *((2,) if name in ANEW else ()))
     head = set(head_of(model).parameters())
     for weight, other in zip(model.parameters(), untrained.parameters(), strict=True):
@@ -89,8 +89,8 @@ def test_nothing_in_a_step_waits_for_the_device(name):
 def test_a_strength_of_nothing_is_naive(tmp_path, name):
     """To the bit: what a strategy measures between steps and buckets disturbs nothing."""
     stream = image_stream(tmp_path)
-    rows, model = rows_of(stream, config(strategy=name, strategy_args="strength=0"))
-    naive, reference = rows_of(stream, config(strategy="naive"))
+    rows, model = train_rows(stream, config(strategy=name, strategy_args="strength=0"))
+    naive, reference = train_rows(stream, config(strategy="naive"))
     assert rows == naive
     for weight, other in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(weight, other)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from strategy_runs import (
     assert_close,
+    compute_gradient,
     feature_stream,
-    gradient_of_loss,
     literal_descent,
     on_features,
     random_head,
@@ -36,7 +36,7 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
         def gradient(
             batch, epoch, step, visited=visited, slopes=slopes, anchor=anchor, importance=importance
         ):
-            of_loss = gradient_of_loss(reference, batch)
+            of_loss = compute_gradient(reference, batch)
             visited.append([weight.detach().clone() for weight in weights])
             slopes.append(of_loss)
             penalty = 0

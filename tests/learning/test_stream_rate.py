@@ -9,7 +9,7 @@ import pytest
 import torch
 from feature_streams import CLASSES, WIDTH
 from learning_streams import CPU, config
-from strategy_runs import feature_stream, image_stream, on_features, trained
+from strategy_runs import feature_stream, image_stream, on_features, train_with_states
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss
 
 from clear_mlflow.core.errors import ConfigError
@@ -36,7 +36,7 @@ def passing_by(strategy, rate="naive:1", **changes):
     return on_features(strategy=strategy, epochs="1", lr="0.1", stream_rate=rate, **changes)
 
 
-def rows_of(stream, settings, saved=None):
+def train_all(stream, settings, saved=None):
     return list(train(stream, settings, progress=TrainingProgress(), saved=saved))
 
 
@@ -50,7 +50,7 @@ def literal(settings):
     buffer = (Reservoir if strategy == "derpp" else ClassBalanced)(
         capacity=settings.memory, num_classes=CLASSES, seed=0
     )
-    seen_images, rows, late = [], [counts_of(stream, model)], Fraction(0)
+    seen_images, rows, late = [], [count_correct(stream, model)], Fraction(0)
     remembered, logits = [], {}  # (bucket, image), and what was answered to it
     parabolas = []
     for position, count in enumerate(COUNTS):
@@ -116,7 +116,7 @@ def literal(settings):
             flops += 2 * chosen * CLASSES * (WIDTH + 1) * CLASSES
             free += Fraction(flops, 4 * WIDTH * CLASSES) * rate
         late = max(Fraction(0), free - num_shown)
-        rows.append(counts_of(stream, model))
+        rows.append(count_correct(stream, model))
     return seen_images, rows
 
 
@@ -143,7 +143,7 @@ def fisher(stream, model, position, seen_images, parabolas):
     return [3 * total for total in totals], here
 
 
-def counts_of(stream, model):
+def count_correct(stream, model):
     """Images right, of each bucket."""
     held_out = stream.test()
     right = model(held_out.images).argmax(dim=1) == held_out.labels
@@ -157,7 +157,7 @@ def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
     stream = feature_stream(COUNTS)
     changes = {"strategy_args": "images=2"} if strategy == "ewc" else {"memory": "20"}
     settings = passing_by(strategy, rate, **changes)
-    rows = rows_of(stream, settings)
+    rows = train_all(stream, settings)
     seen_images, counts = literal(settings)
     assert [stream.seen[position].tolist() for position in range(3)] == seen_images
     assert [image_id.row.correct for image_id in rows] == counts
@@ -194,20 +194,20 @@ def test_which_batches_pass_by_is_what_the_papers_program_has(cost, taken):
 def test_naive_keeps_up_with_its_own_pace(tmp_path):
     """And trains, to the bit, as if the stream waited; at twice that pace, on every other batch."""
     changes = {"epochs": "1", "batch_size": "2"}
-    waiting = trained(image_stream(tmp_path / "0", train=(8, 6, 7)), config(**changes))
+    waiting = train_with_states(image_stream(tmp_path / "0", train=(8, 6, 7)), config(**changes))
     settings = config(**changes, stream_rate="naive:1")
-    passed = trained(image_stream(tmp_path / "1", train=(8, 6, 7)), settings)
+    passed = train_with_states(image_stream(tmp_path / "1", train=(8, 6, 7)), settings)
     assert [trained_bucket.correct for trained_bucket in passed[0]] == [
         trained_bucket.correct for trained_bucket in waiting[0]
     ]
     assert all(torch.equal(passed[2][name], weight) for name, weight in waiting[2].items())
     fast = replace(settings, stream_rate="naive:2")
-    rows = rows_of(image_stream(tmp_path / "2", train=(8, 6, 8)), fast)
+    rows = train_all(image_stream(tmp_path / "2", train=(8, 6, 8)), fast)
     assert [trained_bucket.row.cost.images for trained_bucket in rows] == [0, 4, 4, 4]
     # The same by images per PFLOP.
     of_image = rows[1].row.cost.training_flops // 4
     fast = replace(settings, stream_rate=repr(2e15 / of_image))
-    again = rows_of(image_stream(tmp_path / "3", train=(8, 6, 8)), fast)
+    again = train_all(image_stream(tmp_path / "3", train=(8, 6, 8)), fast)
     assert [trained_bucket.row.cost.images for trained_bucket in again] == [0, 4, 4, 4]
 
 
@@ -286,7 +286,7 @@ def test_a_bucket_may_pass_by_whole(tmp_path):
     """EWC is still at the importances of the first bucket's images, and is as it was."""
     stream = image_stream(tmp_path)
     settings = config(strategy="ewc", epochs="1", stream_rate="naive:1")
-    rows = rows_of(stream, settings)
+    rows = train_all(stream, settings)
     assert [trained_bucket.row.cost.images for trained_bucket in rows] == [0, 7, 0, 0]
     assert rows[1].row.correct == rows[2].row.correct == rows[3].row.correct
     assert rows[1].row.cost.training_flops > 0 == rows[2].row.cost.training_flops
@@ -328,7 +328,7 @@ def test_what_does_not_go_with_it_is_refused(changes, message):
 
 def test_a_bucket_that_would_pass_twice_is_refused():
     with pytest.raises(ConfigError, match="descends more than once in one bucket"):
-        rows_of(feature_stream(), passing_by(f"{__name__}:Twice"))
+        train_all(feature_stream(), passing_by(f"{__name__}:Twice"))
 
 
 def test_whole_buckets_are_counted_as_before():

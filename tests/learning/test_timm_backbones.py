@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 TINY = "test_vit"  # of timm's own, for tests: 160 pixels, 64 numbers
 
 
-def weights_of(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
+def build_weights(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
     """A whole model's random weights, head included."""
     torch.manual_seed(seed)
     return timm.create_model(name, pretrained=False).state_dict()
@@ -60,7 +60,7 @@ def from_hub(tmp_path, monkeypatch):
 
     def load(name: str):
         tag = timm.get_pretrained_cfg(name).tag
-        hub = Hub({"model.safetensors": save(weights_of(name))}, f"timm/{name}.{tag}")
+        hub = Hub({"model.safetensors": save(build_weights(name))}, f"timm/{name}.{tag}")
         with serving(hub):
             use_hub(monkeypatch, hub.url, tmp_path / "hub")
             return load_backbone(f"timm:{name}", "DEFAULT"), hub
@@ -79,7 +79,7 @@ def test_features_are_timms_own(tmp_path, name, from_hub):
     folder = extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
 
     timm_model = timm.create_model(name, pretrained=False, num_classes=0).eval()
-    timm_model.load_state_dict(weights_of(name), strict=False)
+    timm_model.load_state_dict(build_weights(name), strict=False)
     config = timm.data.resolve_model_data_config(timm_model)
     transform = timm.data.create_transform(**config, is_training=False)
     for number, images in enumerate(image_sets(stream)):
@@ -99,7 +99,7 @@ def test_features_are_timms_own(tmp_path, name, from_hub):
 
 def test_heads_that_normalise_first_are_left_out_whole(from_hub):
     """LeViT's have a batch normalisation of their own, which is no part of the features."""
-    saved = weights_of("levit_128s")
+    saved = build_weights("levit_128s")
     assert "head.bn.weight" in saved
     model = from_hub("levit_128s")[0].model
     assert torch.equal(model.stem.conv1.linear.weight, saved["stem.conv1.linear.weight"])
@@ -149,7 +149,7 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
     requests = [path for method, path, *_ in hub.asked if method == "GET" and "/resolve/" in path]
     assert requests == ["/timm/test_vit.r160_in1k/resolve/main/model.safetensors"]
     assert (backbone.name, backbone.weights_tag) == ("timm:test_vit.r160_in1k", "r160_in1k")
-    blocks = weights_of(TINY)["blocks.0.attn.qkv.weight"]
+    blocks = build_weights(TINY)["blocks.0.attn.qkv.weight"]
     assert torch.equal(backbone.model.blocks[0].attn.qkv.weight, blocks)
     root = write_released(tmp_path / "data", buckets=("1",), classes=("bus",), train=2)
     stream = load_stream("clear10", str(root), cache_dir=tmp_path)

@@ -51,7 +51,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def folder_of(run):
+def tests_folder(run):
     """Where a run of a store without a server keeps its tests."""
     return Path(run.info.artifact_uri.removeprefix("file://")) / ANYTIME_FOLDER
 
@@ -64,16 +64,16 @@ def only_run(store, experiment_id):
 def stored_tests(run):
     return [
         AnytimeRow.from_json(path.read_bytes(), source=path.name)
-        for path in sorted(folder_of(run).iterdir())
+        for path in sorted(tests_folder(run).iterdir())
     ]
 
 
-def values_of(run):
+def select_values(run):
     """The metrics that need tests inside buckets."""
     return {n: v for n, v in run.data.metrics.items() if n.startswith("continual_evaluation/")}
 
 
-def rescored(store, run, **options):
+def rescore(store, run, **options):
     (verdict,) = rescore_runs(store, [store.get_run(run.info.run_id)], explicit=True, **options)
     return verdict
 
@@ -98,22 +98,22 @@ def finished(store, experiment_id):
 
 def test_every_test_is_a_file_beside_the_rows(store, finished):
     """And none is a row: rows, matrix and their metrics are those of a run without."""
-    assert [path.name for path in sorted(folder_of(finished).iterdir())] == FILES
+    assert [path.name for path in sorted(tests_folder(finished).iterdir())] == FILES
     assert stored_tests(finished) == [test for tests in TESTS.values() for test in tests]
     assert [list(r.row.correct) for r in read_rows(store, finished).values()] == FOUR_BUCKETS
     assert len(list(rows_folder(finished).iterdir())) == len(FOUR_BUCKETS)
     run_without_tests = plain_run(store, finished, FOUR_BUCKETS[0])
-    assert not folder_of(run_without_tests).exists()
-    assert values_of(run_without_tests) == {}
+    assert not tests_folder(run_without_tests).exists()
+    assert select_values(run_without_tests) == {}
     both = finished.data.metrics
     assert run_without_tests.data.metrics == {
-        n: v for n, v in both.items() if n not in values_of(finished)
+        n: v for n, v in both.items() if n not in select_values(finished)
     }
 
 
 def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
     """Each a series over the buckets, as of every other family."""
-    assert values_of(finished) == pytest.approx(EXPECTED)
+    assert select_values(finished) == pytest.approx(EXPECTED)
     stored = histories(store, finished.info.run_id)
     results = evaluate_metrics(WITHIN_BUCKET_METRICS, MATRIX.matrix, tests=MATRIX)
     for name, result in results.items():
@@ -129,37 +129,37 @@ def test_scoring_again_writes_nothing(store, finished):
     (quick,) = rescore_runs(store, [store.get_run(finished.info.run_id)])
     assert quick.action == "unchanged"
     assert quick.scores.stored.tests is None
-    assert values_of(finished).items() <= quick.scores.results.values_by_name.items()
+    assert select_values(finished).items() <= quick.scores.results.values_by_name.items()
 
 
 def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_id):
     """Rows and tests as any program may have written them, and the tag that says so."""
     run = stored_run(store, experiment_id)
-    folder_of(run).mkdir()
+    tests_folder(run).mkdir()
     for test in (test for tests in TESTS.values() for test in tests):
-        file = folder_of(run) / anytime_file_name(test.bucket, test.test)
+        file = tests_folder(run) / anytime_file_name(test.bucket, test.test)
         file.write_text(test.to_json("2026-01-31T12:00:00Z"))
     store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
     late = file.rename(file.with_suffix(".late"))  # it is looked for again while it lacks
     assert read_scores(store, store.get_run(run.info.run_id)).stored.tests_hash == ""
     late.rename(file)
-    assert rescored(store, run).action == "scored"
-    assert values_of(store.get_run(run.info.run_id)) == pytest.approx(EXPECTED)
-    assert rescored(store, run).action == "unchanged"
+    assert rescore(store, run).action == "scored"
+    assert select_values(store.get_run(run.info.run_id)) == pytest.approx(EXPECTED)
+    assert rescore(store, run).action == "unchanged"
 
 
 def test_a_damaged_test_is_told_and_the_rows_are_scored(store, finished):
     """Whatever lies in its place."""
-    (folder_of(finished) / FILES[3]).write_text("{")
-    verdict = rescored(store, finished)
+    (tests_folder(finished) / FILES[3]).write_text("{")
+    verdict = rescore(store, finished)
     assert verdict.is_problem
     assert "its tests inside buckets were left out: bucket_002_test_0002.json:" in verdict.detail
     assert verdict.scores.results["clear/accuracy"].value == finished.data.metrics["clear/accuracy"]
-    (folder_of(finished) / "notes.txt").write_text("nothing of ours")
-    (folder_of(finished) / FILES[3]).write_text(TESTS[2][1].to_json("2026-01-31T12:00:00Z"))
-    verdict = rescored(store, finished)
+    (tests_folder(finished) / "notes.txt").write_text("nothing of ours")
+    (tests_folder(finished) / FILES[3]).write_text(TESTS[2][1].to_json("2026-01-31T12:00:00Z"))
+    verdict = rescore(store, finished)
     assert not verdict.is_problem
-    assert values_of(store.get_run(finished.info.run_id)) == pytest.approx(EXPECTED)
+    assert select_values(store.get_run(finished.info.run_id)) == pytest.approx(EXPECTED)
 
 
 class LosingStore(KnownTraining):
@@ -192,18 +192,18 @@ def test_tests_that_the_store_does_not_take_are_sent_by_sync(
     assert [path.name.rpartition("+")[2] for path in waiting] == FILES[5:]
     training.folder.unlink()
     training.folder.with_name("gone").rename(training.folder)
-    assert [path.name for path in sorted(folder_of(run).iterdir())] == FILES[:5]
+    assert [path.name for path in sorted(tests_folder(run).iterdir())] == FILES[:5]
     (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
     assert synced.is_stored, synced.message
     run = store.get_run(run.info.run_id)
     assert stored_tests(run) == [test for tests in TESTS.values() for test in tests]
-    assert values_of(run) == pytest.approx(EXPECTED)
+    assert select_values(run) == pytest.approx(EXPECTED)
 
 
 def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finished, tmp_path):
     """Its bucket was trained on again since, by another process, with other numbers perhaps."""
     other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
-    (folder_of(finished) / FILES[3]).unlink()
+    (tests_folder(finished) / FILES[3]).unlink()
     journal = RunFolder.create(
         tmp_path / finished.info.run_id, finished.info.run_id, store.tracking_uri
     )
@@ -226,7 +226,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
     rows = parse_rows(read_row_files(store, finished, may_be_missing=None))
     records = {record.row.row: record for record in rows.values()}
-    files = frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in folder_of(finished).iterdir())
+    files = frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in tests_folder(finished).iterdir())
     point = ResumePoint(
         run=finished,
         config=training.config,
@@ -236,7 +236,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
         state=None,
         artifacts=files - {f"{ANYTIME_FOLDER}/{FILES[2]}"},
     )
-    (folder_of(finished) / FILES[2]).unlink()
+    (tests_folder(finished) / FILES[2]).unlink()
     again = {
         bucket: inside_bucket(bucket, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
         for bucket in (2, 3)
@@ -250,24 +250,24 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     assert stored_tests(finished) == expected
 
 
-def comparison_of(store, runs):
+def load_comparison(store, runs):
     return read_comparison(store, runs, group_by=(), explicit=True).comparison
 
 
 def test_a_comparison_has_their_metrics(store, finished):
     """Of a scored run as they were logged; of another one, computed from its tests."""
     logged = dict.fromkeys(EXPECTED, -1.0)
-    comparison = comparison_of(store, [finished, plain_run(store, finished, [5] * 4)])
+    comparison = load_comparison(store, [finished, plain_run(store, finished, [5] * 4)])
     (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
     assert {n: group.metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
     (line,) = (text for text in comparison.warnings if "test_every" in text)
     assert line.startswith("1 of 2 runs was not tested inside its buckets")
     for name, value in logged.items():
         store.log_metric(finished.info.run_id, name, value, step=4)
-    again = comparison_of(store, [store.get_run(finished.info.run_id)])
+    again = load_comparison(store, [store.get_run(finished.info.run_id)])
     assert {n: again.groups[0].metrics[n].mean for n in EXPECTED} == logged
     store.delete_tag(finished.info.run_id, names.SCORED_TAG)
-    unscored = comparison_of(store, [store.get_run(finished.info.run_id)])
+    unscored = load_comparison(store, [store.get_run(finished.info.run_id)])
     assert {n: unscored.groups[0].metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
 
 
@@ -279,15 +279,15 @@ def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
     page = draw_run(store, finished, [], "")
     assert "The model was tested 8 times inside its buckets." in page
     state = describe_state(store, finished)
-    (folder_of(finished) / FILES[-1]).unlink()
+    (tests_folder(finished) / FILES[-1]).unlink()
     assert describe_state(store, finished) == state
     store.update_run(run_id, status="RUNNING")
     running = store.get_run(run_id)
     before = describe_state(store, running)
     assert "was tested 7 times" in draw_run(store, running, [], "")
-    (folder_of(finished) / FILES[-2]).unlink()
+    (tests_folder(finished) / FILES[-2]).unlink()
     assert describe_state(store, running) != before
-    (folder_of(finished) / FILES[0]).write_text("{}")
+    (tests_folder(finished) / FILES[0]).write_text("{}")
     page = draw_run(store, running, [], "")
     assert "Its tests inside buckets were left out: " in page
     assert 'id="inside"' not in page

@@ -39,7 +39,7 @@ def bundle(store, experiment_id, tmp_path, request):
     return path, clear_mlflow.load(run.info.run_id)
 
 
-def files_of(path):
+def read_files(path):
     """Name to bytes, whether a folder or an archive."""
     if path.is_dir():
         return {f.relative_to(path).as_posix(): f.read_bytes() for f in path.rglob("*.*")}
@@ -68,7 +68,7 @@ def test_it_is_read_like_a_store(bundle):
     stored_values.pop("links")
     assert read_values == stored_values
     assert read.predictions.images.digest == run.predictions.images.digest
-    assert json.loads(files_of(path)["run.json"])["licence"] == "CC-BY-4.0"
+    assert json.loads(read_files(path)["run.json"])["licence"] == "CC-BY-4.0"
     result = CliRunner().invoke(main, ["show", str(path), "--json"])
     assert json.loads(result.stdout)["metrics"] == read_values["metrics"]
 
@@ -98,18 +98,18 @@ def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, mo
     stored_run(store, store.create_experiment("bundles"), seed=3)
     (Path("only_bundles")).symlink_to("bundles")
 
-    def compared(of):
+    def find_compared_id(of):
         (compared_run,) = clear_mlflow.compare(of, group_by=(), log=False).comparison.subjects
         return compared_run.run_id
 
-    assert compared("bundles") == clear_mlflow.runs("bundles")[0].run_id != run.run_id
-    assert compared(Path("bundles")) == compared("only_bundles") == run.run_id
+    assert find_compared_id("bundles") == clear_mlflow.runs("bundles")[0].run_id != run.run_id
+    assert find_compared_id(Path("bundles")) == find_compared_id("only_bundles") == run.run_id
 
 
 def test_one_byte_changed_is_refused(bundle):
     """Of any file, and of what describes them; a file that is added or lacks, too."""
     path, _ = bundle
-    files = files_of(path)
+    files = read_files(path)
     entries = {re.sub(r"^[0-9]{8}-|row_[0-9]+|[+][^+]*$", "", name) for name in files}
     assert entries == {
         *("run.json", "params.json", "tags.json", "outcome.json", "accuracy_matrix+rows"),
@@ -180,7 +180,7 @@ def test_an_archive_of_another_format_is_refused(store, experiment_id, tmp_path,
     assert not target.exists()
 
 
-def packed(path, *members):
+def pack_archive(path, *members):
     """An archive of members that somebody else wrote."""
     with tarfile.open(path, "w:xz") as archive:
         for member, content in members:
@@ -189,7 +189,7 @@ def packed(path, *members):
     return path
 
 
-def of_type(name, member_type, link=""):
+def build_member(name, member_type, link=""):
     member = tarfile.TarInfo(name)
     member.type, member.linkname = member_type, link
     return member, b""
@@ -205,22 +205,22 @@ def of_type(name, member_type, link=""):
         (tarfile.TarInfo("../run.json"), b"x"),
         (tarfile.TarInfo(".hidden/run.json"), b"x"),
         (tarfile.TarInfo("a/a/run.json"), b"x"),
-        of_type("run.json", tarfile.SYMTYPE, "/etc/passwd"),
-        of_type("run.json", tarfile.LNKTYPE, "../x"),
-        of_type("a", tarfile.SYMTYPE, "/tmp"),
-        of_type("run.json", tarfile.FIFOTYPE),
+        build_member("run.json", tarfile.SYMTYPE, "/etc/passwd"),
+        build_member("run.json", tarfile.LNKTYPE, "../x"),
+        build_member("a", tarfile.SYMTYPE, "/tmp"),
+        build_member("run.json", tarfile.FIFOTYPE),
     ],
 )
 def test_an_archive_writes_nowhere_else(tmp_path, member):
     """Only files of a run, where they belong: no links, no folders above."""
     with pytest.raises(RecordError, match="which is not a file of a run"):
-        clear_mlflow.load(packed(tmp_path / "x.tar.xz", member))
+        clear_mlflow.load(pack_archive(tmp_path / "x.tar.xz", member))
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     """Before it fills the disk."""
     monkeypatch.setattr(bundle_module, "_MAX_BYTES", 2**24)
-    path = packed(tmp_path / "x.tar.xz", (tarfile.TarInfo("run.json"), bytes(2**25)))
+    path = pack_archive(tmp_path / "x.tar.xz", (tarfile.TarInfo("run.json"), bytes(2**25)))
     assert path.stat().st_size < 2**14
     with pytest.raises(RecordError, match="over 8 GiB; unpack it yourself"):
         clear_mlflow.load(path)
@@ -228,8 +228,8 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
 
 def test_a_header_takes_no_memory_that_it_announces(tmp_path):
     """Neither the name of a member, of any length, nor the dictionary of the xz stream."""
-    name = of_type("run.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
-    long_name = packed(tmp_path / "name.tar.xz", name)
+    name = build_member("run.json", tarfile.GNUTYPE_LONGNAME)[0], bytes(2**27)
+    long_name = pack_archive(tmp_path / "name.tar.xz", name)
     content = bytearray(lzma.compress(bytes(2**10)))
     header = content[12 : 12 + 4 * content[12]]
     header[4] = 40  # a dictionary of 4 GiB
@@ -250,7 +250,7 @@ def test_bytes_around_the_files_of_an_archive_are_refused(store, experiment_id, 
     """After its end, in its padding, in the headers of its files, and another order of them."""
     run_id = stored_run(store, experiment_id).info.run_id
     path = clear_mlflow.export(run_id, tmp_path / "run.tar.xz")
-    content, files = path.read_bytes(), files_of(path)
+    content, files = path.read_bytes(), read_files(path)
     tar = lzma.decompress(content)
     later = [(tarfile.TarInfo(name), content) for name, content in files.items()]
     for member, _ in later:
@@ -263,8 +263,8 @@ def test_bytes_around_the_files_of_an_archive_are_refused(store, experiment_id, 
         "bytes after the archive": lzma.compress(tar + bytes(512)),
         "last byte": lzma.compress(tar[:-1] + b"x"),
         "padding": lzma.compress(tar[:padding] + b"x" + tar[padding + 1 :]),
-        "times": packed(tmp_path / "x.tar.xz", *later).read_bytes(),
-        "order": packed(tmp_path / "x.tar.xz", *later[::-1]).read_bytes(),
+        "times": pack_archive(tmp_path / "x.tar.xz", *later).read_bytes(),
+        "order": pack_archive(tmp_path / "x.tar.xz", *later[::-1]).read_bytes(),
     }
     for name, other in changed.items():
         path.write_bytes(other)

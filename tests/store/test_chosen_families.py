@@ -30,14 +30,14 @@ def invoke(*arguments):
     return CliRunner().invoke(main, [*map(str, arguments)])
 
 
-def of_matrix(names):
+def select_matrix_names(names):
     """What is of the matrix among a run's metrics or series."""
     return {name: value for name, value in names.items() if name.split("/")[0] in FAMILIES}
 
 
 def steps(store, run_id):
     """Each of these metrics at each step, of which none was logged twice."""
-    matrix_points = of_matrix(histories(store, run_id))
+    matrix_points = select_matrix_names(histories(store, run_id))
     in_steps = {name: {step: value for step, _, value in h} for name, h in matrix_points.items()}
     assert {n: len(h) for n, h in matrix_points.items()} == {n: len(h) for n, h in in_steps.items()}
     return in_steps
@@ -48,7 +48,7 @@ def only_run(store, experiment_id):
     return run
 
 
-def matrix_of(correct):
+def select_matrix_points(correct):
     rows = row_records(correct)
     return assemble({row_file_name(row.row.row): row for row in rows}).matrix
 
@@ -56,7 +56,7 @@ def matrix_of(correct):
 def scored_by(store, run_id):
     """Families of the metrics that a run holds, and those that its tag names."""
     data = store.get_run(run_id).data
-    return {name.split("/")[0] for name in of_matrix(data.metrics)}, data.tags.get(
+    return {name.split("/")[0] for name in select_matrix_names(data.metrics)}, data.tags.get(
         names.METRICS_TAG
     )
 
@@ -67,7 +67,7 @@ def test_a_training_logs_the_families_it_was_told(store, experiment_id):
     train_in_process(store, training, {"metrics": "gem,worst_bucket"})
     run = only_run(store, experiment_id)
     chosen = get_family_metrics(("gem", "worst_bucket"))
-    assert of_matrix(run.data.metrics) == summarize(MATRIX, metrics=chosen)
+    assert select_matrix_names(run.data.metrics) == summarize(MATRIX, metrics=chosen)
     assert steps(store, run.info.run_id) == series(MATRIX, metrics=chosen)
     assert run.data.tags[names.METRICS_TAG] == "gem,worst_bucket"
     assert run.data.params["metrics"] == "gem,worst_bucket"
@@ -110,7 +110,7 @@ def test_evaluate_adds_families_to_old_runs(store, experiment_id):
     after = steps(store, run.info.run_id)
     assert before.items() <= after.items()
     families = ("clear", "renate", "wild_time", "gem")
-    assert after == series(matrix_of(correct), metrics=get_family_metrics(families))
+    assert after == series(select_matrix_points(correct), metrics=get_family_metrics(families))
     assert scored_by(store, run.info.run_id) == ({*families}, "clear,renate,wild_time,gem")
     for again in (("--metrics", "gem,wild_time"), ()):
         done = invoke("evaluate", "--runs", "test", *again)

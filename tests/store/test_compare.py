@@ -47,7 +47,7 @@ def invoke(*arguments):
     return CliRunner().invoke(main, ["compare", *arguments], catch_exceptions=False)
 
 
-def comparison_of(store, experiment_id):
+def load_comparison(store, experiment_id):
     (comparison,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
     return comparison, Path(comparison.info.artifact_uri.removeprefix("file://"))
 
@@ -56,7 +56,7 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
     """Page, table, CSV, pictures, list, tags and description; the terminal tells the same."""
     result = invoke("--runs", "test")
     assert result.exit_code == 0, result.output
-    run, folder = comparison_of(store, experiment_id)
+    run, folder = load_comparison(store, experiment_id)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "compare replay vs naive (4 runs)"
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -169,7 +169,7 @@ def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
     result = invoke("--runs", "test")
     assert result.exit_code == 0
     assert "Left out: naive clear10 seed 0" in result.output
-    run, _ = comparison_of(store, experiment_id)
+    run, _ = load_comparison(store, experiment_id)
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "3"
 
 
@@ -205,7 +205,7 @@ def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_
         store.log_param(run.info.run_id, "memory", memory)
         store.log_param(run.info.run_id, "used/memory", "300")
     assert invoke("--runs", "test", "--group-by", "note,memory").exit_code == 0
-    _, folder = comparison_of(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     (group,) = json.loads((folder / "compared_runs.json").read_text())["groups"]
     assert group["labels"] == {"note": "two words", "memory": "300"}
 
@@ -215,7 +215,7 @@ def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_p
     options = ("--env-manager", "local", "--experiment-name", "test", "-P", "runs=test")
     done = run_python("-m", "mlflow", "run", str(project), "-e", "compare", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    run, folder = comparison_of(store, experiment_id)
+    run, folder = load_comparison(store, experiment_id)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "compare replay vs naive (4 runs)"
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"
@@ -233,7 +233,7 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
     output = " ".join(invoke("--runs", "test").output.split())
     assert "2, 1 diverged" in output
     assert "1 of 3 seeds of naive diverged and has no value" in output
-    _, folder = comparison_of(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     compared_runs = json.loads((folder / "compared_runs.json").read_text())
     assert compared_runs["groups"][1]["diverged"] == [diverged.info.run_id]
 
@@ -280,7 +280,7 @@ def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, exper
             log_training(store, experiment_id, correct, parameters)
     result = invoke("--runs", "test")
     assert result.exit_code == 0, result.output
-    _, folder = comparison_of(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     grid = read_grid(folder / names.MORE_SEEDS)
     (verdict,) = json.loads((folder / "compared_runs.json").read_text())["verdicts"]
     suggestion = verdict["more_seeds"]
@@ -300,7 +300,7 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
     """Both are parameters of the comparison; what is neither is one line."""
     result = invoke("--runs", "test", "--baseline", "naive", "--margin", "1")
     assert result.exit_code == 0, result.output
-    run, _ = comparison_of(store, experiment_id)
+    run, _ = load_comparison(store, experiment_id)
     assert (run.data.params["baseline"], run.data.params["margin"]) == ("naive", "1")
     result = invoke("--runs", "test", "--margin", "none of it")
     assert result.output == (
@@ -327,7 +327,7 @@ def test_different_parameters_are_separate_groups(store, experiment_id):
     log_replay_runs(store, experiment_id)
     output = invoke("--runs", "test").output
     assert "mixes" not in output
-    _, folder = comparison_of(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
     assert {group["name"]: len(group["runs"]) for group in content["groups"]} == {
         "replay, epochs=3, lr=0.02": 2,
@@ -344,7 +344,7 @@ def test_merged_parameters_are_named_in_every_output(store, experiment_id):
     mixed = "epochs 1 and 3, lr 0.01 and 0.02"
     warning = f"replay mixes runs with different parameters ({mixed})"
     assert f"! {warning}" in output
-    run, folder = comparison_of(store, experiment_id)
+    run, folder = load_comparison(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
     replay, naive = content["groups"]
     assert replay["mixed"] == {"epochs": ["1", "3"], "lr": ["0.01", "0.02"]}
@@ -364,7 +364,7 @@ def test_a_parameter_without_effect_separates_nothing(store, experiment_id):
         parameters |= {"strategy": "replay"}
         log_training(store, experiment_id, counts(180, seed), parameters)
     invoke("--runs", "test")
-    _, folder = comparison_of(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
     names = {group["name"]: len(group["runs"]) for group in content["groups"]}
     assert names == {"replay, memory=120": 1, "replay, memory=100": 1, "naive": 2}
@@ -378,7 +378,7 @@ def test_a_run_without_parameters_is_a_group_of_its_own(store, experiment_id):
     options = {"strategy": "replay", "seed": 2, "dataset": "digits"}
     log_run(store, experiment_id, "imported", counts(180, 2), **options)
     invoke("--runs", "test")
-    _, folder = comparison_of(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
     assert len(content["group_by"]) == 3
     assert sorted(len(group["runs"]) for group in content["groups"]) == [1, 2]
@@ -400,7 +400,7 @@ def test_own_loops_with_other_parameters_are_separate_groups(store, experiment_i
         }.items():
             store.log_param(run.info.run_id, name, value)
     assert invoke("--runs", "test").exit_code == 0
-    _, folder = comparison_of(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     content = json.loads((folder / "compared_runs.json").read_text())
     names = {group["name"]: len(group["runs"]) for group in content["groups"]}
     assert names == {"learning_rate=0.1": 2, "learning_rate=0.2": 2}
@@ -458,7 +458,7 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
             store.log_param(run.info.run_id, key, value)
     result = invoke("--runs", "test", "--group-by", "auto")
     assert result.exit_code == 0, result.output
-    _, folder = comparison_of(store, experiment_id)
+    _, folder = load_comparison(store, experiment_id)
     compared_runs = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in compared_runs["groups"]}
     assert sizes == {"augment=random_crop_flip": 2, "augment=random_crop": 1}
@@ -467,7 +467,7 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
 def test_an_experiment_and_run_ids_may_be_named_in_one_place(store, experiment_id, runs, tmp_path):
     """Experiments, ids and unique beginnings of ids, on the command line and in Python."""
     assert invoke("test").exit_code == 0
-    compared, _ = comparison_of(store, experiment_id)
+    compared, _ = load_comparison(store, experiment_id)
     assert compared.data.tags[names.COMPARED_COUNT_TAG] == "4"
     assert compared.data.params["runs"] == "test"
     ids = [run.info.run_id for run in runs]

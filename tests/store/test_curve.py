@@ -37,13 +37,13 @@ def run_id(store, experiment_id):
     return new_run_id
 
 
-def curve_of(store, run_id):
+def read_curve(store, run_id):
     """Every point of a run's curve: series to (step, time, value)."""
     points = histories(store, run_id)
     return {name: points[name] for name in names.CURVE if name in points}
 
 
-def series_of(*points):
+def build_series(*points):
     """What a store holds of a curve that it has all of."""
     return {
         names.CURVE_LOSS: [(p.step, p.time, p.loss) for p in points],
@@ -57,9 +57,9 @@ def test_a_curve_is_three_series_over_the_steps_of_the_optimiser(store, experime
     training = KnownTraining(FOUR_BUCKETS, live={1: [FIRST]}, curve={1: [SECOND], 2: [THIRD]})
     train_in_process(store, training, {})
     (run,) = store.search_runs([experiment_id])
-    assert curve_of(store, run.info.run_id) == series_of(FIRST, SECOND, THIRD)
+    assert read_curve(store, run.info.run_id) == build_series(FIRST, SECOND, THIRD)
     score(store, run.info.run_id)
-    assert curve_of(store, run.info.run_id) == series_of(FIRST, SECOND, THIRD)
+    assert read_curve(store, run.info.run_id) == build_series(FIRST, SECOND, THIRD)
 
 
 class Watched(KnownTraining):
@@ -101,7 +101,7 @@ def test_a_training_that_breaks_off_loses_no_point(store, experiment_id):
     with pytest.raises(RuntimeError, match="out of power"):
         train_in_process(store, training, {})
     (run,) = store.search_runs([experiment_id])
-    assert curve_of(store, run.info.run_id) == series_of(FIRST, SECOND)
+    assert read_curve(store, run.info.run_id) == build_series(FIRST, SECOND)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -110,8 +110,8 @@ def test_a_loss_that_is_no_finite_number_is_in_no_chart(store, experiment_id, lo
     diverged = CurvePoint(3, loss, 0.05, 200.0, 2_000)
     train_in_process(store, KnownTraining(FOUR_BUCKETS, curve={1: [FIRST, diverged]}), {})
     (run,) = store.search_runs([experiment_id])
-    both = series_of(FIRST, diverged)
-    assert curve_of(store, run.info.run_id) == {
+    both = build_series(FIRST, diverged)
+    assert read_curve(store, run.info.run_id) == {
         **both,
         names.CURVE_LOSS: both[names.CURVE_LOSS][:1],
     }
@@ -127,19 +127,19 @@ def left_spool(store, run_id, *batches):
 
 def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run_id):
     """Another machine resumed the run meanwhile, and came by the same steps at other times."""
-    for name, ((step, time, value), *_) in series_of(SECOND).items():
+    for name, ((step, time, value), *_) in build_series(SECOND).items():
         store.log_metric(run_id, name, value + 0.25, timestamp=time + 99, step=step)
     store.set_terminated(run_id)
-    before = curve_of(store, run_id)
+    before = read_curve(store, run_id)
     waiting = [
         [Metric(name, *(value, time, step)) for step, time, value in points]
-        for name, points in series_of(FIRST, SECOND, THIRD).items()
+        for name, points in build_series(FIRST, SECOND, THIRD).items()
     ]
     row_point = Metric("renate/average_accuracy", 0.5, 1_000, 1)
     left_spool(store, run_id, [*waiting[0], row_point], waiting[1], waiting[2])
     (synced,) = sync_folders(select_folders(default_root() / run_id))
     assert synced.is_stored, synced.message
-    expected = series_of(FIRST, SECOND, THIRD)
+    expected = build_series(FIRST, SECOND, THIRD)
     for name, points in expected.items():
         points[1] = before[name][0]
     assert histories(store, run_id) == expected, "a row's point follows from the row alone"
@@ -153,9 +153,9 @@ def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
     writer.open(store.get_run(run_id))
     writer.write_curve([FIRST, SECOND])
     writer.close(None)
-    expected = series_of(FIRST, SECOND)
+    expected = build_series(FIRST, SECOND)
     expected[names.CURVE_LOSS][0] = (FIRST.step, 500, 9.0)
-    assert curve_of(store, run_id) == expected
+    assert read_curve(store, run_id) == expected
 
 
 def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, monkeypatch):
@@ -174,5 +174,5 @@ def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, mon
     writer.write_curve(points)
     monkeypatch.setattr(RunFolder, "append_metrics", append_metrics)
     writer.close(None)
-    assert curve_of(store, run_id) == series_of(*points)
+    assert read_curve(store, run_id) == build_series(*points)
     assert select_folders(None) == []

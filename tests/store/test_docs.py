@@ -51,13 +51,13 @@ def run_interpreter(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-def python_of(page):
+def read_python_blocks(page):
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
 def test_all_python_is_run():
     """A page that begins to show Python is listed above."""
-    page_names = {page.name for page in (ROOT / "docs").glob("*.md") if python_of(page)}
+    page_names = {page.name for page in (ROOT / "docs").glob("*.md") if read_python_blocks(page)}
     assert page_names <= RUNS.keys() | ELSEWHERE
 
 
@@ -65,7 +65,9 @@ def test_all_python_is_run():
 def test_the_code_of_a_page(store, experiment_id, tmp_path, page):
     """One block after another, in a process that has nothing but the package."""
     script = tmp_path / "page.py"
-    script.write_text("\n".join(python_of(ROOT / "docs" / page)) + "\n" + THEN.get(page, ""))
+    script.write_text(
+        "\n".join(read_python_blocks(ROOT / "docs" / page)) + "\n" + THEN.get(page, "")
+    )
     # A sweep starts programs of its own, as a script's user has it: from a new interpreter.
     start = run_interpreter if page == "python.md" else run_python
     done = start(str(script), cwd=tmp_path, timeout=300)
@@ -81,7 +83,7 @@ def test_the_guide_can_be_followed(store, tmp_path):
     """In a copy of the package, each file is found where it says, and what it tries comes true."""
     shutil.copytree(ROOT / "clear_mlflow", tmp_path / "clear_mlflow")
     tries = []
-    for code in python_of(ROOT / "CONTRIBUTING.md"):
+    for code in read_python_blocks(ROOT / "CONTRIBUTING.md"):
         first = code.splitlines()[0].removeprefix("# ")
         if first == "try it":
             tries.append(code)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from feature_streams import config, rows_of
+from feature_streams import config, train_rows
 from feature_streams import training as build_training
 from forked import run_forked
 
@@ -29,7 +29,7 @@ CHANGING = {"cost/seconds", "cost/device_seconds", "cost/test_seconds", names.CU
 ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
 
 
-def runs_of(store, experiment_id):
+def find_runs(store, experiment_id):
     """(the parent, seed to member)."""
     parents, members = [], {}
     for run in store.search_runs([experiment_id]):
@@ -54,7 +54,7 @@ def rows_in(run) -> list[tuple[int, ...]]:
 @pytest.fixture
 def finished(store, experiment_id):
     train_ensemble_in_process(store, build_training(config(**ASKED)), ASKED)
-    return runs_of(store, experiment_id)
+    return find_runs(store, experiment_id)
 
 
 def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experiment_id):
@@ -85,8 +85,8 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     assert {k: v for k, v in tags.items() if k not in changing} == {
         k: v for k, v in other.items() if k not in changing
     }
-    assert rows_in(member) == rows_in(alone) == rows_of(config(**alone_asked))
-    assert rows_in(members[4]) == rows_of(config(**{**ASKED, "seeds": "none", "seed": 4}))
+    assert rows_in(member) == rows_in(alone) == train_rows(config(**alone_asked))
+    assert rows_in(members[4]) == train_rows(config(**{**ASKED, "seeds": "none", "seed": 4}))
     listed, of_other = (
         {str(file.relative_to(folder(run))) for file in folder(run).rglob("*") if file.is_file()}
         for run in (member, alone)
@@ -152,7 +152,7 @@ def test_an_error_ends_the_ensemble_but_not_the_members_before_it(
     """The member that was trained keeps its rows, its scores and the error; so does the parent."""
     with pytest.raises(type(error)):
         train_ensemble_in_process(store, Breaking(error), ASKED)
-    parent, members = runs_of(store, experiment_id)
+    parent, members = find_runs(store, experiment_id)
     for run in (parent, members[2]):
         assert run.info.status == status
         assert (str(error) or type(error).__name__) in run.data.tags[names.ERROR_TAG]
@@ -175,7 +175,7 @@ def test_seeds_after_an_error_have_no_run(store, experiment_id):
             Breaking(TrainingError("stop"), build_training(config(**{**ASKED, "seeds": "2,4"}))),
             {},
         )
-    assert set(runs_of(store, experiment_id)[1]) == {2}
+    assert set(find_runs(store, experiment_id)[1]) == {2}
 
 
 def test_an_active_run_is_joined_as_the_one_above(store):
@@ -183,7 +183,7 @@ def test_an_active_run_is_joined_as_the_one_above(store):
     with mlflow.start_run(run_name="mine") as active:
         train_ensemble_in_process(store, build_training(config(**ASKED)), ASKED)
         assert mlflow.active_run().info.run_id == active.info.run_id
-    parent, members = runs_of(store, active.info.experiment_id)
+    parent, members = find_runs(store, active.info.experiment_id)
     assert parent.info.run_id == active.info.run_id
     assert parent.info.run_name == "mine"
     assert {run.info.status for run in members.values()} == {"FINISHED"}
@@ -205,7 +205,7 @@ def test_the_command_trains_members_in_one_supervised_process(store, experiment_
     """From parameters to closed runs, and the means of both on the screen."""
     options = ["--features", "pixels", "--epochs", "2", "--seeds", "0,5", "--device", "cpu"]
     done = run_forked("train", *options, check=True, timeout=180)
-    parent, members = runs_of(store, experiment_id)
+    parent, members = find_runs(store, experiment_id)
     assert set(members) == {0, 5}
     assert all(len(rows_in(run)) == 11 for run in members.values())
     assert {run.info.status for run in (parent, *members.values())} == {"FINISHED"}

@@ -100,7 +100,7 @@ def train_failing(store, tmp_path, monkeypatch, capfd):
         if not new:
             assert not stored, failure
             return calls, failure
-        _recovered(store, new[0], stored, rows, points, failure, tmp_path)
+        check_recovery(store, new[0], stored, rows, points, failure, tmp_path)
         return calls, failure
 
     return attempt
@@ -110,7 +110,7 @@ def _runs(store):
     return store.search_runs([store.get_experiment_by_name(EXPERIMENT).experiment_id])
 
 
-def _recovered(store, run_id, stored, rows, points, failure, tmp_path):
+def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
     """Sync, look, resume: what was kept is there once; in the end it is as if nothing failed."""
     run = store.get_run(run_id)
     if names.PROCESS_TAG in run.data.tags:  # the process of a user has ended by then
@@ -179,12 +179,12 @@ def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, monkeypa
 
     append_points = RunRecorder._write_points
 
-    def interrupted(self, points=()):
+    def interrupt(self, points=()):
         if max(self.rows, default=0) == 1 and points:
             raise KeyboardInterrupt
         return append_points(self, points)
 
-    monkeypatch.setattr(RunRecorder, "_write_points", interrupted)
+    monkeypatch.setattr(RunRecorder, "_write_points", interrupt)
     with pytest.raises(KeyboardInterrupt):
         train_in_process(store, training(SETTINGS, STREAM), {})
     (run,) = _runs(store)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from feature_files import KIND, write_released_features
-from feature_streams import config, made_up, rows_of, trained, training
+from feature_streams import config, made_up, train_counts, train_rows, training
 from released_layout import write_released
 
 from clear_mlflow.core.errors import ConfigError
@@ -26,7 +26,9 @@ def test_the_same_seed_gives_the_same_weights(strategy):
     """To the bit, with batches in random order; another seed gives others."""
 
     def weights(seed):
-        _, weight, bias = trained(config(strategy=strategy, batch_size=8, memory=12, seed=seed))[-1]
+        _, weight, bias = train_counts(
+            config(strategy=strategy, batch_size=8, memory=12, seed=seed)
+        )[-1]
         return np.concatenate([weight.ravel(), bias])
 
     np.testing.assert_array_equal(weights(3), weights(3))
@@ -38,7 +40,7 @@ def test_the_untrained_row_takes_all_for_the_first_class():
     """A head of zeros has no opinion, whatever the seed."""
     stream, _ = made_up()
     firsts = tuple(int((bucket.test.labels == 0).sum()) for bucket in stream.buckets)
-    assert rows_of(config(seed=1))[0] == rows_of(config(seed=2))[0] == firsts
+    assert train_rows(config(seed=1))[0] == train_rows(config(seed=2))[0] == firsts
 
 
 def test_a_stream_of_features_keeps_every_row_with_its_label():

@@ -120,13 +120,13 @@ def evaluate(*arguments):
     return CliRunner().invoke(main, ["evaluate", *arguments])
 
 
-def named(rows, first=0):
+def build_name(rows, first=0):
     return {f"results/acc_after_{first + i}.json": json.dumps(row) for i, row in enumerate(rows)}
 
 
 def test_rows_under_other_names_are_scored(store, foreign):
     """They become rows of the run; what was there stays, and a second time changes nothing."""
-    run_id = foreign(named([INITIAL, *SQUARE]), dataset="clear10", seed="7", strategy="mine")
+    run_id = foreign(build_name([INITIAL, *SQUARE]), dataset="clear10", seed="7", strategy="mine")
     done = evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
     assert done.exit_code == 0, done.output
     run = store.get_run(run_id)
@@ -137,7 +137,7 @@ def test_rows_under_other_names_are_scored(store, foreign):
     assert run.data.metrics["clear/in_domain_accuracy"] == np.mean([0.75, 0.875, 0.9375])
     assert "renate/forward_transfer" in run.data.metrics
     listed = {file.path for file in store.list_artifacts(run_id, "results")}
-    assert listed == set(named([INITIAL, *SQUARE]))
+    assert listed == set(build_name([INITIAL, *SQUARE]))
     again = evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
     assert "1 unchanged" in again.output
     assert evaluate("--runs", run_id).exit_code == 0
@@ -145,7 +145,7 @@ def test_rows_under_other_names_are_scored(store, foreign):
 
 def test_rows_that_were_half_written_are_completed(store, foreign):
     """A command that was stopped is run again, and the run is whole."""
-    run_id = foreign(named(SQUARE, first=1))
+    run_id = foreign(build_name(SQUARE, first=1))
     pattern = "results/acc_after_{row}.json"
     assert evaluate("--runs", run_id, "--rows", pattern).exit_code == 0
     folder = mlflow.artifacts.download_artifacts(
@@ -161,15 +161,15 @@ def test_rows_of_a_training_are_not_completed_from_elsewhere(store, foreign):
     """What lies beside them may be of another measurement."""
     name = "row_001.json"
     own = {f"accuracy_matrix/rows/{name}": row_texts()[name]}
-    run_id = foreign({**named(SQUARE, first=1), **own})
+    run_id = foreign({**build_name(SQUARE, first=1), **own})
     evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
     assert list(read_rows(store, store.get_run(run_id))) == [name]
 
 
 def test_each_run_of_an_experiment_is_told_of(store, foreign):
     """One with damaged rows is named; one without any is none of ours; the others are scored."""
-    good = foreign(named(SQUARE, first=1))
-    bad = foreign({**named(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
+    good = foreign(build_name(SQUARE, first=1))
+    bad = foreign({**build_name(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
     foreign({"notes.txt": "none"})
     complete_run = foreign({"results/acc_after_all.csv": files.savetxt(SQUARE)})
     done = evaluate("--runs", "test", "--rows", "results/acc_after_{row}.json")
@@ -187,7 +187,7 @@ def test_each_run_of_an_experiment_is_told_of(store, foreign):
 def test_percent_and_zeros_are_said_here_too(store, foreign):
     """What a script meant is not guessed; a dry run cannot write rows."""
     rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
-    run_id = foreign(named(rows, first=1))
+    run_id = foreign(build_name(rows, first=1))
     options = ["--runs", run_id, "--rows", "results/acc_after_{row}.json"]
     assert "pass --rows-scale percent" in evaluate(*options).output
     assert "--rows-future not-tested" in evaluate(*options, "--rows-scale", "percent").output

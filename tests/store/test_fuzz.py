@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from mlflow.entities import Metric
 from safetensors.torch import save
 from stored_runs import row_texts
-from strategy_runs import feature_stream, on_features, trained
+from strategy_runs import feature_stream, on_features, train_with_states
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import ClearError, ConfigError
@@ -87,7 +87,7 @@ def read_or_refused(read: Callable[[], object]) -> Any:
 
 
 @st.composite
-def mangled(draw, content: bytes) -> bytes:
+def mangle_bytes(draw, content: bytes) -> bytes:
     """A file with bytes changed, put in, taken out, or cut off."""
     changed = bytearray(content)
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 5)))):
@@ -97,7 +97,7 @@ def mangled(draw, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def altered(draw, value: Any) -> Any:
+def alter_document(draw, value: Any) -> Any:
     """A document with another value in one of its places, or without it."""
     if isinstance(value, (dict, list)) and value and draw(st.integers(0, 9)):
         offset = draw(
@@ -106,7 +106,7 @@ def altered(draw, value: Any) -> Any:
         if draw(st.integers(0, 5)) == 0:
             del value[offset]
         else:
-            value[offset] = altered(draw, value[offset])
+            value[offset] = alter_document(draw, value[offset])
         return value
     if isinstance(value, int) and draw(st.booleans()):
         return value + draw(st.sampled_from((-1, 1, 1000)))
@@ -118,11 +118,11 @@ def changed_json(draw, document: object, times: tuple[int, ...] = (0, 1, 1, 2, 4
     """A JSON file that was changed in its values, in its bytes, or in both."""
     document, number = copy.deepcopy(document), draw(st.sampled_from(times))
     for _ in range(number):
-        document = altered(draw, document)
+        document = alter_document(draw, document)
     if isinstance(document, dict) and draw(st.integers(0, 9)) == 0:
         document["x"] = draw(st.sampled_from(VALUES))
     content = json.dumps(document).encode("utf-8", "surrogatepass")
-    return content if number and draw(st.integers(0, 2)) else draw(mangled(content))
+    return content if number and draw(st.integers(0, 2)) else draw(mangle_bytes(content))
 
 
 # --- rows, and the matrices they make
@@ -177,7 +177,7 @@ def evaluation_set() -> EvaluationSet:
     )
 
 
-def parts_of(content: bytes) -> tuple[dict[str, Any], bytes]:
+def split_safetensors(content: bytes) -> tuple[dict[str, Any], bytes]:
     """Header and numbers of a safetensors file, by its specification."""
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -187,14 +187,14 @@ def parts_of(content: bytes) -> tuple[dict[str, Any], bytes]:
 def changed_tensors(draw, content: bytes) -> bytes:
     """A safetensors file with another header, other numbers, or other bytes anywhere."""
     if draw(st.integers(0, 2)) == 0:
-        return draw(mangled(content))
-    header, body = parts_of(content)
+        return draw(mangle_bytes(content))
+    header, body = split_safetensors(content)
     text = (
         draw(changed_json(header, (0, 1, 1, 2)))
         if draw(st.booleans())
         else json.dumps(header).encode()
     )
-    body = draw(mangled(body)) if draw(st.booleans()) else body
+    body = draw(mangle_bytes(body)) if draw(st.booleans()) else body
     return struct.pack("<Q", len(text)) + text + body
 
 
@@ -215,7 +215,7 @@ def test_predictions(tmp_path, data):
     loaded = read_or_refused(lambda: RowPredictions.load(path))
     if loaded is None:
         return
-    header, body = parts_of(content)
+    header, body = split_safetensors(content)
     first_byte, end = header["labels"]["data_offsets"]
     labels = np.frombuffer(body[first_byte:end], loaded.labels.dtype)
     assert np.array_equal(loaded.labels, labels)
@@ -254,7 +254,7 @@ def test_import_formats(data):
     if name.endswith(".json") and data.draw(st.booleans()):
         content = data.draw(changed_json(json.loads(content)))
     else:
-        content = data.draw(mangled(content) | st.binary(max_size=200))
+        content = data.draw(mangle_bytes(content) | st.binary(max_size=200))
     format_name = data.draw(st.sampled_from(("auto", "auto", *FORMATS)))
     runs = read_or_refused(lambda: read_runs(ResultFile(name, content), format_name)) or ()
     matrices = [run.matrix.values[~np.isnan(run.matrix.values)] for run in runs]
@@ -328,7 +328,7 @@ def test_weights(tmp_path, weights, suffix, data):
     torch.save(weights, path) if suffix == ".pth" else path.write_bytes(save(dict(weights)))
     content = bytearray(path.read_bytes())
     at = data.draw(st.sampled_from((slice(0, 4000), slice(-4000, None), slice(None))))
-    content[at] = data.draw(mangled(bytes(content[at])))
+    content[at] = data.draw(mangle_bytes(bytes(content[at])))
     path.write_bytes(bytes(content))
     model = read_or_refused(
         lambda: build_model("small_cnn", num_classes=10, image_size=8, weights=str(path))
@@ -367,13 +367,13 @@ def test_stored_features(tmp_path, data):
     """Feature files: torch's finite numbers or a line; our own as written or not."""
     path, other = tmp_path / "features.pth", tmp_path / "000.npy"
     torch.save({"feature": torch.ones(4, 3), "label": [0, 1, 0, 1]}, path)
-    path.write_bytes(data.draw(mangled(path.read_bytes())))
+    path.write_bytes(data.draw(mangle_bytes(path.read_bytes())))
     read_or_refused(lambda: load_torch_file(path))
     array = np.random.default_rng(0).random((4, 3)).astype(np.float32)
     with new_array(other, {"of": "made up"}) as file:
         np.save(file, array)
     intact = other.read_bytes()
-    other.write_bytes(changed := data.draw(mangled(intact)))
+    other.write_bytes(changed := data.draw(mangle_bytes(intact)))
     try:
         arrays = CachedArrays().open(other, {})
     except UnusableFileError:
@@ -391,7 +391,7 @@ PARAMETERS = on_features(strategy="replay", epochs="1")
 @pytest.fixture(scope="module")
 def state() -> bytes:
     """What a training left after its first bucket."""
-    _, states, _ = trained(feature_stream(), PARAMETERS)
+    _, states, _ = train_with_states(feature_stream(), PARAMETERS)
     return states[1]
 
 
@@ -399,7 +399,7 @@ def state() -> bytes:
 @given(ANY)
 def test_training_states(state, data):
     """A training's state: gone on from, or refused; never a crash of the process."""
-    header, body = parts_of(state)
+    header, body = split_safetensors(state)
     described = json.loads(header["__metadata__"]["clear_mlflow"])
     if data.draw(st.booleans()):
         text = data.draw(changed_json(described)).decode("utf-8", "replace")
@@ -407,8 +407,8 @@ def test_training_states(state, data):
         text = json.dumps(header).encode()
         content = struct.pack("<Q", len(text)) + text + body
     else:
-        content = data.draw(mangled(state))
-    read_or_refused(lambda: trained(feature_stream(), PARAMETERS, read_state(content)))
+        content = data.draw(mangle_bytes(state))
+    read_or_refused(lambda: train_with_states(feature_stream(), PARAMETERS, read_state(content)))
 
 
 @fuzz(150)
@@ -477,7 +477,7 @@ def spoil(root: Path, outside: Path, draw: Callable[[Any], Any]) -> None:
     path = draw(st.sampled_from([path for path in sorted(root.rglob("*")) if path.is_file()]))
     damage_type = draw(st.sampled_from(["mangle", "remove", "link", "pipe"]))
     if damage_type == "mangle":
-        path.write_bytes(draw(mangled(path.read_bytes())))
+        path.write_bytes(draw(mangle_bytes(path.read_bytes())))
     else:
         path.unlink()
         if damage_type == "link":

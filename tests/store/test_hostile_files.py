@@ -47,7 +47,7 @@ def test_a_row_of_very_many_buckets_is_refused(store, experiment_id):
     assert "expected 1 to 1000" in evaluate(run)
 
 
-def images_of(classes: int) -> EvaluationSet:
+def build_image_set(classes: int) -> EvaluationSet:
     return EvaluationSet(
         buckets=("1", "2"),
         class_names=tuple(str(i) for i in range(classes)),
@@ -60,9 +60,9 @@ def images_of(classes: int) -> EvaluationSet:
 
 def test_very_many_classes_are_bounded():
     """A set that asks for more is none."""
-    assert len(images_of(5000).class_names) == 5000
+    assert len(build_image_set(5000).class_names) == 5000
     with pytest.raises(RecordError, match="classes arrived; expected"):
-        images_of(9_000_000)
+        build_image_set(9_000_000)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 from click.testing import CliRunner
-from comparisons import seeds_of
+from comparisons import build_seed_runs
 from mlflow.projects.utils import load_project
 from rich.console import Console
 from stored_runs import stored_run
@@ -82,11 +82,11 @@ def is_safe_line(text: str) -> bool:
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_comparison_shows_a_hostile_name_as_text(name):
     """Page, description and terminal: no element, link or escape comes of a run's name."""
-    runs = [*seeds_of(name, 150, range(3)), *seeds_of("replay", 170, range(3))]
+    runs = [*build_seed_runs(name, 150, range(3)), *build_seed_runs("replay", 170, range(3))]
     comparison = compare(arrange(runs, ["strategy"]))
     page = comparison_page(comparison, title=name, footer="made by a test")
     assert is_safe_line(page)
-    runs = [*seeds_of("naive", 150, range(3)), *seeds_of("replay", 170, range(3))]
+    runs = [*build_seed_runs("naive", 150, range(3)), *build_seed_runs("replay", 170, range(3))]
     plain_comparison = compare(arrange(runs, ["strategy"]))
     expected = Tags(comparison_page(plain_comparison, title="x", footer="made by a test")).found
     tags = Tags(page).found

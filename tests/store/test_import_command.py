@@ -26,12 +26,12 @@ def run_import(*arguments):
     return CliRunner().invoke(main, ["import", *map(str, arguments)])
 
 
-def stored(store, experiment_id):
+def find_runs_by_name(store, experiment_id):
     """All runs of the test's experiment, by name."""
     return {run.info.run_name: run for run in store.search_runs([experiment_id])}
 
 
-def record_of(store, run):
+def load_record(store, run):
     return assemble(read_rows(store, run))
 
 
@@ -52,9 +52,9 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     assert "3 of 3 rows, 10 metrics; rows as training: fits average accuracy 0.6667" in " ".join(
         done.output.split()
     )
-    run = stored(store, experiment_id)["acc"]
+    run = find_runs_by_name(store, experiment_id)["acc"]
     assert run.info.status == "FINISHED"
-    record = record_of(store, run)
+    record = load_record(store, run)
     np.testing.assert_array_equal(record.matrix.values, SQUARE)
     assert record.matrix.num_instances.tolist() == [560, 544, 528]
     assert record.matrix.buckets == ("2004", "2005", "2006")
@@ -84,12 +84,12 @@ def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tm
     done = run_import(matrix_file, copy)
     assert done.exit_code == 0
     assert done.output.count("there already") == 3  # two lines and the count
-    assert len(stored(store, experiment_id)) == 1
+    assert len(find_runs_by_name(store, experiment_id)) == 1
     assert run_import(copy, "--again").exit_code == 0
-    assert set(stored(store, experiment_id)) == {"acc", "copy"}
+    assert set(find_runs_by_name(store, experiment_id)) == {"acc", "copy"}
     assert run_import(copy, matrix_file, "--experiment", "other").exit_code == 0
     other = store.get_experiment_by_name("other").experiment_id
-    assert set(stored(store, other)) == {"copy"}
+    assert set(find_runs_by_name(store, other)) == {"copy"}
 
 
 def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_path):
@@ -115,12 +115,12 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
     assert errors[1].startswith("error: percent.csv (read as text): contains 92.0, which is not")
     assert len(errors) == 2
     assert "2 failed, 4 imported, 2 passed over" in done.output
-    runs = stored(store, experiment_id)
+    runs = find_runs_by_name(store, experiment_id)
     csv = "er/results/eval_results"
     assert set(runs) == {"a", "logs line 1", "logs line 2", csv}
     assert runs["logs line 2"].data.tags["seed"] == "1"
     assert runs["logs line 2"].data.tags["strategy"] == "derpp"
-    np.testing.assert_array_equal(record_of(store, runs[csv]).matrix.values, PAST_ONLY)
+    np.testing.assert_array_equal(load_record(store, runs[csv]).matrix.values, PAST_ONLY)
     assert "clear/forward_transfer" not in runs[csv].data.metrics
     assert runs[csv].data.metrics["clear/backward_transfer"] == np.mean([0.625, 0.5, 0.5625])
 
@@ -143,7 +143,7 @@ def test_what_a_person_says_wrong_is_one_line(store, experiment_id, matrix_file,
     done = run_import(*([matrix_file] if options[0].startswith("--") else []), *options)
     assert done.exit_code == 2
     assert part in done.output
-    assert not stored(store, experiment_id)
+    assert not find_runs_by_name(store, experiment_id)
 
 
 def test_a_store_that_breaks_leaves_no_run_that_looks_whole(
@@ -176,7 +176,7 @@ def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder)
     outcomes = {file["file"]: file["outcome"] for file in json.loads(done.output)["files"]}
     assert outcomes == {"acc.csv": "imported", "acc.npy": "passed over", "other.npy": "imported"}
     assert "contains the same matrix as acc.csv" in done.output
-    assert set(stored(store, experiment_id)) == {"acc", "other"}
+    assert set(find_runs_by_name(store, experiment_id)) == {"acc", "other"}
 
 
 def test_a_folder_of_many_files_is_listed_once(store, monkeypatch, folder):
@@ -207,11 +207,11 @@ def test_a_matrix_of_the_same_data_is_compared_with_runs_tracked_here(
         *(path, "--same-data-as", run.run_id, "--strategy", "theirs", "--orientation", "rows")
     )
     assert done.exit_code == 0, done.output
-    imported_record = record_of(store, stored(store, experiment_id)["acc"])
+    imported_record = load_record(store, find_runs_by_name(store, experiment_id)["acc"])
     assert imported_record.dataset == load(run.run_id).record.dataset
     assert imported_record.matrix.buckets == tuple(keys)
     assert imported_record.matrix.num_instances.tolist() == counts
-    text = str(compare([run.run_id, stored(store, experiment_id)["acc"].info.run_id]))
+    text = str(compare([run.run_id, find_runs_by_name(store, experiment_id)["acc"].info.run_id]))
     assert "theirs" in text
     assert "Not all runs were tested in the same way" not in text
 
@@ -255,7 +255,7 @@ def test_a_log_is_imported_with_the_averages_that_prove_it(store, experiment_id)
     assert done.exit_code == 0, done.output
     output = " ".join(done.output.split())
     assert "percent, rows as training: fits accuracy over all images" in output
-    runs = stored(store, experiment_id)
+    runs = find_runs_by_name(store, experiment_id)
     assert set(runs) == {"moe_cil", "pycil_output run 1 CNN", "pycil_output run 2 NME"}
     metrics = runs["pycil_output run 1 CNN"].data.metrics
     assert metrics["renate/average_accuracy"] == pytest.approx(0.67875)

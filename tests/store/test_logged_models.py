@@ -67,7 +67,7 @@ def artifacts(run):
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
-def trained(store, experiment_id, **options):
+def train_run(store, experiment_id, **options):
     config = check(TrainConfig.resolve(options))
     train_in_process(store, prepare(config, TrainingProgress()), options)
     return store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[0]
@@ -82,7 +82,7 @@ def photos(tmp_path_factory):
 
 @pytest.fixture
 def run(store, experiment_id, photos):
-    return trained(store, experiment_id, **SMALL, data_root=str(photos))
+    return train_run(store, experiment_id, **SMALL, data_root=str(photos))
 
 
 class Tied(Strategy):
@@ -106,7 +106,7 @@ def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
         "strategy": f"{__name__}:Tied",
         "predictions": "none",
     }
-    run = trained(store, experiment_id, **parameters)
+    run = train_run(store, experiment_id, **parameters)
     assert (run.info.status, stored_models(store, run)) == ("FINISHED", {})
     for row in range(BUCKETS + 1):
         weights = load_file(artifacts(run) / "models" / f"after_{row:03d}.safetensors")
@@ -266,7 +266,7 @@ def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_
 
 def test_a_task_model_asks_for_the_bucket(store, experiment_id):
     """Without a bucket, or with one that does not exist, it names those that exist."""
-    run = trained(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
+    run = train_run(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
     model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[5].model_id}")
     for params in (None, {"bucket": "6"}):
         with pytest.raises(RecordError, match=r"pass params=\{'bucket': KEY\}, one of \['1', '2'"):
@@ -277,7 +277,7 @@ def test_a_task_model_asks_for_the_bucket(store, experiment_id):
 
 def test_a_task_model_without_its_classes_is_not_offered(store, experiment_id):
     """As earlier versions stored it."""
-    run = trained(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
+    run = train_run(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
     file = artifacts(run) / "models" / "after_005.safetensors"
     description = dataclasses.replace(read_description(file), classes_by_bucket={})
     save_file(load_file(file), file, description.as_metadata())

@@ -85,7 +85,7 @@ def test_the_leaderboard_brings_charts_of_what_runs_hold(store, experiment_id):
     assert any(path.startswith(f"images/{key}+step+0+") for path in images), images
 
 
-def view_of(store):
+def read_view(store):
     find_page_url(store, "test")
     return json.loads(store.get_experiment_by_name("test").tags[VIEW_TAG])
 
@@ -93,7 +93,7 @@ def view_of(store):
 @pytest.mark.parametrize("lower_is_better", [True, False])
 def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, lower_is_better):
     """Columns and charts that the runs hold, the best first; renewed when such runs come."""
-    assert view_of(store)["orderByKey"] == "metrics.`clear/challenge_score`"
+    assert read_view(store)["orderByKey"] == "metrics.`clear/challenge_score`"
     for level in (2.0, 1.0):
         with clear_mlflow.track(
             buckets=["1", "2", "3"],
@@ -103,7 +103,7 @@ def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, 
         ) as run:
             for row in range(1, 4):
                 run.log_values(row, [level, level + row, 2 * level])
-    state = view_of(store)
+    state = read_view(store)
     runs = store.search_runs([experiment_id], state["searchFilter"])
     assert len(runs) == 2
     metric_keys = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]

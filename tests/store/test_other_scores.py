@@ -39,7 +39,7 @@ def invoke(*arguments):
     return CliRunner().invoke(main, [*map(str, arguments)])
 
 
-def text_of(store, run, path):
+def read_text(store, run, path):
     return Path(mlflow.artifacts.download_artifacts(f"{run.info.artifact_uri}/{path}")).read_text()
 
 
@@ -69,7 +69,7 @@ def test_a_loops_errors_are_a_run(store, experiment_id):
         tracked.metrics["clear/challenge_score"].reason == "needs an accuracy (the score is rmse)"
     )
     note = run.data.tags["mlflow.note.content"]
-    page = text_of(store, run, "report.html").split("</style>")[1].split("<script")[0]
+    page = read_text(store, run, "report.html").split("</style>")[1].split("<script")[0]
     assert "2.90" in note
     assert "2.90" in page
     assert " %" not in note + page
@@ -172,9 +172,9 @@ def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
     (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'compare'")
     assert run.data.tags["leader"] == "replay"
     assert run.data.metrics["leader/renate/average_rmse"] < np.mean(ERRORS[3])
-    board = text_of(store, run, "leaderboard.csv").splitlines()
+    board = read_text(store, run, "leaderboard.csv").splitlines()
     assert list(dict.fromkeys(line.split(",")[0] for line in board[1:])) == ["replay", "naive"]
-    compared = json.loads(text_of(store, run, "compared_runs.json"))
+    compared = json.loads(read_text(store, run, "compared_runs.json"))
     assert (compared["score"], compared["lower_is_better"]) == ("rmse", True)
     ids = [r.info.run_id for r in store.search_runs([experiment_id], "params.strategy = 'naive'")]
     refused = invoke("compare", *ids)

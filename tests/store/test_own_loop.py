@@ -783,12 +783,12 @@ def test_a_call_that_was_interrupted_may_be_repeated(store, monkeypatch):
     interrupts = [KeyboardInterrupt()]
     wait = Uploader.wait_until_stored
 
-    def interrupted(self):
+    def interrupt(self):
         if interrupts:
             raise interrupts.pop()
         wait(self)
 
-    monkeypatch.setattr(Uploader, "wait_until_stored", interrupted)
+    monkeypatch.setattr(Uploader, "wait_until_stored", interrupt)
     with clear_mlflow.track(**LOOP) as run:
         with pytest.raises(KeyboardInterrupt):
             run.log_counts(0, FOUR_BUCKETS[0])
@@ -850,7 +850,7 @@ def test_predictions_may_be_bfloat16(store):
 def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
     """It has an end status, MLflow has no active run, and the next loop opens its own."""
 
-    def interrupted(client, run_id):
+    def interrupt(client, run_id):
         if raised:  # as in a thread, where signals are not handled
             raise KeyboardInterrupt
         for _ in range(2):
@@ -864,7 +864,7 @@ def test_ctrl_c_while_a_run_is_scored(store, monkeypatch, raised):
             log_all(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "score", interrupted)
+        patch.setattr(lifecycle, "score", interrupt)
         with pytest.raises(KeyboardInterrupt):
             loop()
     stored_run = store.get_run(run.run_id)

@@ -39,7 +39,7 @@ def the_run(store, experiment_id):
     return run
 
 
-def rows_of(run):
+def load_rows(run):
     folder = Path(run.info.artifact_uri.removeprefix("file://")) / "accuracy_matrix" / "rows"
     return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
 
@@ -49,7 +49,7 @@ def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
     parameters = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
     clear_mlflow.train(**parameters, **SMALL)
     run = the_run(store, experiment_id)
-    record = assemble(rows_of(run))
+    record = assemble(load_rows(run))
     assert record.dataset.name == "yearbook"
     assert record.matrix.buckets == YEARS
     assert record.is_complete
@@ -81,7 +81,7 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
         clear_mlflow.train(data_root=root, **variant, **SMALL).matrix for variant in variants
     ]
     runs = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
-    records = [assemble(rows_of(run)) for run in runs]
+    records = [assemble(load_rows(run)) for run in runs]
     assert len(records) == 3
     assert len({record.dataset for record in records}) == 1
     assert {record.dataset.name for record in records} == {"yearbook"}
@@ -104,7 +104,7 @@ def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, m
     write_years(tmp_path / "gaps", buckets=("2001", "2002", "2006"), train=4, test=2)
     clear_mlflow.train(dataset="folder", data_root=tmp_path / "gaps", **SMALL)
     run = the_run(store, experiment_id)
-    rows = rows_of(run)
+    rows = load_rows(run)
     for row in rows.values():
         assert row.extra["bucket_times"] == ["2001-01-01", "2002-01-01", "2006-01-01"]
     assert assemble(rows).times == (date(2001, 1, 1), date(2002, 1, 1), date(2006, 1, 1))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from feature_streams import config, made_up, training
-from power_cuts import recorded, restore
-from stored_runs import of_any_machine
+from power_cuts import record_cuts, restore
+from stored_runs import without_machine_fields
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal.run_folder import RunFolder, default_root, find_run_folders
@@ -53,7 +53,9 @@ def until(condition):
 def rows_in(client, run_id):
     """The rows that a run holds, without what a machine made of them."""
     records = read_rows(client, client.get_run(run_id))
-    return of_any_machine({n: json.loads(record.to_json()) for n, record in records.items()})
+    return without_machine_fields(
+        {n: json.loads(record.to_json()) for n, record in records.items()}
+    )
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def cuts(request, store, tmp_path, cache, monkeypatch):
     counting = Counting(training(SETTINGS, STREAM), wait_for_state)
     with (
         monkeypatch.context() as patch,
-        recorded(monkeypatch, folders, tmp_path / "mlflow.db", lambda: counting.taken) as disks,
+        record_cuts(monkeypatch, folders, tmp_path / "mlflow.db", lambda: counting.taken) as disks,
     ):
         patch.setattr(training_run, "store_state", wait_for_row)
         train_in_process(store, counting, {})
@@ -94,14 +96,14 @@ def cuts(request, store, tmp_path, cache, monkeypatch):
     assert len(rows) == 3
     run_id = run.info.run_id
     different = {
-        (_of_weight(disk, cache), disk.note): disk
+        (select_precious_files(disk, cache), disk.note): disk
         for disk in disks
         if run_id.encode() in disk.database  # the run itself was there
     }
     return run_id, rows, folders, list(different.values())
 
 
-def _of_weight(disk, cache):
+def select_precious_files(disk, cache):
     """What a disk holds that nothing else gives again, as it does pictures and tables."""
     precious = ("accuracy_matrix/rows/", "training_state/", "config.json")
     return tuple(

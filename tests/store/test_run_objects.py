@@ -26,7 +26,7 @@ from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.store import names
 
 
-def loaded(run):
+def load_run(run):
     return clear_mlflow.load(run.info.run_id)
 
 
@@ -46,12 +46,12 @@ def test_every_public_name_is_there():
 
 @pytest.fixture
 def result(store, experiment_id):
-    return loaded(stored_run(store, experiment_id, name="<b>a run</b>"))
+    return load_run(stored_run(store, experiment_id, name="<b>a run</b>"))
 
 
 def test_a_run_is_all_that_it_holds(store, experiment_id):
     """Matrix, metrics with their course, configuration, curves; the same in JSON."""
-    run = loaded(kept_run(store, experiment_id))
+    run = load_run(kept_run(store, experiment_id))
     assert run.matrix.num_rows == run.matrix.num_buckets == len(run.curves)
     assert values(run.metrics).items() >= summarize(run.matrix).items()
     final = run.metrics["renate/average_accuracy"]
@@ -82,7 +82,7 @@ def test_runs_are_found_as_mlflow_finds_them(store, experiment_id):
 
 
 def test_a_run_without_rows_says_so(store, experiment_id):
-    run = loaded(store.create_run(experiment_id))
+    run = load_run(store.create_run(experiment_id))
     with pytest.raises(RecordError, match="contains no rows"):
         run.matrix  # noqa: B018
     assert (
@@ -111,7 +111,7 @@ def test_a_notebook_shows_matrix_metrics_and_links(result):
 def test_a_matrix_and_a_list_of_verdicts_are_read_as_they_are_shown(store, experiment_id):
     """The numbers of a matrix are printed; what evaluate gives, without scores."""
     run = stored_run(store, experiment_id)
-    lines = str(loaded(run).matrix).splitlines()
+    lines = str(load_run(run).matrix).splitlines()
     assert len([line for line in lines if "after" in line]) == len(FOUR_BUCKETS) - 1
     assert f"{100 * FOUR_BUCKETS[-1][0] / NUM_TEST:.1f}" in lines[-1]
     (verdict,) = clear_mlflow.evaluate([run.info.run_id])
@@ -127,7 +127,7 @@ def test_an_address_is_a_link():
 
 def test_print_shows_tables_and_links(store, experiment_id):
     """And why a metric has no value, as a notebook does."""
-    run = loaded(stored_run(store, experiment_id, FOUR_BUCKETS[:2]))
+    run = load_run(stored_run(store, experiment_id, FOUR_BUCKETS[:2]))
     text = str(run)
     for part in ("after 1", "renate/forgetting", f"clear-mlflow open {run.run_id}"):
         assert part in text
@@ -150,7 +150,7 @@ def test_the_picture_is_the_heat_map_and_is_saved_with_its_fonts(result, tmp_pat
 
 def test_runs_are_compared(store, experiment_id):
     """By object or by id; stored as a run of its own, or not."""
-    first, other = (loaded(kept_run(store, experiment_id)) for _ in range(2))
+    first, other = (load_run(kept_run(store, experiment_id)) for _ in range(2))
     count = len(store.search_runs([experiment_id]))
     for pair in ([first, other], [first, other.run_id]):
         compared = clear_mlflow.compare(pair, group_by=(), log=False)

@@ -13,7 +13,7 @@ from clear_mlflow.scoring import log_results, read_record, read_scores, score
 from clear_mlflow.store.rows import parse_rows
 
 
-def steps_of(store, run_id):
+def read_steps(store, run_id):
     """Every series as a store holds it: metric to step to the values at it, oldest first."""
     steps = {}
     for name, points in histories(store, run_id).items():
@@ -29,7 +29,7 @@ def add_rows(run, correct):
             (rows_folder(run) / name).write_text(text)
 
 
-def matrix_of(correct):
+def build_matrix(correct):
     rows = [[c / NUM_TEST for c in row] for row in correct]
     return AccuracyMatrix(rows[1:], rows[0], [NUM_TEST] * len(rows[0]))
 
@@ -42,8 +42,8 @@ def test_every_point_of_many_is_stored_once(store, experiment_id):
     score(store, run_id)
     add_rows(run, correct)
     score(store, run_id)
-    stored_steps = steps_of(store, run_id)
-    matrix = matrix_of(correct)
+    stored_steps = read_steps(store, run_id)
+    matrix = build_matrix(correct)
     for name, steps in series(matrix).items():
         assert stored_steps[name] == {step: [value] for step, value in steps.items()}
     for j in range(30):
@@ -60,12 +60,12 @@ def test_rows_that_come_later_are_scored_though_nothing_changes(store, experimen
     run = stored_run(store, experiment_id, same[:2])
     run_id = run.info.run_id
     score(store, run_id)
-    assert steps_of(store, run_id)["test_accuracy/bucket_02"].keys() == {0, 1}
+    assert read_steps(store, run_id)["test_accuracy/bucket_02"].keys() == {0, 1}
     add_rows(run, same)
     score(store, run_id)
-    stored_steps = steps_of(store, run_id)
+    stored_steps = read_steps(store, run_id)
     assert stored_steps["test_accuracy/bucket_02"].keys() == {0, 1, 2, 3}
-    for name, steps in series(matrix_of(same)).items():
+    for name, steps in series(build_matrix(same)).items():
         assert stored_steps[name].keys() == steps.keys()
 
 
@@ -79,7 +79,7 @@ def lowest(matrix):
 FIRST = Metric(name="lab/first", function=lowest)
 
 
-def scored(store, run_id, metric):
+def score_with(store, run_id, metric):
     scores = read_scores(store, store.get_run(run_id), (*METRICS, metric))
     log_results(store, scores)
     return scores
@@ -97,16 +97,16 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
     correct = [[10] * 3, [50, 20, 20], [60, 30, 20], [40, 70, 20]]
     run_id = stored_run(store, experiment_id, correct).info.run_id
     last = Metric(name="lab/first", function=lambda matrix: float(matrix.values[-1, 0]))
-    scored(store, run_id, last)
-    assert steps_of(store, run_id)["lab/first"] == {1: [0.5], 2: [0.6], 3: [0.4]}
-    scored(store, run_id, replace(FIRST, version=2))
+    score_with(store, run_id, last)
+    assert read_steps(store, run_id)["lab/first"] == {1: [0.5], 2: [0.6], 3: [0.4]}
+    score_with(store, run_id, replace(FIRST, version=2))
     history = store.get_metric_history(run_id, "lab/first")
     newest_values = {m.step: m.value for m in sorted(history, key=lambda m: m.timestamp)}
     assert newest_values == {1: 0.5, 2: 0.5, 3: 0.4}
     highest = replace(FIRST, function=lambda matrix: float(matrix.values[:, 0].max()), version=3)
-    assert scored(store, run_id, highest).changes.changed == ("lab/first",)
+    assert score_with(store, run_id, highest).changes.changed == ("lab/first",)
     assert store.get_run(run_id).data.metrics["lab/first"] == 0.6
-    assert scored(store, run_id, highest).changes.is_empty
+    assert score_with(store, run_id, highest).changes.is_empty
 
 
 def test_a_step_has_the_time_of_its_row_or_of_the_last_before(store, experiment_id):

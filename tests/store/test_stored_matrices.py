@@ -25,7 +25,7 @@ from clear_mlflow.store.search import select_runs
 ROWS = {name: text.encode() for name, text in row_texts().items()}
 
 
-def scored(client, **options):
+def score_run(client, **options):
     runs = select_runs(client, experiment="test")
     return list(rescore_runs(client, runs, **options))
 
@@ -93,7 +93,7 @@ def test_matrices_are_read_from_a_listing(store, experiment_id):
     """No artifact is read, and the matrix is identical to the bit."""
     run = stored_run(store, experiment_id)
     (from_rows,) = matrices(store)
-    scored(store)
+    score_run(store)
     for path in rows_folder(run).iterdir():
         path.unlink()
     (from_tag,) = matrices(store, read_files=False)
@@ -115,7 +115,7 @@ def test_a_run_without_a_matrix_has_a_problem(store, experiment_id):
 def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
     """A run that stopped early may be resumed, so its artifacts are read each time."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
-    scored(store)
+    score_run(store)
     (rows_folder(run) / "row_003.json").write_text(row_texts()["row_003.json"])
     (matrix,) = matrices(store, read_files=False)
     assert matrix.record.rows == (0, 1, 2, 3)
@@ -124,9 +124,9 @@ def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
 def test_files_on_this_machine_precede_the_tag(store, experiment_id):
     """A row that was replaced by one of the same size is noticed and scored."""
     run = stored_run(store, experiment_id)
-    scored(store)
+    score_run(store)
     change(rows_folder(run) / "row_004.json", correct=[70, 81, 90, 96])
-    (verdict,) = scored(store)
+    (verdict,) = score_run(store)
     assert verdict.action == "scored"
     metrics = store.get_run(run.info.run_id).data.metrics
     assert metrics["renate/average_accuracy"] == pytest.approx((0.70 + 0.81 + 0.90 + 0.96) / 4)
@@ -172,34 +172,34 @@ def test_behind_a_server(store, server, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
 
-    def artifacts_of(run):
+    def list_artifacts(run):
         return artifacts / run.info.artifact_uri.removeprefix("mlflow-artifacts:/") / ROWS_FOLDER
 
     experiment_id = client.create_experiment("test")
     runs = [client.create_run(experiment_id, run_name=str(i)) for i in range(3)]
     for run in runs:
-        rows = artifacts_of(run)
+        rows = list_artifacts(run)
         rows.mkdir(parents=True)
         for name, text in row_texts().items():
             (rows / name).write_text(text)
         client.set_terminated(run.info.run_id)
-    assert [v.action for v in scored(client)] == ["scored"] * 3
+    assert [v.action for v in score_run(client)] == ["scored"] * 3
     local = stored_run(store, store.get_experiment_by_name("test").experiment_id)
-    scored(store)
+    score_run(store)
     expected = histories(store, local.info.run_id)
     assert histories(client, runs[0].info.run_id) == expected
     # The second time, the tags are enough.
     away = artifacts.rename(artifacts.with_name("away"))
-    assert [v.action for v in scored(client)] == ["unchanged"] * 3
+    assert [v.action for v in score_run(client)] == ["unchanged"] * 3
     assert all(m.record for m in matrices(client))
     away.rename(artifacts)
 
     cut, replaced, _ = runs
-    file = artifacts_of(cut) / "row_002.json"
+    file = list_artifacts(cut) / "row_002.json"
     file.write_bytes(file.read_bytes()[:40])
-    change_digest(artifacts_of(replaced) / "row_003.json")
-    assert [v.action for v in scored(client)] == ["unchanged"] * 3
-    verdict_by_name = {v.run_name: v for v in scored(client, explicit=True)}
+    change_digest(list_artifacts(replaced) / "row_003.json")
+    assert [v.action for v in score_run(client)] == ["unchanged"] * 3
+    verdict_by_name = {v.run_name: v for v in score_run(client, explicit=True)}
     assert [verdict_by_name[name].action for name in "012"] == ["failed", "failed", "unchanged"]
     assert "row_002.json" in verdict_by_name["0"].detail
     assert "dataset digest" in verdict_by_name["1"].detail

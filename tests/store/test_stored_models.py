@@ -43,7 +43,7 @@ def trained_run(store, experiment_id, root, *, process=False, **options):
     return run
 
 
-def rows_of(run):
+def load_rows(run):
     folder = artifacts(run) / "accuracy_matrix" / "rows"
     return [
         RowRecord.from_json(path.read_text(), source=path.name) for path in sorted(folder.iterdir())
@@ -68,7 +68,7 @@ def test_predictions_are_stored_and_count_what_the_rows_say(
         assert not folder.exists()
         return
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
-    rows = rows_of(run)
+    rows = load_rows(run)
     assert len(list(folder.glob("*.safetensors"))) == 1 + len(rows)
     assert run.data.tags[names.SCORED_TAG].count(".") == 2  # predictions were scored, too
     for record in rows:

@@ -19,7 +19,7 @@ def page_file(run) -> Path:
     return rows_folder(run).parents[1] / names.REPORT_HTML
 
 
-def data_of(run):
+def read_page_data(run):
     return json.loads(Page(page_file(run).read_text()).scripts[0])
 
 
@@ -53,7 +53,7 @@ def test_a_run_without_a_page_gets_its_page(store, experiment_id):
     run = kept_run(store, experiment_id)
     score(store, run)
     page_text = page_file(run).read_text()
-    assert set(data_of(run)["answers"]["rows"]) == {"0", "1", "2"}
+    assert set(read_page_data(run)["answers"]["rows"]) == {"0", "1", "2"}
     forget(store, run)
     verdict = score(store, run, dry_run=True)
     assert (

@@ -73,7 +73,7 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
     writers = []
     opened = RunRecorder.open
 
-    def noted(self, *arguments):
+    def note(self, *arguments):
         writers.append(self)
         opened(self, *arguments)
 
@@ -84,7 +84,7 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
                 for _ in range({0: 1, 2: 2}.get(measured.row.row, 0)):
                     writers[0]._renew_leases_and_plot()
 
-    monkeypatch.setattr(RunRecorder, "open", noted)
+    monkeypatch.setattr(RunRecorder, "open", note)
     train_in_process(store, BeatenAfter(FOUR_BUCKETS), ASKED)
     run_id = the_run(store, experiment_id).info.run_id
     files = [re.split("[+%]", file.path) for file in store.list_artifacts(run_id, "images")]

@@ -74,7 +74,7 @@ def run_id(store, experiment_id):
     return store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
 
 
-def files_of(store, run_id):
+def list_files(store, run_id):
     return sorted(file.path for file in store.list_artifacts(run_id))
 
 
@@ -92,7 +92,7 @@ def folder(store, run_id):
     run_folder.close()
 
 
-def started(client, run_id):
+def start_uploader(client, run_id):
     uploader = Uploader(client, run_id)
     uploader.start()
     return uploader
@@ -111,7 +111,7 @@ def contents(folder):
 def test_what_cannot_be_stored_now_is_tried_again_in_order(store, run_id, folder):
     """Nothing overtakes it, and the folder is empty when the store has everything."""
     client = Stutters(store.tracking_uri, a=[later(), later()])
-    uploader = started(client, run_id)
+    uploader = start_uploader(client, run_id)
     put(uploader, folder, "a", "b")
     uploader.enqueue(*folder.append_metrics([Metric("m", 0.5, 1_000, 3)]))
     uploader.finish(LONG)
@@ -120,7 +120,7 @@ def test_what_cannot_be_stored_now_is_tried_again_in_order(store, run_id, folder
     assert not uploader.is_failing
     assert uploader.build_unsent_error() is None
     assert folder.list_entries() == []
-    assert files_of(store, run_id) == ["a.txt", "b.txt"]
+    assert list_files(store, run_id) == ["a.txt", "b.txt"]
     assert mlflow.artifacts.load_text(f"{store.get_run(run_id).info.artifact_uri}/a.txt") == "a"
     (point,) = store.get_metric_history(run_id, "m")
     assert (point.value, point.timestamp, point.step) == (0.5, 1_000, 3)
@@ -138,7 +138,7 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
     def state():
         run = store.get_run(run_id)
         history = [point.to_proto() for point in store.get_metric_history(run_id, "m")]
-        return run.info.status, run.data.params, run.data.tags, history, files_of(store, run_id)
+        return run.info.status, run.data.params, run.data.tags, history, list_files(store, run_id)
 
     states = []
     for _ in range(2):
@@ -156,13 +156,13 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
 def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folder):
     """A permission may have come meanwhile; until then it holds nothing else up."""
     client = Stutters(store.tracking_uri, a=[never()])
-    uploader = started(client, run_id)
+    uploader = start_uploader(client, run_id)
     put(uploader, folder, "a", "b")
     assert wait(lambda: [entry.name for entry in uploader.list_unsent()] == ["a.txt"])
-    assert files_of(store, run_id) == ["b.txt"]
+    assert list_files(store, run_id) == ["b.txt"]
     uploader.finish(LONG)
     assert client.asked == ["a", "b", "a"]
-    assert files_of(store, run_id) == ["a.txt", "b.txt"]
+    assert list_files(store, run_id) == ["a.txt", "b.txt"]
     assert uploader.list_unsent() == []
     assert folder.list_entries() == []
 
@@ -171,7 +171,7 @@ def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folde
 def test_what_a_store_never_takes_stays_in_the_folder(store, run_id, folder):
     """The end waits no longer than it was told to, and names the folder."""
     errors = {"a": [never(), never()], "b": [later() for _ in range(10_000)]}
-    uploader = started(Stutters(store.tracking_uri, **errors), run_id)
+    uploader = start_uploader(Stutters(store.tracking_uri, **errors), run_id)
     put(uploader, folder, "a", "b")
     assert wait(lambda: "try again" in str(uploader.problem))
     uploader.finish(0.3)
@@ -198,11 +198,13 @@ def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monke
 
 def test_whoever_waits_for_a_file_returns_when_the_store_has_it(store, run_id, folder):
     """Or at once when the store is away, which is reported."""
-    uploader = started(Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id)
+    uploader = start_uploader(
+        Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id
+    )
     put(uploader, folder, "a")
     uploader.wait_until_stored(LONG)
     assert not uploader.is_failing
-    assert files_of(store, run_id) == ["a.txt"]
+    assert list_files(store, run_id) == ["a.txt"]
     put(uploader, folder, "b")
     uploader.wait_until_stored(LONG)
     assert "try again" in str(uploader.problem)

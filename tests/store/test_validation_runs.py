@@ -27,16 +27,16 @@ def invoke(*arguments):
     return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
-def runs_of(store, experiment_id, run_kind):
+def find_runs(store, experiment_id, run_kind):
     return store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = '{run_kind}'")
 
 
-def folder_of(run):
+def artifact_folder(run):
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
-def rows_of(run):
-    folder = folder_of(run) / "accuracy_matrix" / "rows"
+def load_rows(run):
+    folder = artifact_folder(run) / "accuracy_matrix" / "rows"
     return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
 
 
@@ -60,9 +60,9 @@ def log_grid(store, experiment_id, split, digest):
             )
 
 
-def compared(store, experiment_id):
-    (run,) = runs_of(store, experiment_id, "compare")
-    return run, folder_of(run)
+def find_comparison(store, experiment_id):
+    (run,) = find_runs(store, experiment_id, "compare")
+    return run, artifact_folder(run)
 
 
 def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp_path, monkeypatch):
@@ -70,13 +70,13 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     root = write_released(tmp_path / "data", train=12)
     clear_mlflow.train(data_root=root, split="validation", **SMALL)
-    (run,) = runs_of(store, experiment_id, "train")
+    (run,) = find_runs(store, experiment_id, "train")
     assert run.data.params["split"] == "validation"
     assert run.data.tags["split"] == "validation"
     (entry,) = run.inputs.dataset_inputs
     assert [tag.value for tag in entry.tags] == ["validation"]
     assert json.loads(entry.dataset.profile)["split"] == "validation"
-    rows = rows_of(run)
+    rows = load_rows(run)
     record = assemble(rows)
     assert {row.split for row in rows.values()} == {record.split} == {"validation"}
     assert record.matrix.num_instances.tolist() == [3, 3, 3]
@@ -123,7 +123,7 @@ def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
     output = " ".join(result.output.split())
     assert "2 ways differ in split (test and validation)" in output
     assert "The groups called validation were measured on validation images" in output
-    _, folder = compared(store, experiment_id)
+    _, folder = find_comparison(store, experiment_id)
     content = json.loads((folder / names.COMPARED_JSON).read_text())
     assert [group["name"] for group in content["groups"]] == ["test: naive", "validation: naive"]
     assert [len(group["diverged"]) for group in content["groups"]] == [0, 1]
@@ -142,7 +142,7 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
     log_grid(store, experiment_id, split, "sha256:00")
     result = invoke("compare", "--runs", "test", "--group-by", "strategy,lr")
     assert result.exit_code == 0, result.output
-    run, folder = compared(store, experiment_id)
+    run, folder = find_comparison(store, experiment_id)
     assert run.info.run_name.endswith("(8 runs, validation)")
     assert "compared, on validation images" in run.data.tags["mlflow.note.content"]
     output = " ".join(result.output.split())
@@ -172,5 +172,5 @@ def test_a_grid_on_test_images_is_told_that_it_chose_on_them(store, experiment_i
         "them has chosen on the test set"
     )
     assert (line in output) == (by == "strategy,lr")
-    _, folder = compared(store, experiment_id)
+    _, folder = find_comparison(store, experiment_id)
     assert not (folder / names.CHOSEN).exists()

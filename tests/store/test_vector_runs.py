@@ -17,16 +17,16 @@ def the_run(store, experiment_id):
     return run
 
 
-def rows_of(run):
+def load_rows(run):
     folder = Path(run.info.artifact_uri.removeprefix("file://")) / "accuracy_matrix" / "rows"
     return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
 
 
-def profile_of(run):
+def read_profile(run):
     return json.loads(run.inputs.dataset_inputs[0].dataset.profile)
 
 
-def report_of(run):
+def read_report(run):
     return (Path(run.info.artifact_uri.removeprefix("file://")) / "report.html").read_text()
 
 
@@ -37,11 +37,11 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
         dataset="weather", dataset_args={"standardise": standardise}, log_models="all", **QUICK
     )
     run = the_run(store, experiment_id)
-    rows = rows_of(run)
+    rows = load_rows(run)
     record = assemble(rows)
     assert (record.dataset.name, record.times[1].isoformat()) == ("weather", "2012-07-01")
     assert rows["row_003.json"].extra["features"]["name"] == "vectors"
-    params, profile = run.data.params, profile_of(run)
+    params, profile = run.data.params, read_profile(run)
     assert params["dataset/standardise"] == standardise
     assert (params["model"], params["features"]) == ("linear", "vectors")
     assert profile["absent_classes"]["train"]["2012-H1"] == ["fog"]
@@ -50,7 +50,7 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
     ]
     assert profile["licence"] == "public domain (NOAA)"
     assert "class_changes/vanished" in run.data.metrics
-    assert "Classes over time" in report_of(run)
+    assert "Classes over time" in read_report(run)
 
 
 def test_runs_on_new_classes(store, experiment_id):
@@ -63,7 +63,7 @@ def test_runs_on_new_classes(store, experiment_id):
         **QUICK,
     )
     run = the_run(store, experiment_id)
-    rows = rows_of(run)
+    rows = load_rows(run)
     for row in rows.values():
         assert row.extra["scenario"] == {
             "name": "task",
@@ -74,5 +74,5 @@ def test_runs_on_new_classes(store, experiment_id):
         }
     assert assemble(rows).dataset.name == run.data.tags["dataset"] == "digits (task)"
     assert run.data.params["scenario/times"] == "all"
-    assert profile_of(run)["scenario"]["name"] == "task"
-    assert profile_of(run)["warnings"] == []  # of classes that come later
+    assert read_profile(run)["scenario"]["name"] == "task"
+    assert read_profile(run)["warnings"] == []  # of classes that come later

@@ -66,7 +66,7 @@ def compared_run(
     )
 
 
-def seeds_of(name: str, level: int, seeds: Sequence[int], **options) -> list[Subject]:
+def build_seed_runs(name: str, level: int, seeds: Sequence[int], **options) -> list[Subject]:
     return [compared_run(name, counts(level, seed), seed=seed, **options) for seed in seeds]
 
 

@@ -70,7 +70,7 @@ def failing_files(
     """Count, and fail, what a block does to files below some folders, other than reading."""
     calls = Calls(first, lasting=lasting)
 
-    def path_of(arguments, options) -> str | None:
+    def resolve_path(arguments, options) -> str | None:
         file_path = arguments[0]
         try:
             at = f"/proc/self/fd/{file_path}"
@@ -86,7 +86,7 @@ def failing_files(
 
         @functools.wraps(real)
         def function(*arguments, **options):
-            path = path_of(arguments, options)
+            path = resolve_path(arguments, options)
             reads = name == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
             if path is not None and not reads:
                 calls.next(f"{name} {path}", _no_space(path))
@@ -97,7 +97,7 @@ def failing_files(
     opened = io.open
 
     def open_file(file, mode="r", *arguments, **options):
-        path = None if isinstance(file, int) else path_of((file,), {})
+        path = None if isinstance(file, int) else resolve_path((file,), {})
         if path is None or not set(mode) & set("wxa+"):
             return opened(file, mode, *arguments, **options)
         calls.next(f"open {path}", _no_space(path))

@@ -75,7 +75,7 @@ def training(settings, buckets=None, saved=None):
     )
 
 
-def trained(settings, buckets=None):
+def train_counts(settings, buckets=None):
     """(images right per bucket, weight, bias) of every row."""
     stream, features = made_up() if buckets is None else buckets
     placed = FeatureStream(stream, features, device=torch.device("cpu"))
@@ -88,6 +88,6 @@ def trained(settings, buckets=None):
     ]
 
 
-def rows_of(settings, buckets=None):
+def train_rows(settings, buckets=None):
     """Images right per bucket, row by row."""
-    return [row[0] for row in trained(settings, buckets)]
+    return [row[0] for row in train_counts(settings, buckets)]

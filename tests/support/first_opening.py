@@ -29,7 +29,7 @@ def together(count: int) -> int:
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 
 
-def killed(statements: int) -> int:
+def fails_next(statements: int) -> int:
     """Whether the next process fails."""
 
     def opens():
@@ -76,4 +76,6 @@ if __name__ == "__main__":
         place = Path(folder, str(number))
         place.mkdir()
         mlflow.set_tracking_uri(f"sqlite:///{place}/mlflow.db")
-        print({"together": together, "killed": killed, "beside": beside}[what](number), flush=True)
+        print(
+            {"together": together, "killed": fails_next, "beside": beside}[what](number), flush=True
+        )

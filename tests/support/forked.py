@@ -170,7 +170,7 @@ class Forked(ForkedPython):
         super().__init__("-m", PROGRAM, *arguments, **options)
 
 
-def training_of(process: subprocess.Popen) -> psutil.Process:
+def find_training(process: subprocess.Popen) -> psutil.Process:
     """The process that trains below a command."""
     for child in psutil.Process(process.pid).children(recursive=True):
         if f"{PROGRAM}.process.child" in " ".join(child.cmdline()):

@@ -32,7 +32,7 @@ def squares(pixels, transform=None):
     return photos_of(decoded, transform or augmentation("none", side))
 
 
-def pixels_of(samples):
+def read_pixels(samples):
     """(N, side, side, 3), uint8: what images show in their middle."""
     return samples.images.centre_crops().cut(0, len(samples))
 

@@ -55,9 +55,9 @@ class Recorder:
             for files in (flushed_files, names):
                 self.disks.append(Disk(action, files, database, self._note()))
 
-    def flushed(self, descriptor):
+    def record_flush(self, descriptor):
         """A file, or the names in a folder, are on the disk from here on."""
-        path = _path_of(descriptor)
+        path = resolve_descriptor(descriptor)
         if not any(path.is_relative_to(folder) for folder in self._folders):
             return
         with self._lock:
@@ -105,7 +105,7 @@ class Recorder:
 
 
 @contextmanager
-def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
+def record_cuts(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
     """The disks that cuts in a block may leave."""
     recorder = Recorder(folders, database, note)
     fsync = os.fsync
@@ -118,15 +118,15 @@ def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
                 recorder.before(f"{name} {arguments[0]}")
             if name == "link":
                 return real(*arguments, **options)
-            with recorder.removing(_removed(arguments, options)):
+            with recorder.removing(find_removed(arguments, options)):
                 return real(*arguments, **options)
 
         return function
 
     def flush(descriptor):
-        recorder.before(f"flush {_path_of(descriptor)}")
+        recorder.before(f"flush {resolve_descriptor(descriptor)}")
         fsync(descriptor)
-        recorder.flushed(descriptor)
+        recorder.record_flush(descriptor)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", flush)
@@ -140,13 +140,13 @@ def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
         recorder.before("the end")
 
 
-def _removed(arguments, options):
+def find_removed(arguments, options):
     """What a renaming replaces, or a removal removes; that may be named within a folder."""
     folder = options.get("dir_fd")
-    return arguments[-1] if folder is None else _path_of(folder) / arguments[-1]
+    return arguments[-1] if folder is None else resolve_descriptor(folder) / arguments[-1]
 
 
-def _path_of(descriptor):
+def resolve_descriptor(descriptor):
     return Path(f"/proc/self/fd/{descriptor}").readlink()
 
 

@@ -18,7 +18,7 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import StreamTraining, check
 
 
-def labels_of(folder, measured):
+def read_labels(folder, measured):
     """Which classes were predicted; the first process alone has them."""
     if measured.predictions is None:
         return None
@@ -61,8 +61,8 @@ def main():
     assert [trained_bucket.row for trained_bucket in again] == [
         trained_bucket.row for trained_bucket in full_run[1:]
     ]
-    assert [labels_of(folder, trained_bucket) for trained_bucket in again] == [
-        labels_of(folder, o) for o in full_run[1:]
+    assert [read_labels(folder, trained_bucket) for trained_bucket in again] == [
+        read_labels(folder, o) for o in full_run[1:]
     ]
     if dist_env.rank == 0:
         assert weights_in(states_again[2]) == weights_in(states[2])

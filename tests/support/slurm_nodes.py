@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from ports import free_port
-from stored_runs import history, of_any_machine, rows_folder, rows_of
+from stored_runs import history, read_stored_rows, rows_folder, without_machine_fields
 
 from clear_mlflow.store import names
 
@@ -127,24 +127,27 @@ def main() -> None:
         try:
             with Cluster(folder) as cluster:
                 undisturbed = submit(folder)
-                wait_until(lambda: ended(client, folder, undisturbed))
+                wait_until(lambda: has_finished(client, folder, undisturbed))
                 job = submit(folder)
                 run_id = build_tracked_run(folder, job)
                 row = rows_folder(client.get_run(run_id)) / "row_002.json"
                 wait_until(row.exists)
                 node = said("squeue", "-h", "-o", "%N", "-j", job)
                 cluster.nodes[node].kill()
-                wait_until(lambda: ended(client, folder, job))
+                wait_until(lambda: has_finished(client, folder, job))
         except BaseException:
             for file in (*folder.glob("clear-*.out"), folder / "said"):
                 print(file.read_text(errors="replace")[-4000:])
             raise
         run, other = client.get_run(run_id), client.get_run(build_tracked_run(folder, undisturbed))
         assert run.data.tags[names.RESUMES_TAG] == "1"
-        assert of_any_machine(rows_of(run)) == of_any_machine(rows_of(other))
+        assert without_machine_fields(read_stored_rows(run)) == without_machine_fields(
+            read_stored_rows(other)
+        )
         assert history(client, run_id) == history(client, other.info.run_id)
         print(
-            f"a job whose node died was resumed on the other: {len(rows_of(run))} rows, all equal"
+            "a job whose node died was resumed on the other: "
+            f"{len(read_stored_rows(run))} rows, all equal"
         )
 
 
@@ -153,7 +156,7 @@ def build_tracked_run(folder: Path, job: str) -> str:
     return (folder / f"clear-{job}.run").read_text().strip()
 
 
-def ended(client: MlflowClient, folder: Path, job: str) -> bool:
+def has_finished(client: MlflowClient, folder: Path, job: str) -> bool:
     """Whether a job's run is done; AssertionError where the job ended and it is not."""
     is_done = client.get_run(build_tracked_run(folder, job)).info.status == "FINISHED"
     assert is_done or said("squeue", "-h", "-j", job), f"job {job} is over, and its run is not"

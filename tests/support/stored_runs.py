@@ -19,13 +19,13 @@ def rows_folder(run):
     return root / "accuracy_matrix" / "rows"
 
 
-def rows_of(run):
+def read_stored_rows(run):
     """File name to what the row's file holds."""
     files = sorted(rows_folder(run).glob("row_*.json"))  # none before the first is stored
     return {file.name: json.loads(file.read_text()) for file in files}
 
 
-def of_any_machine(rows):
+def without_machine_fields(rows):
     """What two trainings of the same parameters have in common, what they cost among it."""
     times = {"seconds", "device_seconds", "test_seconds", "peak_bytes"}
     return {

@@ -15,7 +15,7 @@ def row_record(row, **changes) -> RowRecord:
     return RowRecord(row=row, **{**metadata, **changes})
 
 
-def images_of(counts, label, class_names, content=None, **changes) -> EvaluationSet:
+def build_images(counts, label, class_names, content=None, **changes) -> EvaluationSet:
     """So many images in each bucket, of these classes."""
     parts = {
         "buckets": tuple(str(j + 1) for j in range(len(counts))),
@@ -28,7 +28,7 @@ def images_of(counts, label, class_names, content=None, **changes) -> Evaluation
     return EvaluationSet(**{**parts, **changes})
 
 
-def answers_of(images, labels, probabilities=None) -> dict[int, RowPredictions]:
+def build_row_predictions(images, labels, probabilities=None) -> dict[int, RowPredictions]:
     """What was answered at each row, by its number."""
     label_type = np.uint8 if len(images.class_names) <= 256 else np.uint16
     return {

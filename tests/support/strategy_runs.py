@@ -40,7 +40,7 @@ def image_stream(folder, *, train=(7, 6, 5), side=8, augment="none"):
     return DecodedStream(stream, image_size=side, augment=augment, device=CPU)
 
 
-def rows_of(stream, settings):
+def train_rows(stream, settings):
     """All rows of a training, and its model as it ends."""
     trained = list(train(stream, settings, progress=TrainingProgress()))
     return [trained_bucket.row for trained_bucket in trained], trained[-1].model
@@ -84,7 +84,7 @@ def literal_descent(model, samples, settings, position, *, gradient):
                     weight -= lr * velocity[i]
 
 
-def gradient_of_loss(model, batch):
+def compute_gradient(model, batch):
     """One gradient per weight, of the cross-entropy alone."""
     loss = cross_entropy(model(batch.inputs), batch.labels)
     return torch.autograd.grad(loss, list(model.parameters()))
@@ -97,7 +97,7 @@ def assert_close(ours, theirs, *, rtol=1e-4, atol=1e-6):
         torch.testing.assert_close(our, their, rtol=rtol, atol=atol)
 
 
-def trained(stream, parameters, saved=None):
+def train_with_states(stream, parameters, saved=None):
     """Rows and states of a training, and its weights as it ends."""
     rows, states = [], []
     for trained_bucket in train(stream, parameters, progress=TrainingProgress(), saved=saved):

@@ -39,7 +39,7 @@ def summarize(matrix):
     return compute_values(matrix, METRICS)[0]
 
 
-def series_of(matrix):
+def compute_series(matrix):
     """Metric name to {buckets trained: value}."""
     results = evaluate_metrics(METRICS, matrix.matrix, tests=matrix)
     return {name: result.series for name, result in results.items() if result.series}
@@ -49,7 +49,7 @@ def explain(matrix):
     return {name: str(error) for name, error in compute_values(matrix, METRICS)[1].items()}
 
 
-def matrix_of(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
+def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
     """The tests of a course, the last one of each bucket as its row; *trained* buckets have one."""
     buckets = sorted({bucket for bucket, _ in within_bucket_tests})
     rows, tests = [], []
@@ -100,7 +100,7 @@ def by_loops(within_bucket_tests, k):
 
 def test_the_authors_program_gives_these_numbers():
     """WF, WP, min-ACC and WC-ACC of Mattdl/ContinualEvaluation, bae2a58, on this course."""
-    matrix = matrix_of(COURSE)
+    matrix = build_matrix(COURSE)
     metrics = summarize(matrix)
     assert metrics["continual_evaluation/minimum_accuracy"] == pytest.approx(0.425, abs=1e-12)
     assert metrics["continual_evaluation/worst_case_accuracy"] == pytest.approx(37 / 60, abs=1e-12)
@@ -129,8 +129,8 @@ def courses(draw):
 def test_every_metric_is_what_loops_give(drawn):
     """At every step of the run, and with as many tests inside a bucket as it takes."""
     width, trained, tests = drawn
-    matrix = matrix_of(tests, width)
-    steps = series_of(matrix)
+    matrix = build_matrix(tests, width)
+    steps = compute_series(matrix)
     for k in range(1, trained + 1):
         expected = by_loops(tests, k)
         assert {name: values[k] for name, values in steps.items() if k in values} == pytest.approx(
@@ -152,27 +152,27 @@ def test_without_inside_bucket_nothing_is_defined():
 
 def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
     """What was whole before it stays defined."""
-    full_matrix = matrix_of(COURSE)
+    full_matrix = build_matrix(COURSE)
     tests = [test for of in full_matrix.tests.values() for test in of]
     lacking = [test for test in tests if (test.bucket, test.test) != (2, 3)]
     matrix = AnytimeMatrix.of_tests(lacking, full_matrix.matrix)
     assert not matrix.is_complete
     assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
-    steps = series_of(matrix)["continual_evaluation/worst_case_accuracy"]
+    steps = compute_series(matrix)["continual_evaluation/worst_case_accuracy"]
     assert steps == {1: summarize(full_matrix.after(1))["continual_evaluation/worst_case_accuracy"]}
 
 
 def test_a_bucket_in_training_counts_when_its_row_is_there():
     """Tests of a bucket that a run was stopped in are kept, and change no number."""
-    stopped = matrix_of(COURSE, trained=2)
+    stopped = build_matrix(COURSE, trained=2)
     assert 2 in stopped.tests
-    assert summarize(stopped) == summarize(matrix_of(COURSE).after(2))
+    assert summarize(stopped) == summarize(build_matrix(COURSE).after(2))
     assert stopped.is_complete
 
 
 def test_tests_on_training_images_are_no_evidence():
     """Under the protocol streaming a bucket's test images were trained on."""
-    (reason,) = set(explain(matrix_of(COURSE, protocol="streaming")).values())
+    (reason,) = set(explain(build_matrix(COURSE, protocol="streaming")).values())
     assert reason.startswith("under the streaming protocol")
 
 
@@ -186,7 +186,7 @@ def test_tests_on_training_images_are_no_evidence():
 )
 def test_tests_of_another_run_are_refused(change, message):
     """They contradict the rows, or each other."""
-    full_matrix = matrix_of(COURSE)
+    full_matrix = build_matrix(COURSE)
     *rest, last = full_matrix.tests[1]
     with pytest.raises(RecordError, match=message):
         AnytimeMatrix.of_tests([*rest, dataclasses.replace(last, **change)], full_matrix.matrix)
@@ -264,7 +264,7 @@ def heights(chart):
 def test_a_chart_of_many_tests_loses_no_drop():
     """Of 4,000 tests, some hundred points are drawn, the one test that falls to 0 among them."""
     counts = [[30]] * 1233 + [[0]] + [[30]] * 2766
-    matrix = matrix_of([(0, height_list) for height_list in [*counts, [30]]], width=1)
+    matrix = build_matrix([(0, height_list) for height_list in [*counts, [30]]], width=1)
     (chart,) = inside_charts(matrix)["buckets"]
     height_list = heights(chart)
     assert len(height_list) < 1300
@@ -274,7 +274,7 @@ def test_a_chart_of_many_tests_loses_no_drop():
 
 def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
     """Of a run that was stopped inside its third bucket, too."""
-    charts = inside_charts(matrix_of(COURSE, trained=2))
+    charts = inside_charts(build_matrix(COURSE, trained=2))
     assert "tested 11 times" in charts["about"]
     assert [chart["title"] for chart in charts["buckets"]] == [
         f"Accuracy on bucket {key}" for key in "123"
@@ -290,7 +290,7 @@ def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
 
 def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
     """Else the drop at its first step would not be seen."""
-    chart = inside_charts(matrix_of(COURSE, trained=2))["mean"]
+    chart = inside_charts(build_matrix(COURSE, trained=2))["mean"]
     begins = [float(curve["line"].removeprefix("M").split()[0]) for curve in chart["curves"]]
     first_end, second_end = chart["marks"]
     # Two curves of the buckets before; then those of the bucket in training, the first from row 0.
@@ -301,5 +301,5 @@ def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
 
 def test_nothing_is_drawn_where_no_test_is_evidence():
     """Or where there is none."""
-    assert inside_charts(matrix_of(COURSE, protocol="streaming")) is None
+    assert inside_charts(build_matrix(COURSE, protocol="streaming")) is None
     assert inside_charts(AnytimeMatrix.of_tests([], AccuracyMatrix([[0.5]]))) is None

@@ -69,7 +69,7 @@ def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def imported(path: Path, module_names: frozenset[str]) -> set[str]:
+def list_imports(path: Path, module_names: frozenset[str]) -> set[str]:
     """Every module that a file imports, wherever in it; of ours, the module and not the name."""
     imported_names = set()
     for node in nodes(path):
@@ -86,10 +86,10 @@ def imported(path: Path, module_names: frozenset[str]) -> set[str]:
 
 MODULES = modules()
 KNOWN = frozenset(MODULES)
-IMPORTS = {name: imported(path, KNOWN) for name, path in MODULES.items()}
+IMPORTS = {name: list_imports(path, KNOWN) for name, path in MODULES.items()}
 
 
-def room_of(module: str) -> str:
+def find_room(module: str) -> str:
     """``store`` of ``clear_mlflow.store.rows``; empty for the package's own face."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
@@ -97,7 +97,7 @@ def room_of(module: str) -> str:
 
 def test_the_rooms_are_those_of_the_contract():
     """A new room has to say what it may use."""
-    assert {room_of(name) for name in MODULES} - {""} == set(ROOMS)
+    assert {find_room(name) for name in MODULES} - {""} == set(ROOMS)
 
 
 def test_the_contract_itself_runs_downwards():
@@ -113,11 +113,11 @@ def test_a_room_imports_only_what_it_may(room):
     wrong = {
         f"{name} imports {other}"
         for name, others in IMPORTS.items()
-        if room_of(name) == room
+        if find_room(name) == room
         for other in others
         if other.split(".")[0] == "clear_mlflow"
-        and room_of(other) != room
-        and room_of(other) not in ROOMS[room]
+        and find_room(other) != room
+        and find_room(other) not in ROOMS[room]
     }
     assert wrong == set()
 
@@ -126,9 +126,9 @@ def test_a_room_imports_only_what_it_may(room):
 def test_a_room_names_no_module_in_vain(room):
     """What the contract allows is used: it does not grow beyond the code."""
     used = {
-        room_of(other)
+        find_room(other)
         for name, others in IMPORTS.items()
-        if room_of(name) == room
+        if find_room(name) == room
         for other in others
         if other.startswith("clear_mlflow.")
     }
@@ -139,7 +139,7 @@ def test_a_room_names_no_module_in_vain(room):
 def test_a_framework_is_named_only_where_it_belongs(framework):
     """Learning never sees MLflow, and metrics see neither MLflow nor torch."""
     naming = {
-        room_of(name)
+        find_room(name)
         for name, others in IMPORTS.items()
         if any(other.split(".")[0] == framework for other in others)
     }

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, compared_run, counts, seeds_of
+from comparisons import NUM_TEST, build_seed_runs, compared_run, counts
 from rich.console import Console
-from stored_values import answers_of, images_of
+from stored_values import build_images, build_row_predictions
 
 from clear_mlflow.comparison import build
 from clear_mlflow.comparison.arrangement import arrange
@@ -45,27 +45,27 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(build, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 
-def compared(runs, by=BY, **options):
+def compare_all(runs, by=BY, **options):
     return compare(arrange(runs, by, **options))
 
 
-def hits_of(correct, *, classes=("wrong", "right")):
+def build_hits(correct, *, classes=("wrong", "right")):
     """Predictions that count up to the rows."""
     counts = (NUM_TEST,) * len(correct[0])
-    images = images_of(counts, np.ones(sum(counts)), classes)
+    images = build_images(counts, np.ones(sum(counts)), classes)
     labels = [np.concatenate([np.arange(NUM_TEST) < right for right in row]) for row in correct]
-    return Predictions(images, answers_of(images, dict(enumerate(labels))))
+    return Predictions(images, build_row_predictions(images, dict(enumerate(labels))))
 
 
 def test_the_better_group_leads():
     """By the challenge score, downwards where less is better; without labels a group is a run."""
-    runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
-    assert [g.name for g in compared(runs).groups] == ["replay", "naive"]
-    each = compared(
+    runs = [*build_seed_runs("naive", 120, [0]), *build_seed_runs("replay", 180, [0])]
+    assert [g.name for g in compare_all(runs).groups] == ["replay", "naive"]
+    each = compare_all(
         [compared_run("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
     )
     assert len({group.name for group in each.groups}) == 3
-    by_forgetting = compared(runs, rank_by="renate/forgetting").groups
+    by_forgetting = compare_all(runs, rank_by="renate/forgetting").groups
     values = [g.metrics["renate/forgetting"].mean for g in by_forgetting]
     assert values == sorted(values)
 
@@ -73,9 +73,9 @@ def test_the_better_group_leads():
 @pytest.mark.parametrize("scenario", ["domain", "class", "task"])
 def test_new_classes_are_ranked_by_average_accuracy(scenario):
     """The challenge score has cells of classes that did not come yet."""
-    runs = seeds_of("naive", 120, [0, 1], params={"scenario": scenario})
+    runs = build_seed_runs("naive", 120, [0, 1], params={"scenario": scenario})
     expected = SCORE if scenario == "domain" else "renate/average_accuracy"
-    assert compared(runs).ranked_by == expected
+    assert compare_all(runs).ranked_by == expected
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,11 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
 )
 def test_other_test_sets_are_never_in_one_group(other, message):
     """Kept apart, never tested against each other, and the difference is named."""
-    runs = [*seeds_of("replay", 180, range(7)), *seeds_of("replay", 120, range(7, 14), **other)]
-    comparison = compared(runs)
+    runs = [
+        *build_seed_runs("replay", 180, range(7)),
+        *build_seed_runs("replay", 120, range(7, 14), **other),
+    ]
+    comparison = compare_all(runs)
     assert [len(group.members) for group in comparison.groups] == [7, 7]
     assert len({group.name for group in comparison.groups}) == 2
     assert comparison.verdicts == ()
@@ -101,9 +104,9 @@ def test_other_test_sets_are_never_in_one_group(other, message):
 
 def test_a_run_given_twice_counts_once():
     """By its id, and by its seed and matrix: neither is a second piece of evidence."""
-    runs = seeds_of("replay", 180, range(3))
+    runs = build_seed_runs("replay", 180, range(3))
     copy = compared_run("replay", counts(180, 1), seed=1, run_id="copy")
-    comparison = compared([*runs, runs[0], copy])
+    comparison = compare_all([*runs, runs[0], copy])
     (group,) = comparison.groups
     assert [run.run_id for run in group.members] == ["replay-0", "replay-1", "replay-2"]
     assert any("repeats" in warning and "copy" in warning for warning in comparison.warnings)
@@ -112,23 +115,23 @@ def test_a_run_given_twice_counts_once():
 def test_a_seed_twice_with_other_numbers_is_told():
     """The spread of such a group is not one over seeds."""
     runs = [
-        *seeds_of("replay", 180, [1]),
+        *build_seed_runs("replay", 180, [1]),
         compared_run("replay", counts(170, 5), seed=1, run_id="x"),
     ]
-    comparison = compared(runs)
+    comparison = compare_all(runs)
     assert len(comparison.groups[0].members) == 2
     assert any("seed 1 more than once" in warning for warning in comparison.warnings)
 
 
 def test_one_run_only():
     """It is shown, and nothing is tested."""
-    comparison = compared(seeds_of("replay", 180, [0]))
+    comparison = compare_all(build_seed_runs("replay", 180, [0]))
     assert comparison.verdicts == ()
     assert comparison.groups[0].metrics[SCORE].interval is None
     assert "one run each" in comparison.warnings[0]
     assert comparison.interval_of(0, SCORE) == (None, False)
     run = comparison.groups[0].members[0]
-    comparison = compare(arrange([run], BY), {run.run_id: hits_of(counts(180, 0))})
+    comparison = compare(arrange([run], BY), {run.run_id: build_hits(counts(180, 0))})
     interval, is_over_images = comparison.interval_of(0, SCORE)
     assert is_over_images
     assert interval.low < comparison.groups[0].metrics[SCORE].mean < interval.high
@@ -136,20 +139,20 @@ def test_one_run_only():
 
 def test_a_run_that_ended_early_is_left_out_of_means():
     """Its average after two buckets is no average after four; its cells are still there."""
-    complete_runs = seeds_of("replay", 180, range(3))
+    complete_runs = build_seed_runs("replay", 180, range(3))
     early = compared_run("replay", counts(180, 9)[:3], seed=9)
-    comparison = compared([*complete_runs, early])
+    comparison = compare_all([*complete_runs, early])
     (group,) = comparison.groups
     assert group.metrics[SCORE].n == 3
-    assert group.metrics[SCORE].mean == compared(complete_runs).groups[0].metrics[SCORE].mean
+    assert group.metrics[SCORE].mean == compare_all(complete_runs).groups[0].metrics[SCORE].mean
     assert group.seeds_per_cell.tolist() == [[4] * 4] * 3 + [[3] * 4] * 2
     assert any("trained on 2 of 4 buckets" in warning for warning in comparison.warnings)
 
 
 def test_streaming_shows_only_its_evidence():
     """Cells that score training images are not measured, in matrices and in metrics."""
-    runs = seeds_of("replay", 180, range(2), protocol="streaming")
-    (group,) = compared(runs).groups
+    runs = build_seed_runs("replay", 180, range(2), protocol="streaming")
+    (group,) = compare_all(runs).groups
     assert np.isnan(group.grid[1:][np.tri(4, dtype=bool)]).all()
     assert SCORE not in group.metrics
     assert "clear/next_domain_accuracy" in group.metrics
@@ -160,7 +163,7 @@ def test_predictions_of_single_runs_are_paired():
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     ranked_groups = arrange([compared_run(name, c) for name, c in cells.items()], BY)
     assert {run.name for run in ranked_groups.wants_predictions()} == {"a seed 0", "b seed 0"}
-    comparison = compare(ranked_groups, {f"{name}-0": hits_of(c) for name, c in cells.items()})
+    comparison = compare(ranked_groups, {f"{name}-0": build_hits(c) for name, c in cells.items()})
     (verdict,) = comparison.verdicts
     assert verdict.test is not None
     assert (verdict.test.unit, verdict.outcome) == ("images", "different")
@@ -175,7 +178,7 @@ def test_other_test_images_are_not_paired():
     ranked_groups = arrange([compared_run(name, c) for name, c in cells.items()], BY)
     comparison = compare(
         ranked_groups,
-        {f"{name}-0": hits_of(c, classes=(name, "right")) for name, c in cells.items()},
+        {f"{name}-0": build_hits(c, classes=(name, "right")) for name, c in cells.items()},
     )
     assert comparison.verdicts == ()
     assert any("different test images" in warning for warning in comparison.warnings)
@@ -184,16 +187,18 @@ def test_other_test_images_are_not_paired():
 def test_no_label_no_group():
     """What runs cannot be grouped by is one line that names what there is."""
     with pytest.raises(ConfigError, match=r"group_by names 'memory'.*there are dataset, strategy"):
-        arrange(seeds_of("replay", 180, [0]), ["memory"])
+        arrange(build_seed_runs("replay", 180, [0]), ["memory"])
     with pytest.raises(ConfigError, match=r"rank_by .*is 'speed'"):
-        arrange(seeds_of("replay", 180, [0]), BY, rank_by="speed")
+        arrange(build_seed_runs("replay", 180, [0]), BY, rank_by="speed")
     with pytest.raises(ConfigError, match="nothing to compare"):
         arrange([], BY)
 
 
 def test_leaderboard_says_what_the_groups_say():
     """In twelve digits; what is not defined is empty in both files, and never 0."""
-    comparison = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
+    comparison = compare_all(
+        [*build_seed_runs("=1+1", 180, range(2)), *build_seed_runs("alone", 120, [0])]
+    )
     table = json.loads(leaderboard_json(comparison))
     for group, row in zip(comparison.groups, table["data"], strict=True):
         cells = dict(zip(table["columns"], row, strict=True))
@@ -215,11 +220,11 @@ def test_leaderboard_says_what_the_groups_say():
 
 def partly_defined():
     """Return three seeds, of which the first defines its average accuracy."""
-    runs = seeds_of("replay", 180, range(3))
+    runs = build_seed_runs("replay", 180, range(3))
     for i, run in enumerate(runs[1:], start=1):
         summary = {n: v for n, v in run.summary.items() if n != "renate/average_accuracy"}
         runs[i] = dataclasses.replace(run, summary=summary)
-    return compared([*runs, *seeds_of("naive", 120, range(3))])
+    return compare_all([*runs, *build_seed_runs("naive", 120, range(3))])
 
 
 def test_each_output_counts_the_seeds_that_define_a_metric():
@@ -250,7 +255,9 @@ def test_each_output_counts_the_seeds_that_define_a_metric():
 
 def test_figures_are_pictures():
     """Of the metrics and of the curves the page's own drawing; for papers, pages of a PDF."""
-    comparison = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
+    comparison = compare_all(
+        [*build_seed_runs("a$x^<b>", 180, range(2)), *build_seed_runs("b 🚌", 120, [0])]
+    )
     files = dict(figures(comparison))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
     page = comparison_page(comparison, title="t", footer="f")
@@ -276,8 +283,8 @@ def test_a_legend_stays_in_its_figure(groups, width):
     """In fewer columns where names are long; the axes keep their height."""
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
-    comparison = compared(
-        [run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])]
+    comparison = compare_all(
+        [run for k, name in enumerate(names) for run in build_seed_runs(name, 100 + k, [0])]
     )
     figure = course_figure(comparison, width=width)
     figure.draw_without_rendering()
@@ -298,9 +305,9 @@ def test_the_note_fits_and_leads_with_what_is_real():
     runs = [
         run
         for i in range(30)
-        for run in seeds_of(f"{i} <b>|`x`" + "🚌" * 500, 100 + 3 * i, range(2))
+        for run in build_seed_runs(f"{i} <b>|`x`" + "🚌" * 500, 100 + 3 * i, range(2))
     ]
-    note = comparison_note(compared(runs), page="comparison.html")
+    note = comparison_note(compare_all(runs), page="comparison.html")
     assert len(note.encode()) < 8000
     assert "<b>" not in note
     assert "more" in note
@@ -317,10 +324,10 @@ def test_metrics_of_tests_inside_buckets_are_compared_as_all_others():
     """In the leaderboard, tested over seeds, and to rank by; what lacks them is named."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
-    comparison = compared(runs, rank_by=MINIMUM)
+    comparison = compare_all(runs, rank_by=MINIMUM)
     assert {verdict.metric for verdict in comparison.verdicts} == {MINIMUM}
     assert not any("test_every" in text for text in comparison.warnings)
-    comparison = compared([*runs, *seeds_of("er_ace", 150, range(2))])
+    comparison = compare_all([*runs, *build_seed_runs("er_ace", 150, range(2))])
     assert [MINIMUM in group.metrics for group in comparison.groups] == [True, False, True]
     (line,) = [text for text in comparison.warnings if "test_every" in text]
     assert line.startswith("2 of 8 runs were not tested inside their buckets (test_every): ")
@@ -330,11 +337,11 @@ def test_tests_at_other_intervals_are_shown_and_not_tested():
     """A shorter interval finds lower minima: that is no difference of methods."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
-    comparison = compared(runs)
+    comparison = compare_all(runs)
     assert any("(test_every: '1', '2')" in text for text in comparison.warnings)
     assert all(MINIMUM in group.metrics for group in comparison.groups)
     assert comparison.verdicts
-    assert compared(runs, rank_by=MINIMUM).verdicts == ()
+    assert compare_all(runs, rank_by=MINIMUM).verdicts == ()
 
 
 def test_of_two_runs_of_one_training_the_one_with_tests_counts():

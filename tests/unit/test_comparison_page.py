@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from comparisons import compared_run, counts, row_records, seeds_of
+from comparisons import build_seed_runs, compared_run, counts, row_records
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from rich.console import Console
 
@@ -17,7 +17,7 @@ from clear_mlflow.core.record import assemble, row_file_name
 BY = ("strategy", "dataset")
 
 
-def page_of(runs, by=BY, title="a title"):
+def build_page(runs, by=BY, title="a title"):
     comparison = compare(arrange(runs, by))
     return comparison, comparison_page(comparison, title=title, footer="by a test")
 
@@ -26,12 +26,12 @@ def three_groups(seeds=3):
     return [
         run
         for name, level in (("naive", 120), ("replay", 160), ("cumulative", 180))
-        for run in seeds_of(name, level, range(seeds))
+        for run in build_seed_runs(name, level, range(seeds))
     ]
 
 
 def test_it_needs_nothing_but_itself():
-    assert_needs_nothing_but_itself(page_of(three_groups())[1])
+    assert_needs_nothing_but_itself(build_page(three_groups())[1])
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
@@ -52,7 +52,7 @@ def test_hostile_names_are_only_text(name):
                 ),
             )
         ]
-        return page_of(runs, title=text)[1]
+        return build_page(runs, title=text)[1]
 
     text = tags_with(name, printable)
     assert_only_text(text, tags_with("plain", "key"))
@@ -62,7 +62,7 @@ def test_hostile_names_are_only_text(name):
 def test_every_number_of_the_leaderboard_is_the_metric():
     """To its last digit, and an empty cell where a metric is not defined."""
     runs = [*three_groups(), compared_run("early", counts(150, 1)[:3], seed=1)]
-    comparison, text = page_of(runs)
+    comparison, text = build_page(runs)
     board = text.split('id="board">')[1].split("</table>")[0]
     rows = re.findall(r"<tr><th scope=\"row\".*?</tr>", board, re.S)
     assert len(rows) == 4
@@ -85,7 +85,7 @@ def test_every_number_of_the_leaderboard_is_the_metric():
 def test_every_cell_of_every_matrix_is_there():
     """As text, in percent; not measured is a word, not a number."""
     runs = [*three_groups(2), compared_run("early", counts(150, 1)[:3], seed=1)]
-    comparison, text = page_of(runs)
+    comparison, text = build_page(runs)
     tables = re.findall(r'<table class="heat">.*?</table>', text, re.S)
     grids = [group.grid for group in comparison.groups]
     assert len(tables) == len(grids) == 4
@@ -100,7 +100,7 @@ def test_every_cell_of_every_matrix_is_there():
 
 def test_sentences_and_warnings_are_on_the_page():
     """All of them, for the metric that ranks; with how p was adjusted."""
-    comparison, text = page_of(three_groups())
+    comparison, text = build_page(three_groups())
     page_text = " ".join("".join(Page(text).texts).split())
     assert len(comparison.verdicts) == 3
     extra_sentences = [sentence for verdict in comparison.verdicts for sentence in verdict.beside]
@@ -113,7 +113,7 @@ def test_sentences_and_warnings_are_on_the_page():
 
 def test_what_is_there_for_the_ear_alone_widens_no_page():
     """Hidden texts are placed within what scrolls, not within the page: 941 pixels on a phone."""
-    _, text = page_of(three_groups())
+    _, text = build_page(three_groups())
     (hidden,) = re.findall(r"\.hidden {(.*?)}", text)
     assert "position: absolute" in hidden
     (scrolls,) = re.findall(r"\.scroll {(.*?)}", text)
@@ -123,9 +123,12 @@ def test_what_is_there_for_the_ear_alone_widens_no_page():
 
 def test_one_run_and_two_settings_make_a_page():
     """Two test sets: each with its curves."""
-    Page(page_of(seeds_of("replay", 180, [0]))[1])
-    runs = [*seeds_of("a", 180, [0, 1]), *seeds_of("a", 180, [2, 3], protocol="streaming")]
-    _, text = page_of(runs)
+    Page(build_page(build_seed_runs("replay", 180, [0]))[1])
+    runs = [
+        *build_seed_runs("a", 180, [0, 1]),
+        *build_seed_runs("a", 180, [2, 3], protocol="streaming"),
+    ]
+    _, text = build_page(runs)
     Page(text)
     assert text.count("Across: buckets trained on") == 2
 
@@ -136,7 +139,7 @@ def test_fifty_runs_fit():
         compared_run(f"strategy {i}", counts(100 + i, i, buckets=10), seed=0, run_id=f"{i:032x}")
         for i in range(50)
     ]
-    _, text = page_of(runs, by=())
+    _, text = build_page(runs, by=())
     assert len(text.encode()) < 2_000_000
     Page(text)
 
@@ -144,11 +147,11 @@ def test_fifty_runs_fit():
 def test_runs_without_any_evidence_make_a_page():
     """Under streaming the last row scores training images alone: no curve, no metric, no crash."""
     runs = []
-    for run in seeds_of("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):
+    for run in build_seed_runs("[/x]", 180, [0, 1], protocol="streaming", dataset="[/x]"):
         last = row_records(counts(180, 1), protocol="streaming")[4]
         record = assemble({row_file_name(4): last})
         runs.append(replace(run, record=record, summary={}))
-    comparison, text = page_of(runs, title="[/x]")
+    comparison, text = build_page(runs, title="[/x]")
     assert comparison.ranked_by is None
     Page(text)
     for part in comparison_text(comparison):

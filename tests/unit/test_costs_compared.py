@@ -30,22 +30,22 @@ ALL = (*METRICS, *FAMILIES["cost"])
 BY = ["strategy"]
 
 
-def priced(records, price):
+def add_costs(records, price):
     """The same rows; of each bucket so many FLOPs, None where nothing is known."""
 
-    def of_row(record):
+    def cost_of_each_row(record):
         spent = price if record.row.row else 0
         cost = RowCost(training_flops=spent, images=10, replayed_images=2, stored_bytes=spent)
         row = dataclasses.replace(record.row, cost=None if price is None else cost)
         return dataclasses.replace(record, row=row)
 
-    return {row_file_name(record.row.row): of_row(record) for record in records}
+    return {row_file_name(record.row.row): cost_of_each_row(record) for record in records}
 
 
-def runs_of(strategy, level, price, seeds=range(3)):
+def build_runs(strategy, level, price, seeds=range(3)):
     run_list = []
     for seed in seeds:
-        record = assemble(priced(row_records(counts(level, seed), seed=seed), price))
+        record = assemble(add_costs(row_records(counts(level, seed), seed=seed), price))
         summary = summarize(record.masked_matrix, metrics=ALL)
         run_list.append(
             Subject(
@@ -59,14 +59,14 @@ def runs_of(strategy, level, price, seeds=range(3)):
     return run_list
 
 
-def compared(*runs, **options):
+def compare_all(*runs, **options):
     run_list = [run for of_group in runs for run in of_group]
     return compare(arrange(run_list, ["strategy"], metrics=ALL, **options))
 
 
 def test_a_cost_is_in_the_rows_file_and_read_back():
     """A field of the row's own; one that says nothing is left out."""
-    record = priced(row_records(counts(180, 0)), 5)["row_002.json"]
+    record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     text = record.to_json()
     assert json.loads(text)["cost"] == {
         "training_flops": 5,
@@ -98,7 +98,7 @@ def bare(row):
     "cost", [{"images": -1}, {"images": 1.5}, {"seconds": "2"}, {"training_flops": 2**63}, [1]]
 )
 def test_a_cost_that_is_none_is_refused(cost):
-    record = priced(row_records(counts(180, 0)), 5)["row_002.json"]
+    record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     document = {**json.loads(record.to_json()), "cost": cost}
     with pytest.raises(RecordError, match="cost"):
         RowRecord.from_json(json.dumps(document), source="row_002.json")
@@ -130,7 +130,7 @@ def test_a_cost_that_a_loop_cannot_mean_is_one_line(cost, message):
 
 def test_costs_add_up_and_what_is_kept_is_the_most():
     """Of a run cut off, those of its own buckets; a row without cost leaves them undefined."""
-    records = priced(row_records(counts(180, 0)), 5)
+    records = add_costs(row_records(counts(180, 0)), 5)
     matrix = assemble(records).matrix
     assert [m.name for m in add_cost_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
     for k in (1, 4):
@@ -145,19 +145,19 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
     reasons = explain_undefined(assemble(records).matrix, metrics=ALL)
     assert str(reasons[COST]) == "row 2 lacks training_flops"
     assert str(reasons["cost/seconds"]) == "row 1 lacks seconds"
-    assert add_cost_metrics((), assemble(priced(records.values(), None)).matrix) == ()
+    assert add_cost_metrics((), assemble(add_costs(records.values(), None)).matrix) == ()
 
 
 def test_a_verdict_says_what_the_better_one_cost():
     """Within 1 % nothing, and nothing where a side says nothing."""
-    naive = runs_of("naive", 120, 1000)
+    naive = build_runs("naive", 120, 1000)
     for price, sentence in (
         (1900, "percentage points, at 1.9 times the training FLOPs ("),
         (500, "percentage points, at 0.50 times the training FLOPs ("),
         (1009, "percentage points ("),
         (None, "percentage points ("),
     ):
-        (verdict,) = compared(naive, runs_of("replay", 180, price)).verdicts
+        (verdict,) = compare_all(naive, build_runs("replay", 180, price)).verdicts
         assert verdict.outcome == "different"
         assert sentence in verdict.sentence
         assert ("FLOPs" in verdict.sentence) == ("FLOPs" in sentence)
@@ -165,17 +165,21 @@ def test_a_verdict_says_what_the_better_one_cost():
 
 def test_the_page_and_its_picture_show_the_front():
     """The dearer and worse one is not on it."""
-    both = compared(runs_of("naive", 120, 1), runs_of("replay", 180, 2), runs_of("lwf", 110, 3))
+    both = compare_all(
+        build_runs("naive", 120, 1), build_runs("replay", 180, 2), build_runs("lwf", 110, 3)
+    )
     page = comparison_page(both, title="t", footer="f")
     assert 'id="cost"' in page
     pictures = dict(figures(both))
     front = re.search('<g class="k0 dash2"><path class="line" d="(.+?)"', str(pictures["cost.svg"]))
     assert front[1].count("L") == 1
-    equal = compared(runs_of("naive", 120, 1000), runs_of("replay", 180, 1005))
+    equal = compare_all(build_runs("naive", 120, 1000), build_runs("replay", 180, 1005))
     assert "cost.svg" not in dict(figures(equal))
-    without = compared(runs_of("naive", 120, None), runs_of("replay", 180, None))
+    without = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, None))
     assert 'id="cost"' not in comparison_page(without, title="t", footer="f")
-    free = compared(runs_of("naive", 120, 1), runs_of("lwf", 110, 3), runs_of("ncm", 100, 0))
+    free = compare_all(
+        build_runs("naive", 120, 1), build_runs("lwf", 110, 3), build_runs("ncm", 100, 0)
+    )
     assert "cost/training_flops, without ncm (0 FLOPs)" in str(dict(figures(free))["cost.svg"])
     assert "cost.svg" not in dict(figures(without))
     assert not [w for w in without.warnings if "cost" in w]
@@ -184,9 +188,9 @@ def test_the_page_and_its_picture_show_the_front():
 def test_names_of_methods_that_lie_close_together_do_not_overlap():
     """Where two names would be on the same stretch, they are a line apart."""
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
-    near = [runs_of(name, *level_and_price) for name, level_and_price in levels.items()]
+    near = [build_runs(name, *level_and_price) for name, level_and_price in levels.items()]
     picture = ElementTree.fromstring(
-        dict(figures(compared(*near, runs_of("far", 180, 900))))["cost.svg"]
+        dict(figures(compare_all(*near, build_runs("far", 180, 900))))["cost.svg"]
     )
     labels = [
         (float(text.get("x")), float(text.get("y")), len(text.text))
@@ -200,7 +204,7 @@ def test_names_of_methods_that_lie_close_together_do_not_overlap():
 
 
 def test_runs_without_costs_beside_others_are_told_of_once():
-    mixed = compared(runs_of("naive", 120, None), runs_of("replay", 180, 2))
+    mixed = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, 2))
     (cost_warning,) = [warning for warning in mixed.warnings if "cost" in warning]
     assert cost_warning.startswith("3 of 6 runs say nothing of their cost")
     assert mixed.ranked_by == "clear/challenge_score"
@@ -208,8 +212,8 @@ def test_runs_without_costs_beside_others_are_told_of_once():
 
 def test_at_equal_cost_the_most_runs_stay():
     """The others are named with what they cost; where no two are equal, that is an error."""
-    naive, replay = runs_of("naive", 120, 1000), runs_of("replay", 180, 1005)
-    derpp, old = runs_of("derpp", 190, 2800), runs_of("si", 110, None)
+    naive, replay = build_runs("naive", 120, 1000), build_runs("replay", 180, 1005)
+    derpp, old = build_runs("derpp", 190, 2800), build_runs("si", 110, None)
     remaining, messages = at_equal([*naive, *replay, *derpp, *old], "training_flops", BY)
     assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
     assert messages == [
@@ -230,9 +234,9 @@ def test_at_equal_cost_the_most_runs_stay():
 
 def test_at_equal_cost_two_methods_are_more_than_one_of_many_seeds():
     """What is left out is named by what it is grouped by, and counted from the seventh on."""
-    many = runs_of("lwf", 110, 500, range(10))
-    others = [run for i in range(7) for run in runs_of(f"own{i}", 120, 10000 * 2**i, [0])]
-    pair = [*runs_of("naive", 120, 1000), *runs_of("replay", 180, 1005)]
+    many = build_runs("lwf", 110, 500, range(10))
+    others = [run for i in range(7) for run in build_runs(f"own{i}", 120, 10000 * 2**i, [0])]
+    pair = [*build_runs("naive", 120, 1000), *build_runs("replay", 180, 1005)]
     remaining, (messages,) = at_equal([*many, *pair, *others], "training_flops", BY)
     assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
     assert "lwf 2e+03, own0 4e+04" in messages
@@ -240,7 +244,7 @@ def test_at_equal_cost_two_methods_are_more_than_one_of_many_seeds():
 
 
 def test_equal_seconds_are_those_of_one_device():
-    runs = [*runs_of("naive", 120, 1), *runs_of("replay", 180, 1), *runs_of("lwf", 110, 1)]
+    runs = [*build_runs("naive", 120, 1), *build_runs("replay", 180, 1), *build_runs("lwf", 110, 1)]
     for run, device in zip(runs, ["A"] * 6 + ["B"] * 3, strict=True):
         costs = [RowCost(seconds=2.0, device=device)] * 4
         run.record.masked_matrix.__dict__["costs"] = tuple(costs)

@@ -23,7 +23,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> BucketStream:
     return load_stream("digits-writers", "auto", cache_dir=cache_dir)
 
 
-def scans_of(paths: tuple[Path, ...]) -> NDArray[np.int64]:
+def read_scans(paths: tuple[Path, ...]) -> NDArray[np.int64]:
     return np.array([int(path.stem) for path in paths])
 
 
@@ -39,7 +39,7 @@ def test_digest_is_the_same_everywhere(stream):
 def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
     """1,797 scans, each once; the buckets are stretches of the order in which they are stored."""
     by_bucket = [
-        (scans_of(bucket.train.paths), scans_of(bucket.test.paths)) for bucket in stream.buckets
+        (read_scans(bucket.train.paths), read_scans(bucket.test.paths)) for bucket in stream.buckets
     ]
     assert sorted(np.concatenate([scans for pair in by_bucket for scans in pair])) == [*range(1797)]
     ends = [
@@ -64,7 +64,7 @@ def test_images_are_the_scans_themselves(stream):
     scans = load_digits()
     for bucket in stream.buckets:
         for images in (bucket.train, bucket.test):
-            assert images.labels.tolist() == scans.target[scans_of(images.paths)].tolist()
+            assert images.labels.tolist() == scans.target[read_scans(images.paths)].tolist()
     for path in stream.buckets[3].test.paths:
         with Image.open(path) as image:
             pixels = np.asarray(image)
@@ -89,7 +89,7 @@ def test_another_hand_is_harder_and_a_shuffled_order_is_not(stream):
 
     The same numbers of scans in random order leave nothing of it: the difference is the writers.
     """
-    parts = [(scans_of(b.train.paths), scans_of(b.test.paths)) for b in stream.buckets]
+    parts = [(read_scans(b.train.paths), read_scans(b.test.paths)) for b in stream.buckets]
     own, others = gap(parts)
     assert 0.96 < own < 1
     assert 0.12 < own - others < 0.17

@@ -39,7 +39,7 @@ HURRIED = Patience(stall=0.3, attempts=3, wait=0.01)
 TRAIN, TEST = "small-train-image-only.zip", "small-test.zip"
 
 
-def zipped(folder: Path, archive: Path, *, below: str) -> bytes:
+def zip_files(folder: Path, archive: Path, *, below: str) -> bytes:
     with zipfile.ZipFile(archive, "w") as opened:
         for path in sorted(folder.rglob("*")):
             opened.write(path, f"{below}{path.relative_to(folder)}")
@@ -55,8 +55,8 @@ def tree(tmp_path_factory) -> Path:
 def files(tree, tmp_path_factory) -> dict[str, bytes]:
     """Two archives: one with the split below a folder, one below two, beside a Mac's leavings."""
     folder = tmp_path_factory.mktemp("archives")
-    train = zipped(tree / "train_image_only", folder / TRAIN, below="train_image_only/")
-    zipped(tree / "test", folder / TEST, below="small/test/")
+    train = zip_files(tree / "train_image_only", folder / TRAIN, below="train_image_only/")
+    zip_files(tree / "test", folder / TEST, below="small/test/")
     with zipfile.ZipFile(folder / TEST, "a") as opened:
         opened.writestr("__MACOSX/small/._class_names.txt", "x")
     return {TRAIN: train, TEST: (folder / TEST).read_bytes()}

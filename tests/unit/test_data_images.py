@@ -29,13 +29,13 @@ def image_set(*paths: Path) -> ImageSet:
     return ImageSet(paths=tuple(paths), labels=np.zeros(len(paths), dtype=np.int64))
 
 
-def decoded(path: Path, size: int = 8) -> np.ndarray:
+def decode_image(path: Path, size: int = 8) -> np.ndarray:
     return decode(image_set(path), Resize(size, square=True)).squares(size)[0]
 
 
 def refusal(path: Path) -> str:
     with pytest.raises(DataError) as caught:
-        decoded(path)
+        decode_image(path)
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     assert str(path) in message
@@ -98,7 +98,7 @@ def test_orientation_of_the_camera_is_undone(tmp_path, orientation, width, heigh
     quadrants(width, height).save(path, exif=exif, quality=95)
     with Image.open(path) as image:
         ImageOps.exif_transpose(image).save(tmp_path / "upright.png")
-    difference = decoded(path, 20).astype(int) - decoded(tmp_path / "upright.png", 20)
+    difference = decode_image(path, 20).astype(int) - decode_image(tmp_path / "upright.png", 20)
     assert np.abs(difference).max() <= 2
 
 
@@ -109,7 +109,7 @@ def test_damaged_exif_is_no_reason_to_refuse_a_photo(tmp_path):
         tmp_path / "bad.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff" + b"\xff" * 9
     )
     quadrants(32, 32).save(tmp_path / "none.jpg")
-    assert np.array_equal(decoded(tmp_path / "bad.jpg"), decoded(tmp_path / "none.jpg"))
+    assert np.array_equal(decode_image(tmp_path / "bad.jpg"), decode_image(tmp_path / "none.jpg"))
 
 
 def _sixteen_bits(path: Path) -> None:
@@ -145,7 +145,7 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, name):
     """Grey, palette, CMYK and 16 bits keep their look; what is transparent becomes white."""
     save, colour = KINDS[name]
     save(tmp_path / name)
-    difference = decoded(tmp_path / name).astype(int) - np.array(colour)
+    difference = decode_image(tmp_path / name).astype(int) - np.array(colour)
     assert np.abs(difference).max() <= 2
 
 
@@ -188,7 +188,7 @@ def test_images_decoded_ahead_are_bounded_in_bytes(tmp_path, monkeypatch, height
     assert num_used == len(made) == 2000
 
 
-def _png_of(width: int, height: int) -> bytes:
+def _build_png(width: int, height: int) -> bytes:
     def chunk(chunk_type: bytes, data: bytes) -> bytes:
         checksum = zlib.crc32(chunk_type + data)
         return struct.pack(">I", len(data)) + chunk_type + data + struct.pack(">I", checksum)
@@ -199,13 +199,13 @@ def _png_of(width: int, height: int) -> bytes:
     return signature + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def _saved(image_format: str, image: Image.Image) -> bytes:
+def _save_image(image_format: str, image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, image_format)
     return file.getvalue()
 
 
-JPEG = _saved("JPEG", quadrants(64, 64))
+JPEG = _save_image("JPEG", quadrants(64, 64))
 
 
 BROKEN = {
@@ -213,12 +213,14 @@ BROKEN = {
     "text.jpg": b"<html>404 Not Found</html>\n",
     "truncated.jpg": JPEG[: len(JPEG) // 2],
     "header.jpg": JPEG[:20],
-    "truncated.png": _png_of(64, 64)[:60],
-    "too few pixels.png": _png_of(640, 640),
-    "old.pcx": _saved("PCX", Image.new("RGB", (8, 8), RED)),  # Pillow reads it, and we do not ask
-    "more than 16 bits.tiff": _saved("TIFF", Image.new("I", (8, 8), 1 << 16)),
-    "below zero.tiff": _saved("TIFF", Image.new("I", (8, 8), -1)),
-    "float.tiff": _saved("TIFF", Image.new("F", (8, 8), 0.5)),  # of no known range
+    "truncated.png": _build_png(64, 64)[:60],
+    "too few pixels.png": _build_png(640, 640),
+    "old.pcx": _save_image(
+        "PCX", Image.new("RGB", (8, 8), RED)
+    ),  # Pillow reads it, and we do not ask
+    "more than 16 bits.tiff": _save_image("TIFF", Image.new("I", (8, 8), 1 << 16)),
+    "below zero.tiff": _save_image("TIFF", Image.new("I", (8, 8), -1)),
+    "float.tiff": _save_image("TIFF", Image.new("F", (8, 8), 0.5)),  # of no known range
     "postscript.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n",
 }
 
@@ -236,7 +238,7 @@ def test_what_is_no_whole_image_is_refused_by_name(tmp_path, name):
 @pytest.mark.parametrize("side", [10_000, 100_000, 2**31 - 1])
 def test_decompression_bombs_are_not_inflated(tmp_path, side):
     """A small file that claims enormous sides is refused before its pixels are made."""
-    (tmp_path / "bomb.png").write_bytes(_png_of(side, side))
+    (tmp_path / "bomb.png").write_bytes(_build_png(side, side))
     assert "pixels" in refusal(tmp_path / "bomb.png")
 
 

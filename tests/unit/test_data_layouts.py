@@ -46,7 +46,7 @@ def refusal(root: Path, protocol: str = "iid", split: str = "auto") -> str:
     return message
 
 
-def named(photos: list[Photo]) -> list[tuple[str, Photo]]:
+def find_by_name(photos: list[Photo]) -> list[tuple[str, Photo]]:
     return [(photo.class_name, photo) for photo in photos]
 
 
@@ -70,7 +70,7 @@ def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
     expected = {}
     for key in PHOTOS.buckets:
         train, test = literal_split(PHOTOS.of("train", key), seed)
-        expected[key] = {"train": named(train), "test": named(test)}
+        expected[key] = {"train": find_by_name(train), "test": find_by_name(test)}
         assert (len(train), len(test)) == (7, 3)
     assert as_photos(stream, contents(trees[layout], PHOTOS)) == expected
     assert stream.split == str(seed)
@@ -84,7 +84,7 @@ def test_auto_takes_the_released_test_set_or_else_split_0(trees, layout):
     if layout in ("released", "unpacked"):
         assert stream.split == "released"
         assert as_photos(stream, contents(trees[layout], PHOTOS)) == {
-            key: {part: named(PHOTOS.of(part, key)) for part in ("train", "test")}
+            key: {part: find_by_name(PHOTOS.of(part, key)) for part in ("train", "test")}
             for key in PHOTOS.buckets
         }
     else:
@@ -122,11 +122,11 @@ def test_eleven_buckets_classes_with_spaces_and_final_newlines(
     photos_read = as_photos(stream, contents(root, photos))
     for key in buckets:
         train, test = literal_split(photos.of("train", key), 0)
-        assert photos_read[key] == {"train": named(train), "test": named(test)}
+        assert photos_read[key] == {"train": find_by_name(train), "test": find_by_name(test)}
     if layout in ("released", "unpacked"):
         photos_read = as_photos(load(root), contents(root, photos))
         assert {key: photos_read[key]["test"] for key in photos_read} == {
-            key: named(photos.of("test", key)) for key in buckets
+            key: find_by_name(photos.of("test", key)) for key in buckets
         }
 
 
@@ -143,9 +143,11 @@ def test_the_older_layouts_own_splits_are_used(tmp_path):
             stored = {Path(line.rpartition(" ")[0]).stem for line in lines}
             assert {photo.image_id for _, photo in photos_read[key][part]} == stored
             assert photos_read[key][part] == [
-                pair for pair in named(PHOTOS.of("train", key)) if pair[1].image_id in stored
+                pair for pair in find_by_name(PHOTOS.of("train", key)) if pair[1].image_id in stored
             ]
-        differs |= photos_read[key]["test"] != named(literal_split(PHOTOS.of("train", key), 2)[1])
+        differs |= photos_read[key]["test"] != find_by_name(
+            literal_split(PHOTOS.of("train", key), 2)[1]
+        )
     assert differs
 
 

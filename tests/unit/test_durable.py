@@ -22,11 +22,11 @@ def test_what_came_between_the_look_and_the_write_stays(tmp_path, monkeypatch):
     file = tmp_path / "row.json"
     flush_into = durable.flush_into
 
-    def stopped(draft, content):
+    def stop(draft, content):
         flush_into(draft, content)
         file.write_bytes(b"another's")
 
-    monkeypatch.setattr(durable, "flush_into", stopped)
+    monkeypatch.setattr(durable, "flush_into", stop)
     assert not create_durably(file, b"late")
     assert file.read_bytes() == b"another's"
     assert list(tmp_path.iterdir()) == [file]
@@ -54,7 +54,7 @@ def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path, monkeypatch, 
     file = tmp_path / "row.json"
     flush_into = durable.flush_into
 
-    def interrupted(draft, content):
+    def interrupt(draft, content):
         monkeypatch.setattr(durable, "flush_into", flush_into)
         with draft.open("wb") as stream:
             stream.write(b"slow")
@@ -62,7 +62,7 @@ def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path, monkeypatch, 
             write(file, b"fast")
             stream.write(b" writer")
 
-    monkeypatch.setattr(durable, "flush_into", interrupted)
+    monkeypatch.setattr(durable, "flush_into", interrupt)
     assert write(file, b"slow writer") is not True
     assert file.read_bytes() == (b"slow writer" if write is write_durably else b"fast")
     assert list(tmp_path.iterdir()) == [file]

@@ -40,12 +40,12 @@ REQUIRED = {
 REFUSED_ARGUMENTS = {"shell": True, "trust_remote_code": True, "weights_only": False}
 
 
-def dotted(node: ast.expr) -> str:
+def join_attributes(node: ast.expr) -> str:
     """A called name as it is written: ``np.load``; empty for what is no name."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value) or '?'}.{node.attr}"
+        return f"{join_attributes(node.value) or '?'}.{node.attr}"
     return ""
 
 
@@ -61,7 +61,7 @@ def offences(source: str) -> Iterator[str]:
                     yield f"line {node.lineno}: imports {node.module}.load under another name"
         if not isinstance(node, ast.Call):
             continue
-        name = dotted(node.func)
+        name = join_attributes(node.func)
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         # A method of re's patterns, or of our own, is none of the built-in functions.
         if name in FORBIDDEN or method in FORBIDDEN_METHODS:

@@ -181,7 +181,7 @@ def measured_matrices(draw):
     return values, draw(st.none() | row), counts, width
 
 
-def of_twins(names):
+def select_reference_metrics(names):
     """Return the metrics that the loops above define."""
     return {name: value for name, value in names.items() if name.split("/")[0] in TWINS}
 
@@ -196,7 +196,7 @@ def test_summary_is_what_loops_compute(case):
     """The same names are defined, with the same values; every other name has a reason."""
     matrix = build(*case)
     summary, reasons = summarize(matrix), explain(matrix)
-    assert of_twins(summary) == pytest.approx(by_loops(*case), abs=1e-12)
+    assert select_reference_metrics(summary) == pytest.approx(by_loops(*case), abs=1e-12)
     assert all(type(value) is float for value in summary.values())
     assert summary.keys().isdisjoint(reasons)
     assert summary.keys() | reasons.keys() == {metric.name for metric in ALL_METRICS}
@@ -214,7 +214,9 @@ def test_a_series_is_the_summary_of_every_cut_off_run(case):
     metric_series = series(build(*case))
     for k in range(1, len(values) + 1):
         at_k = {name: steps[k] for name, steps in metric_series.items() if k in steps}
-        assert of_twins(at_k) == pytest.approx(by_loops(values[:k], *rest), abs=1e-12)
+        assert select_reference_metrics(at_k) == pytest.approx(
+            by_loops(values[:k], *rest), abs=1e-12
+        )
         assert at_k == summarize(build(values[:k], *rest))
     last = {
         name: steps[max(steps)] for name, steps in metric_series.items() if len(values) in steps
@@ -234,7 +236,7 @@ def test_streaming_keeps_what_needs_no_training_image(case):
     remaining |= {"diaz_rodriguez/forward_transfer", "zscl/transfer"}
     everything, streaming_metrics = summarize(matrix), summarize(matrix, "streaming")
     assert streaming_metrics.items() <= everything.items()
-    assert of_twins(streaming_metrics) == {
+    assert select_reference_metrics(streaming_metrics) == {
         n: value for n, value in everything.items() if n in remaining
     }
     steps = {name: steps for name, steps in series(matrix).items() if name in streaming_metrics}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, log_loss, recall_score, roc_auc_score
-from stored_values import answers_of, images_of
+from stored_values import build_images, build_row_predictions
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
@@ -50,7 +50,7 @@ def predictions(
     total = sum(counts)
     label = draws.integers(0, CLASSES, total)
     content = draws.integers(0, 256, (total, 16)).astype(np.uint8)
-    images = images_of(counts, label, class_names, content)
+    images = build_images(counts, label, class_names, content)
     labels, soft = {}, {}
     for row in range(rows + 1):
         outputs = draws.normal(size=(total, CLASSES))
@@ -58,7 +58,7 @@ def predictions(
         labels[row] = outputs.argmax(axis=1)
         shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
         soft[row] = shares.astype(np.float16)
-    row_predictions = answers_of(images, labels, soft if probs else None)
+    row_predictions = build_row_predictions(images, labels, soft if probs else None)
     return Predictions(images, row_predictions, protocol)
 
 
@@ -73,7 +73,7 @@ def explain(run_predictions: Predictions) -> dict[str, str]:
     }
 
 
-def series_of(run_predictions: Predictions) -> dict[str, Any]:
+def compute_series(run_predictions: Predictions) -> dict[str, Any]:
     """Metric name to {buckets trained: value}, by the evaluation of a whole run."""
     matrix = AccuracyMatrix(np.full((run_predictions.k, 3), 0.5))
     results = evaluate_metrics(PREDICTION_METRICS, matrix, predictions=run_predictions)
@@ -266,13 +266,13 @@ def test_what_is_not_there_is_told() -> None:
 def test_a_series_is_the_run_cut_off() -> None:
     """Its last value is the summary; a row whose predictions are missing leaves a gap."""
     run_predictions = predictions(4, probs=True)
-    series = series_of(run_predictions)
+    series = compute_series(run_predictions)
     assert series.keys() == MACRO | CALIBRATION
     assert {name: steps[3] for name, steps in series.items()} == summarize(run_predictions)
     for name, steps in series.items():
         for k, value in steps.items():
             assert value == summarize(run_predictions.after(k))[name]
-    gap = series_of(without(run_predictions, 2))
+    gap = compute_series(without(run_predictions, 2))
     assert gap["calibration/brier_score"].keys() == {1, 3}
     assert gap["macro_accuracy/average"].keys() == {1, 3}
     assert gap["macro_accuracy/in_domain"].keys() == {1}

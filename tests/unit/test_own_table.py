@@ -31,7 +31,7 @@ def load(root, *, protocol="iid", split="auto", **arguments):
     )
 
 
-def listed(root, **arguments):
+def list_images(root, **arguments):
     """Bucket to its training images' names, without a look at any image."""
     image_index = own_listing("table", str(root), cache_dir=root, arguments=arguments)
     return {key: [path.stem for path in images.paths] for key, images in image_index.images.items()}
@@ -103,12 +103,12 @@ def test_times_become_quarters_and_months(root):
         "images/d.png,y,2004-03-31 23:30",
         header="path,label,time",
     )
-    assert listed(root, buckets="quarter") == {
+    assert list_images(root, buckets="quarter") == {
         "2004-Q1": ["d"],
         "2004-Q2": ["a", "b"],
         "2004-Q4": ["c"],
     }
-    assert listed(root, buckets="month") == {
+    assert list_images(root, buckets="month") == {
         "2004-03": ["d"],
         "2004-04": ["a"],
         "2004-06": ["b"],
@@ -129,7 +129,7 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
         header="path,label,time",
     )
     in_time = [f"{i:02d}" for _, i in sorted((d, i) for i, d in enumerate(when))]
-    stream_buckets = listed(root, buckets="equal:4")
+    stream_buckets = list_images(root, buckets="equal:4")
     assert list(stream_buckets) == ["1", "2", "3", "4"]
     assert [len(names) for names in stream_buckets.values()] == [6, 6, 6, 5]
     ends = [0, 6, 12, 18, 23]
@@ -140,7 +140,7 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
         *(f"images/{i}.png,{'xy'[i % 2]},{2004 + (i > 5)}" for i in range(8)),
         header="path,label,time",
     )
-    assert [len(names) for names in listed(root, buckets="equal:2").values()] == [6, 2]
+    assert [len(names) for names in list_images(root, buckets="equal:2").values()] == [6, 2]
     assert "gives 2 buckets" in refusal(root, buckets="equal:3")
 
 
@@ -160,7 +160,7 @@ def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
     if len(expected) < number:
         assert f"gives {len(expected)} buckets" in refusal(root, buckets=f"equal:{number}")
         return
-    buckets = listed(root, buckets=f"equal:{number}").values()
+    buckets = list_images(root, buckets=f"equal:{number}").values()
     years_by_bucket = [{years[int(name)] for name in names} for names in buckets]
     assert years_by_bucket == [expected[k] for k in range(number)]
 
@@ -201,7 +201,7 @@ def test_columns_of_other_names(root):
     arguments = {"path": "file", "label": "class", "bucket": "year"}
     assert "has '' as 'split'; expected train or test" in refusal(root, **arguments)
     write(root, "images/a.png,3,2004,x", "images/b.png,10,2005,", header="file,class,year,note")
-    assert listed(root, **arguments) == {"2004": ["a"], "2005": ["b"]}
+    assert list_images(root, **arguments) == {"2004": ["a"], "2005": ["b"]}
     image_index = own_listing("table", str(root), cache_dir=root, arguments=arguments)
     assert image_index.class_names == ("3", "10")  # as numbers, for all are
 
@@ -298,7 +298,7 @@ def test_which_table_is_never_guessed(years, root):
     assert "is missing" in refusal(root, table="t.csv")
     assert "no table by its name" in refusal(root, table="t.xlsx")
     write(root, f"{A},x,2004,1,train", f"{B},y,2004,1,train")
-    assert listed(root / "t.csv") == listed(root)
+    assert list_images(root / "t.csv") == list_images(root)
     shutil.move(root / "t.csv", root.parent / "t.csv")
     (root / "t.csv").symlink_to(root.parent / "t.csv")
     assert "leads out of" in refusal(root)
@@ -343,7 +343,7 @@ def test_columns_of_wrong_types_are_one_line(root, columns, message):
 def test_times_of_all_types_of_parquet(root, times):
     """Years, days, moments with a zone and without, texts."""
     parquet(root, time=times)
-    assert listed(root, buckets="year") == {"2004": ["a"], "2005": ["b"]}
+    assert list_images(root, buckets="year") == {"2004": ["a"], "2005": ["b"]}
 
 
 def test_a_parquet_file_says_beforehand_what_it_unpacks_to(root):

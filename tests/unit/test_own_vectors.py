@@ -43,7 +43,7 @@ def by_year(root, table, vectors=None):
     return listing_of(entries, vectors=vectors, root=root)
 
 
-def stored(table, folder: Path, file_format: str) -> Path:
+def write_table(table, folder: Path, file_format: str) -> Path:
     """The table as a file of one kind."""
     file = folder / f"numbers.{file_format.partition('-')[0]}"
     arrays = {name: table[name].to_numpy().astype(str) for name in ("label", "time", "split")}
@@ -67,7 +67,7 @@ def stored(table, folder: Path, file_format: str) -> Path:
     return file
 
 
-def loaded(path: Path, cache: Path, **arguments):
+def load_vectors(path: Path, cache: Path, **arguments):
     arguments_given = {"buckets": "year", **arguments}
     return load_stream("vectors", str(path), cache_dir=cache, arguments=arguments_given)
 
@@ -80,7 +80,7 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
     expected = stream_of(by_year(tmp_path, table), name="x")
     for of in (table, table.sample(frac=1, random_state=1)):
         columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
-        stream = loaded(stored(of, tmp_path, file_format), tmp_path, **columns)
+        stream = load_vectors(write_table(of, tmp_path, file_format), tmp_path, **columns)
         assert stream.digest == expected.digest
         assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
         assert stream.times[1] == "2005-01-01"
@@ -93,7 +93,7 @@ def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
                 assert images.labels.tolist() == other.labels.tolist()
                 assert images.contents == other.contents
     assert (
-        loaded(stored(table, tmp_path, file_format), tmp_path).name == "numbers"
+        load_vectors(write_table(table, tmp_path, file_format), tmp_path).name == "numbers"
         or file_format != "csv"
     )
 
@@ -104,7 +104,7 @@ def test_splits_are_of_the_vectors_and_not_of_their_order(table, tmp_path):
         first, other = (
             load_stream(
                 "vectors",
-                str(stored(of, tmp_path, "csv")),
+                str(write_table(of, tmp_path, "csv")),
                 cache_dir=tmp_path,
                 arguments={"buckets": "equal:2"},
                 split=split,
@@ -116,17 +116,17 @@ def test_splits_are_of_the_vectors_and_not_of_their_order(table, tmp_path):
 
 
 def test_safetensors_hold_numbers_alone(table, tmp_path):
-    stream = loaded(stored(table, tmp_path, "safetensors"), tmp_path)
+    stream = load_vectors(write_table(table, tmp_path, "safetensors"), tmp_path)
     assert stream.class_names == ("0", "1")
     assert [b.key for b in stream.buckets] == ["2004", "2005", "2006", "2007"]
 
 
 def test_features_are_the_vectors_themselves(table, tmp_path):
-    stream = loaded(stored(table, tmp_path, "csv"), tmp_path, standardise="past")
+    stream = load_vectors(write_table(table, tmp_path, "csv"), tmp_path, standardise="past")
     features = load_features(stream, "vectors", cache_dir=tmp_path)
     assert (features.width, features.standardise) == (3, "past")
     assert features.train[0] is stream.buckets[0].train.vectors
-    other = loaded(tmp_path / "numbers.csv", tmp_path, standardise="none")
+    other = load_vectors(tmp_path / "numbers.csv", tmp_path, standardise="none")
     assert other.digest == stream.digest
     assert load_features(other, "vectors", cache_dir=tmp_path).digest != features.digest
     with pytest.raises(ConfigError, match="pass features=vectors"):
@@ -136,10 +136,10 @@ def test_features_are_the_vectors_themselves(table, tmp_path):
 def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
     table.loc[5, "b"] = np.nan
     for file_format, row in (("csv", 7), ("parquet", 6), ("npz", 6)):
-        file = stored(table, tmp_path, file_format)
+        file = write_table(table, tmp_path, file_format)
         with pytest.raises(DataError, match=f"{file.name} row {row} holds a number that is miss"):
-            loaded(file, tmp_path)
-        vectors = loaded(file, tmp_path, fill="-7").buckets[0].train.vectors
+            load_vectors(file, tmp_path)
+        vectors = load_vectors(file, tmp_path, fill="-7").buckets[0].train.vectors
         assert (vectors[:] == -7).sum() == 1
 
 
@@ -155,15 +155,15 @@ def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
 )
 def test_what_is_no_vector_is_one_line(table, tmp_path, change, message):
     with pytest.raises(DataError, match=message):
-        loaded(stored(table.astype(object).assign(**change), tmp_path, "csv"), tmp_path)
+        load_vectors(write_table(table.astype(object).assign(**change), tmp_path, "csv"), tmp_path)
 
 
 def test_a_date_of_parquet_is_no_number(table, tmp_path):
     for column in (pd.to_datetime(table["time"]), pd.to_datetime(table["time"]).dt.date):
-        file = stored(table.assign(measured=column), tmp_path, "parquet")
+        file = write_table(table.assign(measured=column), tmp_path, "parquet")
         with pytest.raises(DataError, match="in column 'measured'; expected numbers: pass"):
-            loaded(file, tmp_path)
-        assert loaded(file, tmp_path, columns="a:b").has_vectors
+            load_vectors(file, tmp_path)
+        assert load_vectors(file, tmp_path, columns="a:b").has_vectors
 
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet", "npz"])
@@ -204,7 +204,7 @@ def test_types_that_numpy_lacks_are_one_line(tmp_path):
 )
 def test_columns_that_are_not_there_are_one_line(table, tmp_path, arguments, message):
     with pytest.raises(DataError, match=message):
-        loaded(stored(table, tmp_path, "csv"), tmp_path, **arguments)
+        load_vectors(write_table(table, tmp_path, "csv"), tmp_path, **arguments)
 
 
 def test_arrays_of_other_shapes_are_one_line(tmp_path):
@@ -243,12 +243,12 @@ def test_arrays_of_other_shapes_are_one_line(tmp_path):
 def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):
     """Tables repeat rows; more than half of a bucket in another one is a mistake."""
     table.loc[39, COLUMNS] = table.loc[0, COLUMNS].to_numpy()
-    (warning, *_) = loaded(stored(table, tmp_path, "csv"), tmp_path).warnings
+    (warning, *_) = load_vectors(write_table(table, tmp_path, "csv"), tmp_path).warnings
     assert "1 row is in both a training and a test set" in warning
     assert f"{tmp_path}/numbers.csv/row 2 and " in warning
     table.loc[10:19, COLUMNS] = table.loc[0:9, COLUMNS].to_numpy()
     with pytest.raises(DataError, match="buckets and splits must be disjoint"):
-        loaded(stored(table, tmp_path, "csv"), tmp_path)
+        load_vectors(write_table(table, tmp_path, "csv"), tmp_path)
 
 
 @pytest.mark.parametrize(("name", "value"), [("fill", "some"), ("fill", "inf"), ("width", 0)])
@@ -345,7 +345,9 @@ def test_integers_that_become_equal_are_told(table, tmp_path, file_format, first
     table[COLUMNS] = np.arange(120, dtype=np.int64).reshape(40, 3)
     table["b"] = first + np.arange(40, dtype=np.int64)
     warnings = [
-        w for w in loaded(stored(table, tmp_path, file_format), tmp_path).warnings if "32-bit" in w
+        w
+        for w in load_vectors(write_table(table, tmp_path, file_format), tmp_path).warnings
+        if "32-bit" in w
     ]
     assert len(warnings) == is_lossy
     assert not is_lossy or "floats in 'b';" in warnings[0] or "floats in '2';" in warnings[0]
@@ -359,8 +361,8 @@ def test_a_table_of_few_distinct_rows_is_loaded_where_rows_may_be_equal(tmp_path
     table["time"] = [str(2004 + i // 200) for i in range(600)]
     table.to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(DataError, match="dataset_args=may_repeat=yes if rows may be equal"):
-        loaded(tmp_path / "t.csv", tmp_path)
-    stream = loaded(tmp_path / "t.csv", tmp_path, may_repeat=True)
+        load_vectors(tmp_path / "t.csv", tmp_path)
+    stream = load_vectors(tmp_path / "t.csv", tmp_path, may_repeat=True)
     assert [len(bucket.train) + len(bucket.test) for bucket in stream.buckets] == [200] * 3
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
-from stored_values import images_of
+from stored_values import build_images
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import (
@@ -26,7 +26,7 @@ def evaluation_set(counts: tuple[int, ...] = (3, 2), classes: int = 4) -> Evalua
     total = sum(counts)
     content = np.random.default_rng(0).integers(0, 256, (total, 16)).astype(np.uint8)
     classes_of, names = np.arange(total) % classes, tuple(f"image é {i}" for i in range(total))
-    return images_of(
+    return build_images(
         counts, classes_of, (f"class {c}" for c in range(classes)), content, names=names
     )
 

@@ -22,7 +22,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ENTRY_POINTS = MLPROJECT["entry_points"]
 
 
-def command_of(entry_point: str) -> click.Command:
+def get_command_name(entry_point: str) -> click.Command:
     """The sub-command that an entry point's shell command calls."""
     words = ENTRY_POINTS[entry_point]["command"].split()
     assert words[:3] == ["python", "-m", "clear_mlflow"]
@@ -40,7 +40,7 @@ def test_every_command_that_tracks_is_an_entry_point():
     groups = {name for name, command in main.commands.items() if isinstance(command, click.Group)}
     assert groups == {"data"}
     none = {"export", "identify", "import", "open", "show", "sync"}
-    assert {command_of(e).name for e in ENTRY_POINTS} == set(main.commands) - groups - none
+    assert {get_command_name(e).name for e in ENTRY_POINTS} == set(main.commands) - groups - none
 
 
 def test_conda_environment_is_pyprojects_dependencies():

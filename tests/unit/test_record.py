@@ -44,7 +44,7 @@ def read(text: str) -> RowRecord:
     return RowRecord.from_json(text, source="row_002.json")
 
 
-def refused(text: str, part: str) -> None:
+def check_refused(text: str, part: str) -> None:
     """In one line, which names the file and shows what stands there, cut short."""
     with pytest.raises(RecordError) as caught:
         read(text)
@@ -137,7 +137,7 @@ def test_a_row_without_counts_says_what_was_not_measured():
 def test_rows_with_and_without_counts_are_not_of_one_run():
     """Nobody measured one run in two ways: a foreign row is named, and nothing crashes."""
     with pytest.raises(RecordError, match=r"num_instances is \(10, 20, 30\) and None"):
-        assemble(stored(record(1), ACCURACIES))
+        assemble(index_records(record(1), ACCURACIES))
 
 
 def test_the_fields_are_the_documented_ones():
@@ -168,7 +168,7 @@ def test_a_later_version_is_read_and_a_newer_major_one_asks_for_an_upgrade():
     later = document(schema={"name": SCHEMA_NAME, "version": "1.7", "x": 1}, further=[1])
     assert read(json.dumps(later)) == record(2, extra={"further": [1]})
     newer = {"schema": {"name": SCHEMA_NAME, "version": "2.0"}, "rows": []}
-    refused(json.dumps(newer), "is of version 2.0 of the format")
+    check_refused(json.dumps(newer), "is of version 2.0 of the format")
 
 
 def schema(name=SCHEMA_NAME, version="1.0"):
@@ -240,7 +240,7 @@ WRONG_SCORES = [
 )
 def test_wrong_fields_are_refused_in_one_line(of, changes, part):
     """Percent is never taken for a fraction, nor one type for another."""
-    refused(json.dumps(document(of, **changes)), part)
+    check_refused(json.dumps(document(of, **changes)), part)
 
 
 GOOD = record(2).to_json()
@@ -260,7 +260,7 @@ GOOD = record(2).to_json()
 )
 def test_texts_that_are_no_row_are_refused_in_one_line(text, part):
     """Nothing that a file may hold ends in another error than ours."""
-    refused(text, part)
+    check_refused(text, part)
 
 
 @given(st.text())
@@ -297,13 +297,13 @@ def test_other_file_names_are_no_rows(name):
     assert row_index(name) is None
 
 
-def stored(*records: RowRecord) -> dict[str, RowRecord]:
+def index_records(*records: RowRecord) -> dict[str, RowRecord]:
     return {row_file_name(r.row.row): r for r in records}
 
 
 def test_rows_become_a_run():
     """The run's facts, its matrix, and which rows are there and which are not."""
-    run_record = assemble(stored(*(record(n) for n in (3, 0, 2, 1))))
+    run_record = assemble(index_records(*(record(n) for n in (3, 0, 2, 1))))
     assert run_record.is_complete
     assert (run_record.rows, run_record.missing) == ((0, 1, 2, 3), ())
     assert (run_record.protocol, run_record.dataset, run_record.seed) == ("iid", DIGITS, 0)
@@ -323,7 +323,7 @@ def test_rows_become_a_run():
 )
 def test_gaps_are_rows_below_the_highest(numbers, missing, complete):
     """A run without its initialisation is complete, and still lacks a row."""
-    run_record = assemble(stored(*map(record, numbers)))
+    run_record = assemble(index_records(*map(record, numbers)))
     assert (run_record.rows, run_record.missing, run_record.is_complete) == (
         numbers,
         missing,
@@ -356,7 +356,7 @@ NAMED = DatasetIdentity("clear10", DIGITS.digest)
 def test_contradicting_rows_are_named_with_both_values(foreign, difference):
     """A user has to know which file to remove."""
     with pytest.raises(RecordError) as caught:
-        assemble(stored(record(1), foreign, record(3)))
+        assemble(index_records(record(1), foreign, record(3)))
     assert f"contradict each other: {difference};" in str(caught.value)
 
 
@@ -377,7 +377,7 @@ def test_a_run_without_rows_is_no_record():
 def test_versions_and_times_may_differ_within_a_run():
     """A run that was resumed after an upgrade is still one run."""
     later = record(2, package_version="9.9", written_at="2027-01-01T00:00:00Z", extra={"a": 1})
-    assert assemble(stored(record(1), later)).rows == (1, 2)
+    assert assemble(index_records(record(1), later)).rows == (1, 2)
 
 
 def test_the_documented_example_is_a_row():

@@ -29,7 +29,7 @@ def test_links_of_the_readme_lead_to_the_tags_files():
     assert all(re.match("https?://|#", target) for target in targets)
 
 
-def hosted(url):
+def write_hosted_project(url):
     """pyproject.toml of whoever hosts it."""
     text = (ROOT / "pyproject.toml").read_text()
     return re.sub(r"^(?:# )?urls\.Source = .*", f'urls.Source = "{url}"', text, flags=re.M)
@@ -40,7 +40,7 @@ def test_the_address_is_one_line():
     assert hosting.source_url('# urls.Source = "https://FORGE/OWNER/REPOSITORY"') is None
     readme = (ROOT / "README.md").read_text()
     for url, colab in ((URL, 0), ("https://github.com/lab/clear_mlflow", 1)):
-        assert hosting.source_url(hosted(f"{url}/")) == url
+        assert hosting.source_url(write_hosted_project(f"{url}/")) == url
         done = hosting.with_source(readme, url)
         assert f"git clone {url} clear_mlflow" in done
         assert done.count(f"]({url}/actions)") == 1
@@ -56,7 +56,7 @@ def test_the_address_is_one_line():
 
 def test_project_urls():
     """They are a table of the project, and the rest stays."""
-    text = hosted(URL)
+    text = write_hosted_project(URL)
     done = release.with_project_urls(text, URL, "v1.2.3")
     if sys.version_info >= (3, 11):
         import tomllib

@@ -75,7 +75,7 @@ def test_csv_holds_no_formulas(key):
     assert line[0] == f"'{key}"
 
 
-def stored(matrix: AccuracyMatrix, **metadata) -> Record:
+def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
     """A record with this matrix's counts out of 1,000 test images a bucket."""
     counts = [round(1000 * v) for v in matrix.values.ravel()]
     width = matrix.num_buckets
@@ -102,7 +102,7 @@ def describe(record: Record, metrics=METRICS, **options) -> str:
 
 def test_description_shows_matrix_and_metrics():
     """What a run's page should say at first sight."""
-    text = describe(stored(AccuracyMatrix([[0.9, 0.6], [0.5, 0.8]])))
+    text = describe(build_stored_record(AccuracyMatrix([[0.9, 0.6], [0.5, 0.8]])))
     lines = text.splitlines()
     assert lines[0] == "### clear10, 2 of 2 buckets"
     assert lines[2].startswith("in-domain **85.0 %**, next-domain **60.0 %**")
@@ -122,7 +122,9 @@ def test_description_shows_matrix_and_metrics():
 
 def test_description_of_a_partial_run_tells_what_is_missing_and_why():
     """Undefined metrics stand there with their reason, missing rows with their number."""
-    text = describe(stored(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1)))
+    text = describe(
+        build_stored_record(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1))
+    )
     assert "buckets trained 2 of 3" in text
     assert "rows not stored 0, 1" in text
     assert re.search(r"^after 1 +– +– +–$", text, re.MULTILINE)
@@ -137,7 +139,7 @@ def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
     matrix = AccuracyMatrix(
         np.full((width, width), 0.5), buckets=[f"|<b>{j}`" for j in range(width)]
     )
-    text = describe(stored(matrix), ALL_METRICS, metadata={"strategy": fact})
+    text = describe(build_stored_record(matrix), ALL_METRICS, metadata={"strategy": fact})
     assert len(text.encode("utf-8", "replace")) < 8000
     assert text.count("\n### ") == 0
     foreign = re.sub(rf"`({'|'.join(m.name for m in ALL_METRICS)})`|^```$", "", text, flags=re.M)
@@ -150,7 +152,9 @@ def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
 
 def test_description_leaves_out_what_is_too_large():
     """25 buckets fit; the matrix of 60 is left to its files."""
-    texts = {n: describe(stored(AccuracyMatrix(np.full((n, n), 0.5)))) for n in (25, 60)}
+    texts = {
+        n: describe(build_stored_record(AccuracyMatrix(np.full((n, n), 0.5)))) for n in (25, 60)
+    }
     assert re.search(r"^after 1( +50\.0){25}$", texts[25], re.MULTILINE)
     assert "too large for this page" in texts[60]
     assert "after 1" not in texts[60]

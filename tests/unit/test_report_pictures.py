@@ -30,7 +30,7 @@ def table(*arguments, **options):
     return metrics_table(make_results(*arguments, **options).values())
 
 
-def printed(table, width: int = 80) -> list[str]:
+def print_lines(table, width: int = 80) -> list[str]:
     written = io.StringIO()
     console = Console(width=width, file=written, force_terminal=False, _environ={})
     console.print(table)
@@ -47,7 +47,7 @@ def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
 
 def test_ten_buckets_fit_into_eighty_columns():
     """Also where every cell is 100.0, and where output is no terminal."""
-    lines = printed(matrix_table(TEN))
+    lines = print_lines(matrix_table(TEN))
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["%", "tested", "on", "→", *(str(j) for j in range(1, 11))]
     assert lines[2].split() == ["initial", *["9.1"] * 10]
@@ -58,7 +58,7 @@ def test_ten_buckets_fit_into_eighty_columns():
 def test_unmeasured_cells_are_dashes():
     """Not 0.0, and not nan."""
     matrix = AccuracyMatrix([[0.5, np.nan], [0.0, 1.0]], buckets=["2004", "2005"])
-    lines = printed(matrix_table(matrix))
+    lines = print_lines(matrix_table(matrix))
     assert lines[2].split() == ["after", "2004", "50.0", "–"]
     assert lines[3].split() == ["after", "2005", "0.0", "100.0"]
     assert not any("initial" in line for line in lines)
@@ -77,7 +77,7 @@ def test_any_keys_fit_into_eighty_columns(keys):
     """Long, wide and markup-like keys are cut short, never wrapped or interpreted."""
     width = len(keys)
     matrix = AccuracyMatrix(np.full((width, width), 1.0), buckets=keys)
-    lines = printed(matrix_table(matrix))
+    lines = print_lines(matrix_table(matrix))
     assert max(map(cell_len, lines)) <= 80
     assert len(lines) == width + 2
     assert all(line.count(" 100.0") == (width if width <= 11 else 10) for line in lines[2:])
@@ -87,7 +87,7 @@ def test_metrics_stand_with_value_or_reason():
     """Every metric has its line, in the order of the registry, a user's own behind them."""
     matrix = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
     summary = {"mylab/spread": 0.5, **summarize(matrix)}
-    printed_lines = printed(table(summary, explain(matrix), lower_is_better={"mylab/spread"}))
+    printed_lines = print_lines(table(summary, explain(matrix), lower_is_better={"mylab/spread"}))
     lines = {line.split()[0]: line.split()[1:] for line in printed_lines[2:]}
     assert list(lines) == [*(metric.name for metric in METRICS), "mylab/spread"]
     assert lines["clear/in_domain_accuracy"] == ["0.8500"]
@@ -95,10 +95,10 @@ def test_metrics_stand_with_value_or_reason():
     assert lines["mylab/spread"] == ["0.5000", "lower", "is", "better"]
     assert lines["renate/forward_transfer"] == ["–", *["needs", "the", "initialisation", "row"]]
     # A reason is text: R[3, 1] would vanish as a style tag.
-    odd = printed(table({}, {"renate/forgetting": "R[3, 1] was [b]not[/b] measured"}))
+    odd = print_lines(table({}, {"renate/forgetting": "R[3, 1] was [b]not[/b] measured"}))
     assert "R[3, 1] was [b]not[/b] measured" in odd[2]
     everything = dict.fromkeys((metric.name for metric in reversed(ALL_METRICS)), 0.5)
-    printed_lines = [line.split()[0] for line in printed(table(everything, {}))[2:]]
+    printed_lines = [line.split()[0] for line in print_lines(table(everything, {}))[2:]]
     assert printed_lines == [metric.name for metric in ALL_METRICS]
 
 

@@ -13,7 +13,7 @@ import pytest
 from anytime_courses import inside_bucket
 from courses import make_results
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
-from stored_values import answers_of, images_of, row_record
+from stored_values import build_images, build_row_predictions, row_record
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.matrix import AccuracyRow
@@ -31,25 +31,27 @@ from clear_mlflow.report.page.matrix_map import classes_map
 from clear_mlflow.report.page.run_page import RunReport, run_page
 
 
-def answered(num_buckets, classes, per_class, *, skill=0.7, protocol="iid", rows=None, seed=0):
+def build_predictions(
+    num_buckets, classes, per_class, *, skill=0.7, protocol="iid", rows=None, seed=0
+):
     """Predictions of a run that is right in *skill* of all cases, in the images' own order."""
     draws = np.random.default_rng(seed)
     total = num_buckets * classes * per_class
     label = draws.integers(0, classes, total)
     content = draws.integers(0, 256, (total, 16)).astype(np.uint8)
     names = (f"class {c}" for c in range(classes))
-    images = images_of((classes * per_class,) * num_buckets, label, names, content)
+    images = build_images((classes * per_class,) * num_buckets, label, names, content)
     labels = {}
     for row in range(num_buckets + 1) if rows is None else rows:
         guesses = draws.integers(0, classes, total)
         labels[row] = np.where(
             draws.random(total) < (skill if row else 1 / classes), label, guesses
         )
-    row_answers = answers_of(images, labels)
+    row_answers = build_row_predictions(images, labels)
     return Predictions(images, row_answers, protocol, num_buckets)
 
 
-def record_of(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
+def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
     """The record of rows of right images per bucket, from the initialisation on."""
     buckets = buckets or tuple(str(j + 1) for j in range(len(num_test)))
     return assemble(
@@ -65,7 +67,7 @@ def record_of(counts, num_test, *, protocol="iid", dataset="digits", buckets=Non
     )
 
 
-def report_of(predictions=None, *, counts=None, **changes):
+def build_report(predictions=None, *, counts=None, **changes):
     """The report of a run with these predictions, or with these counts of right images."""
     if counts is None:
         images = predictions.images
@@ -73,9 +75,9 @@ def report_of(predictions=None, *, counts=None, **changes):
             row: row_predictions.correct(images)
             for row, row_predictions in predictions.rows.items()
         }
-        record = record_of(counts, images.num_instances, protocol=predictions.protocol)
+        record = build_record(counts, images.num_instances, protocol=predictions.protocol)
     else:
-        record = record_of(
+        record = build_record(
             counts, (50,) * len(next(iter(counts.values()))), **changes.pop("rows", {})
         )
     metadata = {
@@ -90,16 +92,16 @@ def report_of(predictions=None, *, counts=None, **changes):
 THREE = {0: (5, 5, 5), 1: (40, 30, 20), 2: (35, 45, 30), 3: (30, 40, 48)}
 
 
-def data_of(page):
+def read_page_data(page):
     return json.loads(Page(page).scripts[0])
 
 
-def unpacked(text, dtype):
+def unpack_array(text, dtype):
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype)
 
 
 def test_it_needs_nothing_but_itself_and_is_the_same_again():
-    report = report_of(answered(3, 4, 5))
+    report = build_report(build_predictions(3, 4, 5))
     text = run_page(report)
     assert_needs_nothing_but_itself(text)
     assert run_page(report) == text
@@ -111,7 +113,7 @@ def test_hostile_names_are_only_text(name):
     printable = "".join(c for c in name if c.isprintable())[:40]
 
     def tags_with(text, key):
-        predictions = answered(3, 2, 5)
+        predictions = build_predictions(3, 2, 5)
         images = dataclasses.replace(
             predictions.images, class_names=(text[:200], "b"), buckets=(key, "b", "c")
         )
@@ -121,7 +123,7 @@ def test_hostile_names_are_only_text(name):
         }
         predictions = Predictions(images, row_answers, "iid", 3)
         return run_page(
-            report_of(
+            build_report(
                 predictions=predictions,
                 counts={r: a.correct(images) for r, a in row_answers.items()},
                 rows={"dataset": key, "buckets": (key, "b", "c")},
@@ -146,7 +148,7 @@ def test_hostile_names_are_only_text(name):
 
 def test_every_cell_is_on_the_page():
     """In the table as percent, in the script's data as a fraction; of rows to come, none."""
-    report = report_of(counts={row: THREE[row] for row in (0, 1, 3)})
+    report = build_report(counts={row: THREE[row] for row in (0, 1, 3)})
     text = run_page(report)
     cells = re.findall(
         r"<td class=[^>]*>(.*?)</td>", text.split('id="map"')[1].split("</table>")[0]
@@ -154,7 +156,7 @@ def test_every_cell_is_on_the_page():
     nothing = ["<i>not measured</i>"] * 3
     expected = [[f"{2 * n:.1f}" for n in THREE[row]] if row != 2 else nothing for row in range(4)]
     assert cells == list(itertools.chain(*expected))
-    data = data_of(text)
+    data = read_page_data(text)
     assert data["rows"] == [0, 1, 2, 3]
     assert data["cells"][3] == [0.6, 0.8, 0.96]
     assert data["cells"][2] == [None] * 3
@@ -165,7 +167,7 @@ def test_every_cell_is_on_the_page():
 
 def test_metrics_have_their_meaning_or_why_there_is_none():
     """CLEAR's and Renate's, all of them; others in a table."""
-    report = report_of(counts={1: THREE[1]})
+    report = build_report(counts={1: THREE[1]})
     own = make_results({"lab/own": 0.25}, lower_is_better=["lab/own"])
     report = dataclasses.replace(report, results=MetricResults(report.results | own))
     text = run_page(report)
@@ -183,7 +185,7 @@ def test_metrics_have_their_meaning_or_why_there_is_none():
 
 def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
     """And not in the table of other metrics once more."""
-    report = report_of(counts=THREE)
+    report = build_report(counts=THREE)
     tests = [
         test
         for bucket in (1, 2, 3)
@@ -205,13 +207,13 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
 @pytest.mark.parametrize("protocol", ["iid", "streaming"])
 def test_the_page_holds_every_confusion(classes, protocol):
     """Read as its script reads it, against the count over images one by one."""
-    predictions = answered(3, classes, 4, protocol=protocol)
-    page_answers = data_of(run_page(report_of(predictions)))["answers"]
+    predictions = build_predictions(3, classes, 4, protocol=protocol)
+    page_answers = read_page_data(run_page(build_report(predictions)))["answers"]
     assert page_answers["classes"] == list(predictions.images.class_names)
-    totals = unpacked(page_answers["totals"], "<u4").reshape(3, classes)
+    totals = unpack_array(page_answers["totals"], "<u4").reshape(3, classes)
     assert set(page_answers["rows"]) == {"0", "1", "2", "3"}
     for row, packed in page_answers["rows"].items():
-        labels = unpacked(packed, "<u2" if page_answers["wide"] else "u1")
+        labels = unpack_array(packed, "<u2" if page_answers["wide"] else "u1")
         confusions = np.zeros((3, classes, classes), dtype=int)
         at = 0
         for bucket, truth in itertools.product(range(3), range(classes)):
@@ -233,17 +235,17 @@ def test_the_page_holds_every_confusion(classes, protocol):
 
 def test_its_size_is_bounded(monkeypatch):
     """Of what does not fit, the last rows' predictions stay; of more classes, none are shown."""
-    predictions = answered(4, 200, 5, skill=0.2)
-    page = run_page(report_of(predictions))
-    assert list(data_of(page)["answers"]["rows"]) == list("01234")
-    room = len(data_of(page)["answers"]["rows"]["4"]) + 2000
+    predictions = build_predictions(4, 200, 5, skill=0.2)
+    page = run_page(build_report(predictions))
+    assert list(read_page_data(page)["answers"]["rows"]) == list("01234")
+    room = len(read_page_data(page)["answers"]["rows"]["4"]) + 2000
     monkeypatch.setattr(answers, "MOST_BYTES", room)
-    text = run_page(report_of(predictions))
-    assert list(data_of(text)["answers"]["rows"]) == ["4"]
+    text = run_page(build_report(predictions))
+    assert list(read_page_data(text)["answers"]["rows"]) == ["4"]
     assert len(text) < len(page) - 2 * room
     assert "predictions of 1 of 5 rows, the last ones" in text
-    text = run_page(report_of(answered(2, answers.MOST_CLASSES + 1, 1)))
-    assert data_of(text)["answers"] is None
+    text = run_page(build_report(build_predictions(2, answers.MOST_CLASSES + 1, 1)))
+    assert read_page_data(text)["answers"] is None
     assert "Of more than 1000 classes" in text
 
 
@@ -252,9 +254,9 @@ def test_of_very_many_buckets_some_are_shown():
     counts = {row: tuple(range(250)) for row in (0, 250)}
     text = run_page(RunReport(
         name="long", run_id="abc", results=MetricResults(),
-        record=record_of(counts, (250,) * 250),
+        record=build_record(counts, (250,) * 250),
     ))  # fmt: skip
-    data = data_of(text)
+    data = read_page_data(text)
     assert len(data["rows"]) == len(data["columns"]) == 100
     assert (data["rows"][0], data["rows"][-1]) == (0, 250)
     assert data["columns"][-1] == 249
@@ -266,7 +268,7 @@ def test_of_very_many_buckets_some_are_shown():
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_run_with_its_first_row_has_a_page(row):
     """As a run in training: nothing that needs more rows is in the way."""
-    assert "of 3 buckets trained" in run_page(report_of(counts={row: THREE[row]}))
+    assert "of 3 buckets trained" in run_page(build_report(counts={row: THREE[row]}))
 
 
 def test_imported_fractions_have_no_counts():
@@ -274,14 +276,14 @@ def test_imported_fractions_have_no_counts():
     record = assemble({row_file_name(1): row_record(row, seed=None)})
     report = RunReport(name="x", run_id="y", record=record, results=MetricResults())
     text = run_page(dataclasses.replace(report, without_predictions="The run kept none."))
-    assert data_of(text)["images"] is data_of(text)["answers"] is None
+    assert read_page_data(text)["images"] is read_page_data(text)["answers"] is None
     assert "no seed" in text
     assert "The run kept none." in text
 
 
 def test_classes_that_come_and_go_are_shown_over_time():
     """Test images of each class in each bucket, hatched where none; nothing where all are alike."""
-    images = answered(3, 2, 10).images
+    images = build_predictions(3, 2, 10).images
     label = np.where(images.bucket == 0, 0, np.arange(60) % 2).astype(np.uint16)
     class_rows = classes_map(dataclasses.replace(images, label=label))
     assert class_rows is not None
@@ -295,5 +297,5 @@ def test_classes_that_come_and_go_are_shown_over_time():
 def test_classes_with_the_same_shares_in_buckets_of_different_sizes_are_not_shown():
     """Half of 20 images and half of 40: nothing changes over time."""
     names, label = ("bus", "camera"), np.arange(60) % 2
-    assert classes_map(images_of((20, 40), label, names)) is None
-    assert classes_map(images_of((20, 40), [*[0] * 20, *label[20:]], names)) is not None
+    assert classes_map(build_images((20, 40), label, names)) is None
+    assert classes_map(build_images((20, 40), [*[0] * 20, *label[20:]], names)) is not None

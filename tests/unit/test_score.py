@@ -263,7 +263,7 @@ def test_an_axis_of_large_values_begins_near_the_lowest():
         assert all(990 < tick < 1020 for tick in ticks)
 
 
-def report_of(run):
+def build_report(run):
     return RunReport(
         name="a run",
         run_id="1",
@@ -280,7 +280,7 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     """Cells in three digits, metrics in four, the direction said, and nothing is an accuracy."""
     run = build_tracked_run()
     results = metrics.evaluate_metrics(metrics.METRICS, run.matrix)
-    page = run_page(report_of(run))
+    page = run_page(build_report(run))
     note = description(run, results)
     part = run_html("a run", run.matrix, results.values())
     for text in (shown_text(page), note, part):
@@ -307,14 +307,14 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
 
 def test_an_untrained_model_far_off_does_not_flatten_the_charts():
     """Its values are in the matrix; in a chart they would be all that is seen."""
-    page = run_page(report_of(build_tracked_run(initial=[5e4, 6e4, 7e4])))
+    page = run_page(build_report(build_tracked_run(initial=[5e4, 6e4, 7e4])))
     charts = shown_text(page).split("rmse over time")[1]
     assert "an untrained model&#39;s values are left out" in charts
     assert "before it was trained on" in charts
     titles = [part.split("<")[0] for part in charts.split("<title>")[1:]]
     assert "the buckets still to come, after 1: 5.00" in titles
     assert not any("after 0" in title for title in titles)
-    near = shown_text(run_page(report_of(build_tracked_run(initial=[4.0, 5.0, 6.0]))))
+    near = shown_text(run_page(build_report(build_tracked_run(initial=[4.0, 5.0, 6.0]))))
     assert "the buckets still to come, after 0: 5.00" in near
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import binom
-from stored_values import answers_of, images_of
+from stored_values import build_images, build_row_predictions
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
@@ -31,8 +31,8 @@ def paired_bootstrap(a: Predictions, b: Predictions, **options: Any) -> dict[str
 def hits(
     right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, protocol: str = "iid"
 ) -> Predictions:
-    images = images_of(counts, np.ones(sum(counts)), ("wrong", "right"))
-    row_answers = answers_of(images, dict(enumerate(right, start=first_row)))
+    images = build_images(counts, np.ones(sum(counts)), ("wrong", "right"))
+    row_answers = build_row_predictions(images, dict(enumerate(right, start=first_row)))
     return Predictions(images, row_answers, protocol)
 
 
@@ -41,7 +41,7 @@ def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predict
     return hits(draws.random((4, 18)) < share, (7, 5, 6), protocol=protocol)
 
 
-def matrix_of(run: Predictions) -> AccuracyMatrix:
+def compute_matrix(run: Predictions) -> AccuracyMatrix:
     cells = np.array(
         [row_predictions.correct(run.images) for row_predictions in run.rows.values()]
     ) / (7, 5, 6)
@@ -77,8 +77,8 @@ def by_loops(
 def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every metric, forgetting included, to the bit of its draws; however it is cut in blocks."""
     a, b = random_hits(3), random_hits(4, share=0.7)
-    values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
-    values_b = summarize(matrix_of(b), metrics=ALL_METRICS)
+    values_a = summarize(compute_matrix(a), metrics=ALL_METRICS)
+    values_b = summarize(compute_matrix(b), metrics=ALL_METRICS)
     intervals = ImageBootstrap(metrics=ALL_METRICS, resamples=60, seed=9, level=0.8).intervals(a)
     bootstrap = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
     monkeypatch.setattr(paired, "_BLOCK", 8)
@@ -162,12 +162,12 @@ def test_runs_of_other_lengths_and_protocols() -> None:
     """Both are cut off after the shorter one; under streaming the future alone is compared."""
     a, b = random_hits(6), random_hits(7).after(2)
     bootstrap = paired_bootstrap(a, b, resamples=20)
-    expected = [metrics.renate.average_accuracy(matrix_of(run)) for run in (a.after(2), b)]
+    expected = [metrics.renate.average_accuracy(compute_matrix(run)) for run in (a.after(2), b)]
     test = bootstrap["renate/average_accuracy"]
     assert test.difference == pytest.approx(expected[0] - expected[1])
     a, b = (random_hits(seed, protocol="streaming") for seed in (6, 7))
     streaming = paired_bootstrap(a, b, resamples=20)
-    assert streaming.keys() == summarize(matrix_of(a), "streaming").keys()
+    assert streaming.keys() == summarize(compute_matrix(a), "streaming").keys()
 
 
 def test_input_that_cannot_be_is_one_line() -> None:

@@ -25,7 +25,7 @@ SOME = st.fixed_dictionaries(
 )
 
 
-def written(tmp_path, content):
+def write_grid(tmp_path, content):
     path = tmp_path / "sweep.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     return path
@@ -36,7 +36,9 @@ def written(tmp_path, content):
 def test_runs_are_those_of_nested_loops(tmp_path_factory, grid, fixed):
     """All combinations, in the file's order, over what is fixed; each resolved by its own."""
     fixed = {name: values[0] for name, values in fixed.items() if name not in grid}
-    path = written(tmp_path_factory.mktemp("grid"), yaml.safe_dump({"fixed": fixed, "grid": grid}))
+    path = write_grid(
+        tmp_path_factory.mktemp("grid"), yaml.safe_dump({"fixed": fixed, "grid": grid})
+    )
     # As YAML sorts them when it writes.
     names = sorted(grid)
     expected = []
@@ -53,7 +55,7 @@ def test_runs_are_those_of_nested_loops(tmp_path_factory, grid, fixed):
 def test_entries_of_runs_are_grids_of_their_own(tmp_path):
     """They come after the grid's, and may say otherwise than what is fixed."""
     sweep_grid = read_grid(
-        written(
+        write_grid(
             tmp_path,
             """
             fixed: {epochs: 3}
@@ -78,7 +80,7 @@ def test_entries_of_runs_are_grids_of_their_own(tmp_path):
 def test_what_follows_from_a_parameter_names_no_run(tmp_path):
     """Features have another recipe: model, epochs and rates vary with them."""
     sweep_grid = read_grid(
-        written(tmp_path, "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]")
+        write_grid(tmp_path, "runs: [{strategy: ewc}, {strategy: ncm, features: pixels}]")
     )
     assert set(sweep_grid.varied) == {"strategy", "features"}
     assert sweep_grid.runs[1].name == "ncm digits seed 0 features=pixels"
@@ -86,17 +88,17 @@ def test_what_follows_from_a_parameter_names_no_run(tmp_path):
 
 def test_values_are_the_texts_that_stand_there(tmp_path):
     """YAML's own on, 1_0 and 1:30 would be a truth value, ten and ninety."""
-    sweep_grid = read_grid(written(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))
+    sweep_grid = read_grid(write_grid(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))
     assert sweep_grid.runs[0].parameters == {"compile": "on", "seed": "7", "lr": "1e-3"}
     assert sweep_grid.runs[0].config.lr == 0.001
     with pytest.raises(ConfigError, match="seed is '1:30'"):
-        read_grid(written(tmp_path, "runs: [{seed: 1:30}]"))
+        read_grid(write_grid(tmp_path, "runs: [{seed: 1:30}]"))
 
 
 def test_paths_are_those_of_the_folder_that_it_was_read_in(tmp_path, monkeypatch):
     """A worker elsewhere finds the same files."""
     monkeypatch.chdir(tmp_path)
-    sweep_grid = read_grid(written(tmp_path, "runs: [{dataset: clear10, data_root: data}]"))
+    sweep_grid = read_grid(write_grid(tmp_path, "runs: [{dataset: clear10, data_root: data}]"))
     assert sweep_grid.runs[0].parameters["data_root"] == str(tmp_path / "data")
 
 
@@ -106,8 +108,8 @@ def test_fingerprint_is_of_what_is_in_force(tmp_path):
     spelled_out = TrainConfig.resolve({"epochs": "24", "lr": "2e-2", "model": "small_cnn"})
     assert hash_config(auto) == hash_config(spelled_out)
     assert hash_config(auto) != hash_config(TrainConfig.resolve({"epochs": "7"}))
-    first = read_grid(written(tmp_path, "grid: {seed: [0, 1]}"))
-    second = read_grid(written(tmp_path, "grid: {seed: [1, 0], epochs: 24}"))
+    first = read_grid(write_grid(tmp_path, "grid: {seed: [0, 1]}"))
+    second = read_grid(write_grid(tmp_path, "grid: {seed: [1, 0], epochs: 24}"))
     assert first.digest == second.digest
 
 
@@ -145,7 +147,7 @@ def test_fingerprint_is_of_what_is_in_force(tmp_path):
 def test_a_wrong_file_is_told_in_one_line(tmp_path, content, message):
     """Before anything is started, and whatever stands in it."""
     with pytest.raises(ConfigError, match=message) as refusal:
-        read_grid(written(tmp_path, content))
+        read_grid(write_grid(tmp_path, content))
     assert len(str(refusal.value)) < 900
 
 

@@ -41,10 +41,10 @@ def literal_tenth(photos: list[Photo]) -> set[str]:
     for label, class_name in enumerate(PHOTOS.classes):
         own = [photo.image_id for photo in photos if photo.class_name == class_name]
 
-        def hashed(image_id: str, label: int = label) -> str:
+        def hash_content(image_id: str, label: int = label) -> str:
             return hashlib.sha256(f"validation\0{label}\0{image_id}".encode()).hexdigest()
 
-        chosen_rows.update(sorted(own, key=hashed)[: int(len(own) / 10 + 0.5)])
+        chosen_rows.update(sorted(own, key=hash_content)[: int(len(own) / 10 + 0.5)])
     return chosen_rows
 
 

@@ -45,7 +45,7 @@ def runs(name: str, mean: float, seeds: range, **options: object) -> list[Subjec
     return [run(name, mean, seed, **options) for seed in seeds]
 
 
-def compared(runs: list[Subject], by: tuple[str, ...] = BY, **options: object) -> Comparison:
+def compare_all(runs: list[Subject], by: tuple[str, ...] = BY, **options: object) -> Comparison:
     return compare(arrange(runs, by, **options))
 
 
@@ -53,7 +53,7 @@ def values(comparison: Comparison, position: int) -> list[float]:
     return [value for _, value in comparison.groups[position].values(SCORE)]
 
 
-def printed(comparison: Comparison) -> str:
+def print_comparison(comparison: Comparison) -> str:
     console = Console(width=100, file=io.StringIO())
     for part in comparison_text(comparison):
         console.print(part)
@@ -65,7 +65,7 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
     """35 points apart: sharing seeds does not make it unsayable; p is that of scipy's test."""
     for n in (3, 5):
         others = range(n) if shared else range(n, 2 * n)
-        comparison = compared([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
+        comparison = compare_all([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
         (verdict,) = comparison.verdicts
         a, b = values(comparison, 0), values(comparison, 1)
         expected = stats.ttest_rel(a, b) if shared else stats.ttest_ind(a, b, equal_var=False)
@@ -80,14 +80,14 @@ def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> No
             f"paired t-test over {n} shared seeds" if shared else f"Welch's t-test over {n} and {n}"
         )
         assert method in verdict.sentence
-        assert "takes the" in printed(comparison), "the assumption is named"
+        assert "takes the" in print_comparison(comparison), "the assumption is named"
         assert verdict.hedges_g == hedges_g(a, b)
         assert verdict.beside == (f"Effect size: Hedges' g {verdict.hedges_g:.1f}.",)
 
 
 def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
     """Small differences, some found and some not: verdict, adjusted p and interval agree."""
-    comparison = compared(
+    comparison = compare_all(
         [r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)]
     )
     outcomes = set()
@@ -106,7 +106,7 @@ def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
 
 def test_of_many_groups_each_is_tested_against_the_leader() -> None:
     """Also the last one; adjusted for all pairs, because the leader was found by looking."""
-    comparison = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
+    comparison = compare_all([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
     assert [(v.a, v.b) for v in comparison.verdicts] == [(0, i) for i in range(1, 9)]
     p_values = [v.test.p_value for v in comparison.verdicts if v.test]
     adjusted = holm([*p_values, *[1.0] * (math.comb(9, 2) - 8)])[:8]
@@ -119,23 +119,23 @@ def test_of_many_groups_each_is_tested_against_the_leader() -> None:
 def test_a_baseline_is_adjusted_for_its_own_pairs_alone() -> None:
     """Every other group against it, m - 1 in all; by its name or a label of it."""
     run_list = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
-    comparison = compared(run_list, baseline="m0")
+    comparison = compare_all(run_list, baseline="m0")
     assert [(v.a, v.b) for v in comparison.verdicts] == [(i, 8) for i in range(8)]
     p_values = [v.test.p_value for v in comparison.verdicts if v.test]
     assert [v.test.adjusted for v in comparison.verdicts if v.test] == pytest.approx(holm(p_values))
     assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in comparison.verdicts)
     assert comparison.warnings == ()
     with pytest.raises(ConfigError, match=r"baseline is 'm9', which no group is; there are 'm8', "):
-        compared(run_list, baseline="m9")
+        compare_all(run_list, baseline="m9")
     with pytest.raises(ConfigError, match=r"baseline is 'clear10', which 9 groups on clear10 are"):
-        compared(run_list, baseline="clear10")
+        compare_all(run_list, baseline="clear10")
 
 
 def test_verdicts_are_on_the_metric_that_ranks() -> None:
     """And on no other: one test to cite for a pair."""
     run_list = [r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))]
-    assert {verdict.metric for verdict in compared(run_list).verdicts} == {SCORE}
-    by_forgetting = compared(run_list, rank_by="renate/forgetting")
+    assert {verdict.metric for verdict in compare_all(run_list).verdicts} == {SCORE}
+    by_forgetting = compare_all(run_list, rank_by="renate/forgetting")
     assert {verdict.metric for verdict in by_forgetting.verdicts} == {"renate/forgetting"}
     assert len(by_forgetting.verdicts) == 3
 
@@ -154,7 +154,7 @@ def two_methods(seeds: int) -> list[Subject]:
 
 def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() -> None:
     """In one line of terminal, page, description and JSON; p covers all metrics and pairs."""
-    comparison = compared(two_methods(5))
+    comparison = compare_all(two_methods(5))
     (verdict,) = comparison.verdicts
     assert verdict.outcome == "not shown"
     line = comparison.exploratory_text
@@ -165,7 +165,7 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
     (average,) = [v for v in comparison.exploratory if v.metric == "renate/average_accuracy"]
     assert average.test is not None
     assert average.test.adjusted >= stats.ttest_rel(a, b).pvalue
-    assert line in printed(comparison)
+    assert line in print_comparison(comparison)
     assert line in html.unescape(comparison_page(comparison, title="", footer=""))
     assert "Exploratory, where" in comparison_note(comparison, page="")
     assert comparison_dict(comparison)["exploratory"] == line
@@ -173,9 +173,9 @@ def test_a_difference_at_another_headline_metric_is_reported_as_exploratory() ->
 
 def test_nothing_is_exploratory_where_the_ranking_metric_decides() -> None:
     """Neither is anything without a difference at any metric, or with too few seeds."""
-    assert compared(two_methods(5), rank_by="renate/average_accuracy").exploratory_text == ""
-    assert compared([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory_text == ""
-    assert compared(two_methods(2)).exploratory_text == ""
+    assert compare_all(two_methods(5), rank_by="renate/average_accuracy").exploratory_text == ""
+    assert compare_all([*runs("a", 80, range(4)), *runs("c", 80, range(4))]).exploratory_text == ""
+    assert compare_all(two_methods(2)).exploratory_text == ""
 
 
 def test_equal_methods_are_called_different_in_few_comparisons() -> None:
@@ -184,7 +184,7 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
     times = 120
     for time in range(times):
         seeds = range(3 * time, 3 * time + 3)
-        comparison = compared(
+        comparison = compare_all(
             [r for name in ("a", "bb", "ccc", "dddd") for r in runs(name, 70, seeds, spread=6)]
         )
         verdicts += any(verdict.outcome == "different" for verdict in comparison.verdicts)
@@ -193,7 +193,7 @@ def test_equal_methods_are_called_different_in_few_comparisons() -> None:
 
 def test_two_seeds_are_told_how_many_more() -> None:
     """No verdict at two; what it would take is named, as more seeds of each."""
-    comparison = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
+    comparison = compare_all([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
     (verdict,) = comparison.verdicts
     assert (verdict.outcome, verdict.test) == ("too few", None)
     assert verdict.sentence.startswith(
@@ -204,15 +204,17 @@ def test_two_seeds_are_told_how_many_more() -> None:
     assert verdict.more_seeds >= 3
     assert f"{verdict.more_seeds} new seeds of each, compared alone, would" in verdict.beside[0]
     assert "with a power of 80 %" in verdict.beside[0]
-    assert "normally distributed" not in printed(comparison), "speaks only of tests that were used"
+    assert "normally distributed" not in print_comparison(comparison), (
+        "speaks only of tests that were used"
+    )
 
 
 def test_no_difference_can_be_a_result() -> None:
     """Within a margin of a point, by scipy's two one-sided tests; without, nothing is shown."""
     run_list = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
-    (verdict,) = compared(run_list).verdicts
+    (verdict,) = compare_all(run_list).verdicts
     assert verdict.outcome == "not shown"
-    comparison = compared(run_list, margin=0.01)
+    comparison = compare_all(run_list, margin=0.01)
     (verdict,) = comparison.verdicts
     change = np.subtract(values(comparison, 0), values(comparison, 1))
     sides = [
@@ -228,7 +230,7 @@ def test_no_difference_can_be_a_result() -> None:
     )
 
 
-def diverged(name: str, seed: int, rows: int = 2) -> Subject:
+def build_diverged_run(name: str, seed: int, rows: int = 2) -> Subject:
     return compared_run(name, counts(150, seed)[: rows + 1], seed=seed, diverged=True)
 
 
@@ -240,8 +242,12 @@ def test_a_seed_that_diverged_is_a_result() -> None:
         seed=4,
         labels={"strategy": "naive", "dataset": "clear10"},
     )
-    run_list = [*runs("replay", 90, range(5)), *runs("naive", 55, range(3)), diverged("naive", 3)]
-    comparison = compared(run_list, rowless=[diverged_run])
+    run_list = [
+        *runs("replay", 90, range(5)),
+        *runs("naive", 55, range(3)),
+        build_diverged_run("naive", 3),
+    ]
+    comparison = compare_all(run_list, rowless=[diverged_run])
     naive = comparison.groups[1]
     assert (len(naive.counted), len(naive.diverged)) == (3, 2)
     (verdict,) = comparison.verdicts
@@ -252,20 +258,20 @@ def test_a_seed_that_diverged_is_a_result() -> None:
     assert sum("diverged" in warning for warning in comparison.warnings) == 2
     page = comparison_page(comparison, title="t", footer="f")
     assert "<small>2 diverged</small>" in page
-    assert "3, 2 diverged" in printed(comparison)
+    assert "3, 2 diverged" in print_comparison(comparison)
     assert "| naive | 3, 2 diverged |" in comparison_note(comparison, page="p")
 
 
 def test_a_method_of_which_all_seeds_diverged_is_not_left_out() -> None:
     """With rows it is a group without metrics; without any row it is named."""
-    diverged_seeds = [diverged("naive", seed) for seed in range(3)]
-    comparison = compared([*runs("replay", 90, range(3)), *diverged_seeds])
+    diverged_seeds = [build_diverged_run("naive", seed) for seed in range(3)]
+    comparison = compare_all([*runs("replay", 90, range(3)), *diverged_seeds])
     assert [(len(g.counted), len(g.diverged)) for g in comparison.groups] == [(3, 0), (0, 3)]
-    assert "0, 3 diverged" in printed(comparison)
+    assert "0, 3 diverged" in print_comparison(comparison)
     diverged_run = RowlessRun(
         run_id="f" * 32, name="naive seed 4", seed=4, labels={"strategy": "naive"}
     )
-    comparison = compared(runs("replay", 90, range(3)), rowless=[diverged_run])
+    comparison = compare_all(runs("replay", 90, range(3)), rowless=[diverged_run])
     (warning,) = comparison.warnings
     assert warning.startswith("naive seed 4 (ffffffff) diverged before its first row")
 
@@ -275,7 +281,7 @@ def test_seeds_without_randomness_give_no_interval() -> None:
     same = [
         compared_run("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)
     ]
-    comparison = compared([*runs("replay", 90, range(3)), *same])
+    comparison = compare_all([*runs("replay", 90, range(3)), *same])
     position = next(i for i, group in enumerate(comparison.groups) if group.name == "ncm")
     summary = comparison.groups[position].metrics[SCORE]
     assert (summary.n, summary.std, summary.interval) == (3, 0.0, None)
@@ -288,7 +294,7 @@ def test_seeds_without_randomness_give_no_interval() -> None:
     both = [
         compared_run("slda", counts(140, 0), seed=seed, run_id=f"slda{seed}") for seed in range(3)
     ]
-    (verdict,) = compared([*same, *both]).verdicts
+    (verdict,) = compare_all([*same, *both]).verdicts
     assert (verdict.outcome, verdict.test) == ("too few", None)
     assert "where nothing varies, seeds say nothing of chance" in verdict.sentence
 
@@ -305,10 +311,10 @@ def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
 def test_seeds_pair_up_where_one_of_them_diverged() -> None:
     """The same seeds were trained of both: those that ended well in both are pairs."""
     a = [*runs("replay", 90, range(5))]
-    b = [*runs("naive", 55, range(4)), diverged("naive", 4)]
-    (verdict,) = compared([*a, *b]).verdicts
+    b = [*runs("naive", 55, range(4)), build_diverged_run("naive", 4)]
+    (verdict,) = compare_all([*a, *b]).verdicts
     assert "paired t-test over 4 shared seeds; 1 of 5 seeds of naive diverged" in verdict.sentence
-    (verdict,) = compared([*a, *runs("naive", 55, range(1, 6))]).verdicts
+    (verdict,) = compare_all([*a, *runs("naive", 55, range(1, 6))]).verdicts
     assert "Welch's t-test over 5 and 5 seeds" in verdict.sentence
 
 
@@ -316,9 +322,9 @@ def test_seeds_pair_up_where_one_method_was_trained_with_some_of_the_other_ones_
     """In either order; with a seed of its own on each side there are two samples."""
     five, three = range(5), range(3)
     for of_replay, of_naive in ((five, three), (three, five)):
-        comparison = compared([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
+        comparison = compare_all([*runs("replay", 90, of_replay), *runs("naive", 55, of_naive)])
         assert "paired t-test over 3 shared seeds" in comparison.verdicts[0].sentence
-    comparison = compared([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
+    comparison = compare_all([*runs("replay", 90, five), *runs("naive", 55, range(1, 7))])
     assert "Welch's t-test over 5 and 6 seeds" in comparison.verdicts[0].sentence
 
 
@@ -335,7 +341,7 @@ def trained_runs(seeds: int) -> list[Subject]:
 
 def test_real_runs_are_judged_as_published() -> None:
     """Word by word, as docs/statistics.md has it: at three seeds, and at five with a margin."""
-    undecided, *_ = compared(trained_runs(3)).verdicts
+    undecided, *_ = compare_all(trained_runs(3)).verdicts
     assert undecided.sentence == (
         "No difference between replay and er_ace at clear/challenge_score (higher is better) could "
         "be shown: replay is ahead by 0.2 percentage points (95 % interval -0.3 to 0.8, p = 0.25, "
@@ -346,7 +352,7 @@ def test_real_runs_are_judged_as_published() -> None:
         "At this difference and spread, 16 new seeds of each, compared alone, would show the "
         "difference with a power of 80 %.",
     )
-    equal, better, last = compared(trained_runs(5), margin=0.01).verdicts
+    equal, better, last = compare_all(trained_runs(5), margin=0.01).verdicts
     assert equal.sentence == (
         "replay and er_ace are equivalent at clear/challenge_score (higher is better) within 1 "
         "percentage point: replay is ahead by 0.3 percentage points (90 % interval -0.2 to 0.7, "
@@ -364,7 +370,9 @@ def test_real_runs_are_judged_as_published() -> None:
 
 def test_seeds_that_are_named_are_enough_by_themselves() -> None:
     """Of four methods too, whatever the other pairs show: in four of five tries."""
-    comparison = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
+    comparison = compare_all(
+        [r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)]
+    )
     undecided = [v for v in comparison.verdicts if v.outcome == "not shown"]
     assert len(undecided) > 1
     for verdict in undecided:
@@ -402,13 +410,13 @@ def test_new_seeds_alone_find_what_is_not_there_as_rarely_as_any(seeds: int) -> 
 def test_a_seed_that_collapsed_and_unlike_spreads_are_named() -> None:
     """Where the tests err more often than they say; of ordinary seeds nothing is said."""
     steady = runs("a", 80, range(5))
-    (verdict,) = compared([*steady, *runs("b", 75, range(5))]).verdicts
+    (verdict,) = compare_all([*steady, *runs("b", 75, range(5))]).verdicts
     assert "unlike" not in verdict.sentence
     assert "varies" not in verdict.sentence
     collapsed = [*runs("b", 75, range(4)), run("b", 20, 4)]
-    (verdict,) = compared([*steady, *collapsed]).verdicts
+    (verdict,) = compare_all([*steady, *collapsed]).verdicts
     assert "over 5 shared seeds; seed 4 differs unlike all others)" in verdict.sentence
-    (verdict,) = compared([*runs("a", 80, range(5, 10)), *collapsed]).verdicts
+    (verdict,) = compare_all([*runs("a", 80, range(5, 10)), *collapsed]).verdicts
     assert "5 and 5 seeds; seed 4 of b is far from all others; b varies 6 times as much as a" in (
         verdict.sentence
     )
@@ -422,7 +430,7 @@ def test_where_no_seed_happened_to_collapse_nothing_can_be_named() -> None:
         seeds = range(5 * time, 5 * time + 5)
         collapsed = draws.random(5) < 0.2
         b = [run("b", 20 if low else 85, s) for low, s in zip(collapsed, seeds, strict=True)]
-        (verdict,) = compared([*runs("a", 72, seeds), *b]).verdicts
+        (verdict,) = compare_all([*runs("a", 72, seeds), *b]).verdicts
         if verdict.outcome == "different":
             wrong, spared = wrong + 1, spared + (not collapsed.any())
             num_named += "differs unlike" in verdict.sentence
@@ -445,7 +453,7 @@ def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
     for time in range(times):
         seeds = range(5 * time, 5 * time + 5)
         means = {"a": 70, "bb": 70, "ccc": 72}
-        comparison = compared(
+        comparison = compare_all(
             [r for name, mean in means.items() for r in runs(name, mean, seeds, spread=3)],
             margin=0.02,
         )
