@@ -35,7 +35,7 @@ BY_GRADIENTS = sorted(set(known_strategies()) - ON_FEATURES)
 def test_a_transformer_costs_the_same_on_every_device(trains):
     """A CPU computes some of the attention again in the backward pass, and tests it in one step."""
 
-    def counted(device):
+    def count(device):
         model = VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3).to(device).train(trains)
         inputs = torch.zeros(5, 3, 16, 16, device=device)
         with meter.FlopCounter() as counter, torch.set_grad_enabled(trains):
@@ -44,16 +44,16 @@ def test_a_transformer_costs_the_same_on_every_device(trains):
                 logits.sum().backward()
         return counter.flops
 
-    assert counted("cpu") == counted("meta") > 0
+    assert count("cpu") == count("meta") > 0
 
 
 def on_images(strategy, **changes):
     """Two epochs of three steps and less, the last of another size."""
-    asked = {"epochs": "2", "batch_size": "4", "memory": "5", "image_size": "8"}
-    return config(strategy=strategy, **{**asked, **changes})
+    parameters = {"epochs": "2", "batch_size": "4", "memory": "5", "image_size": "8"}
+    return config(strategy=strategy, **{**parameters, **changes})
 
 
-def rows_of(stream, settings, saved=None):
+def train_all(stream, settings, saved=None):
     return list(train(stream, settings, progress=TrainingProgress(), saved=saved))
 
 
@@ -65,21 +65,21 @@ class LiteralCount:
         self.is_off = False
 
     def __enter__(self):
-        self.hook = nn.modules.module.register_module_forward_hook(self._passed)
+        self.hook = nn.modules.module.register_module_forward_hook(self._add_layer)
         return self
 
     def __exit__(self, *_):
         self.hook.remove()
 
-    def _passed(self, module, inputs, output):
+    def _add_layer(self, module, inputs, output):
         if self.is_off or not isinstance(module, (nn.Conv2d, nn.Linear)):
             return
         per_output = module.weight[0].numel()
         flops = 2 * output.numel() * per_output
         self.forward += flops
         if output.requires_grad:
-            wanted = module.weight.requires_grad + inputs[0].requires_grad
-            output.register_hook(lambda _: self._went_back(wanted * flops))
+            num_gradients = module.weight.requires_grad + inputs[0].requires_grad
+            output.register_hook(lambda _: self._went_back(num_gradients * flops))
 
     def _went_back(self, flops):
         self.backward += flops
@@ -96,14 +96,17 @@ def test_flops_are_those_of_every_layer(strategy, tmp_path, monkeypatch):
             """One image at a time, one label at a time, beside the layers' hooks."""
             fisher.append((len(inputs), labels.shape[1]))
             literal.is_off = True
-            found = squared(model, inputs, labels, share)
+            counted = squared(model, inputs, labels, share)
             literal.is_off = False
-            return found
+            return counted
 
         squared = ewc.squared_gradients
         monkeypatch.setattr(ewc, "squared_gradients", counted_apart)
-        trained = rows_of(stream, settings)
-    expected, found = literal.forward + literal.backward, [one.row.cost for one in trained]
+        trained = train_all(stream, settings)
+    expected, counted = (
+        literal.forward + literal.backward,
+        [trained_bucket.row.cost for trained_bucket in trained],
+    )
     with LiteralCount() as of_one:
         model = trained[-1].model.train().requires_grad_(True)
         model(torch.zeros(2, 3, 8, 8)).sum().backward()
@@ -111,21 +114,21 @@ def test_flops_are_those_of_every_layer(strategy, tmp_path, monkeypatch):
     for images, labels in fisher:  # passes, and the sum of squares, weighted
         passes = of_one.forward + labels * of_one.backward
         expected += images * passes // 2 + 2 * images * labels * weights
-    assert sum(cost.training_flops + cost.test_flops for cost in found) == expected
+    assert sum(cost.training_flops + cost.test_flops for cost in counted) == expected
     tested = 12 * of_one.forward // 2
-    assert [cost.test_flops for cost in found] == [tested] * 4
-    assert found[0].training_flops == 0 < found[1].training_flops
+    assert [cost.test_flops for cost in counted] == [tested] * 4
+    assert counted[0].training_flops == 0 < counted[1].training_flops
     assert bool(fisher) == (strategy == "ewc")
 
 
 def test_flops_of_a_linear_head():
     """Features need no gradient: both passes count the head's product once."""
     with LiteralCount() as literal:
-        rows = rows_of(feature_stream((7, 6, 5)), on_features(strategy="linear"))
-    found = [one.row.cost for one in rows]
-    assert literal.forward + literal.backward == sum(c.training_flops + c.test_flops for c in found)
+        rows = train_all(feature_stream((7, 6, 5)), on_features(strategy="linear"))
+    costs = [trained_bucket.row.cost for trained_bucket in rows]
+    assert literal.forward + literal.backward == sum(c.training_flops + c.test_flops for c in costs)
     images = [3 * count for count in (7, 6, 5)]  # of three epochs
-    assert [cost.training_flops for cost in found[1:]] == [4 * n * WIDTH * CLASSES for n in images]
+    assert [cost.training_flops for cost in costs[1:]] == [4 * n * WIDTH * CLASSES for n in images]
 
 
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "ewc", "gdumb", "cwr"])
@@ -133,77 +136,87 @@ def test_a_resumed_run_costs_the_same(strategy, tmp_path):
     """From the state after any row: what is no fact of the machine is the same to the digit."""
     stream, settings = image_stream(tmp_path), on_images(strategy)
     states, costs = [], []
-    for one in train(stream, settings, progress=TrainingProgress()):
-        states.append(to_bytes(one.snapshot(), one.row, None))
-        costs.append(one.row.cost)
+    for trained_bucket in train(stream, settings, progress=TrainingProgress()):
+        states.append(to_bytes(trained_bucket.snapshot(), trained_bucket.row, None))
+        costs.append(trained_bucket.row.cost)
     for row, state in enumerate(states):
         saved = read_state(state)
         assert saved.row.cost == costs[row]
-        again = [one.row.cost for one in rows_of(stream, settings, saved)]
-        assert list(map(of_all_machines, again)) == list(map(of_all_machines, costs[row + 1 :]))
+        again = [trained_bucket.row.cost for trained_bucket in train_all(stream, settings, saved)]
+        assert list(map(without_times, again)) == list(map(without_times, costs[row + 1 :]))
 
 
-def of_all_machines(cost):
+def without_times(cost):
     return {k: v for k, v in cost.as_json().items() if type(v) is int and k != "peak_bytes"}
 
 
 def test_counting_changes_nothing(tmp_path, monkeypatch):
     """Not a bit of the weights, and no random draw: held against steps that nothing counts."""
     stream, settings = image_stream(tmp_path), on_images("agem")
-    counted = rows_of(stream, settings)[-1].model.state_dict()
+    counted = train_all(stream, settings)[-1].model.state_dict()
     monkeypatch.setattr(meter.FlopCounter, "__enter__", lambda counter: counter)
     monkeypatch.setattr(meter.FlopCounter, "__exit__", lambda *_: None)
-    plain = rows_of(stream, settings)
-    assert [one.row.cost.training_flops for one in plain] == [0] * 4
-    for name, weight in plain[-1].model.state_dict().items():
+    uncounted = train_all(stream, settings)
+    assert [trained_bucket.row.cost.training_flops for trained_bucket in uncounted] == [0] * 4
+    for name, weight in uncounted[-1].model.state_dict().items():
         assert torch.equal(weight, counted[name]), name
 
 
 def test_images_are_those_of_the_bucket_and_others(tmp_path):
     """Two epochs of 7, 6 and 5 images; up to 5 of the buffer are shuffled among them."""
-    found = {}
+    costs_by_strategy = {}
     for strategy in ("naive", "replay", "er_ace", "cumulative", "gdumb", "joint"):
-        rows = rows_of(image_stream(tmp_path / strategy), on_images(strategy))
-        found[strategy] = [(one.row.cost.images, one.row.cost.replayed_images) for one in rows]
-    assert found["naive"] == [(0, 0), (14, 0), (12, 0), (10, 0)]
-    assert found["replay"] == [(0, 0), (14, 0), (12, 10), (10, 10)]
-    assert found["er_ace"] == [(0, 0), (14, 0), (12, 16), (10, 8)]  # four in each step
-    assert found["cumulative"] == [(0, 0), (14, 0), (12, 14), (10, 26)]
-    assert found["joint"] == [(0, 0), (14, 22), (0, 0), (0, 0)]
-    assert [sum(images) for images in found["gdumb"]] == [0, 8, 10, 10]
+        rows = train_all(image_stream(tmp_path / strategy), on_images(strategy))
+        costs_by_strategy[strategy] = [
+            (trained_bucket.row.cost.images, trained_bucket.row.cost.replayed_images)
+            for trained_bucket in rows
+        ]
+    assert costs_by_strategy["naive"] == [(0, 0), (14, 0), (12, 0), (10, 0)]
+    assert costs_by_strategy["replay"] == [(0, 0), (14, 0), (12, 10), (10, 10)]
+    assert costs_by_strategy["er_ace"] == [(0, 0), (14, 0), (12, 16), (10, 8)]  # four in each step
+    assert costs_by_strategy["cumulative"] == [(0, 0), (14, 0), (12, 14), (10, 26)]
+    assert costs_by_strategy["joint"] == [(0, 0), (14, 22), (0, 0), (0, 0)]
+    assert [sum(images) for images in costs_by_strategy["gdumb"]] == [0, 8, 10, 10]
 
 
 def test_bytes_are_those_of_images_and_state(tmp_path):
     """Of 8 pixels a side, 192 bytes an image; 32 more of each in a class-balanced buffer."""
-    found = {}
+    bytes_by_strategy = {}
     for strategy in ("naive", "replay", "si", "cumulative"):
-        rows = rows_of(image_stream(tmp_path / strategy), on_images(strategy))
+        rows = train_all(image_stream(tmp_path / strategy), on_images(strategy))
         weights = sum(w.numel() for w in rows[-1].model.parameters())
-        found[strategy] = [one.row.cost.stored_bytes for one in rows]
-        assert {one.row.cost.trainable_parameters for one in rows} == {weights}
-    assert found["naive"] == [0] * 4
+        bytes_by_strategy[strategy] = [
+            trained_bucket.row.cost.stored_bytes for trained_bucket in rows
+        ]
+        assert {trained_bucket.row.cost.trainable_parameters for trained_bucket in rows} == {
+            weights
+        }
+    assert bytes_by_strategy["naive"] == [0] * 4
     of_classes = 3 * 8  # how many of each class were seen
-    assert found["replay"][1:] == [5 * (192 + 32) + of_classes] * 3
-    assert found["si"] == [3 * 4 * weights] * 4
-    assert found["cumulative"] == [0, 7 * 192, 13 * 192, 18 * 192]
+    assert bytes_by_strategy["replay"][1:] == [5 * (192 + 32) + of_classes] * 3
+    assert bytes_by_strategy["si"] == [3 * 4 * weights] * 4
+    assert bytes_by_strategy["cumulative"] == [0, 7 * 192, 13 * 192, 18 * 192]
 
 
 def test_closed_forms_follow_their_formulas():
     """Of features of WIDTH numbers, and as many images as a bucket has."""
     d, classes = WIDTH, CLASSES
     for strategy in WITHOUT_STEPS:
-        rows = rows_of(feature_stream((9, 7)), on_features(strategy=strategy))
-        found = [one.row.cost for one in rows]
-        assert [cost.images for cost in found] == [0, 9, 7]
+        rows = train_all(feature_stream((9, 7)), on_features(strategy=strategy))
+        costs = [trained_bucket.row.cost for trained_bucket in rows]
+        assert [cost.images for cost in costs] == [0, 9, 7]
         flops = [2 * n * d + 2 * classes * d for n in (9, 7)]
         if strategy == "slda":
-            more = d**3 // 3 + 2 * classes * d**2
-            flops = [one + 2 * n * d**2 + more for one, n in zip(flops, (9, 7), strict=True)]
-        assert [cost.training_flops for cost in found] == [0, *flops]
+            solve_flops = d**3 // 3 + 2 * classes * d**2
+            flops = [
+                trained_bucket + 2 * n * d**2 + solve_flops
+                for trained_bucket, n in zip(flops, (9, 7), strict=True)
+            ]
+        assert [cost.training_flops for cost in costs] == [0, *flops]
 
 
 def spent(rows):
-    return sum(one.row.cost.training_flops for one in rows)
+    return sum(trained_bucket.row.cost.training_flops for trained_bucket in rows)
 
 
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
@@ -214,18 +227,18 @@ def test_a_run_spends_its_budget(strategy, tmp_path):
         "lr": "0.001",
         "strategy_args": "images=2" if strategy == "ewc" else "none",
     }
-    naive = rows_of(image_stream(tmp_path / "naive"), on_images("naive", **changes | NO_ARGS))
+    naive = train_all(image_stream(tmp_path / "naive"), on_images("naive", **changes | NO_ARGS))
     stream = image_stream(tmp_path / "own")
-    rows = rows_of(stream, on_images(strategy, budget="naive:1", **changes))
+    rows = train_all(stream, on_images(strategy, budget="naive:1", **changes))
     of_naive = naive[1].row.cost.training_flops // naive[1].row.cost.images
     step = 12 * of_naive  # of four images, and twice four of the buffer
     if strategy == "ewc":  # two images, and five gradients of each
         step += 100 * of_naive
     assert 0 <= spent(rows) - spent(naive) < step
-    assert all(-step < left <= 0 for left in lefts(naive, rows))
+    assert all(-step < remainder <= 0 for remainder in lefts(naive, rows))
     if strategy == "naive":
         same = zip(naive[-1].model.parameters(), rows[-1].model.parameters(), strict=True)
-        assert all(torch.equal(one, other) for one, other in same)
+        assert all(torch.equal(trained_bucket, other) for trained_bucket, other in same)
 
 
 NO_ARGS = {"strategy_args": "none"}
@@ -233,10 +246,10 @@ NO_ARGS = {"strategy_args": "none"}
 
 def lefts(naive, rows):
     """What is left after each bucket."""
-    left = 0
+    remaining = 0
     for of_naive, own in zip(naive, rows, strict=True):
-        left += of_naive.row.cost.training_flops - own.row.cost.training_flops
-        yield left
+        remaining += of_naive.row.cost.training_flops - own.row.cost.training_flops
+        yield remaining
 
 
 @pytest.mark.parametrize("strategy", ["derpp", "ewc", "replay"])
@@ -244,23 +257,25 @@ def test_a_budget_is_resumed(strategy, tmp_path):
     """What a bucket overspent is in the state."""
     stream = image_stream(tmp_path)
     settings = on_images(strategy, epochs="9", lr="0.001", budget="naive:0.9")
-    whole = list(train(stream, settings, progress=TrainingProgress()))
+    full_run = list(train(stream, settings, progress=TrainingProgress()))
     states = [
-        to_bytes(one.snapshot(), one.row, None)
-        for one in train(stream, settings, progress=TrainingProgress())
+        to_bytes(trained_bucket.snapshot(), trained_bucket.row, None)
+        for trained_bucket in train(stream, settings, progress=TrainingProgress())
     ]
     for row, state in enumerate(states):
-        again = rows_of(stream, settings, read_state(state))
-        assert [one.row for one in again] == [one.row for one in whole[row + 1 :]]
-        assert [of_all_machines(one.row.cost) for one in again] == [
-            of_all_machines(one.row.cost) for one in whole[row + 1 :]
+        again = train_all(stream, settings, read_state(state))
+        assert [trained_bucket.row for trained_bucket in again] == [
+            trained_bucket.row for trained_bucket in full_run[row + 1 :]
+        ]
+        assert [without_times(trained_bucket.row.cost) for trained_bucket in again] == [
+            without_times(trained_bucket.row.cost) for trained_bucket in full_run[row + 1 :]
         ]
 
 
 def test_a_budget_of_images(tmp_path):
     """Whole steps of two to five; what a step exceeds is taken from the next bucket."""
-    rows = rows_of(image_stream(tmp_path), on_images("naive", budget="images:10"))
-    assert [one.row.cost.images for one in rows] == [0, 11, 10, 10]
+    rows = train_all(image_stream(tmp_path), on_images("naive", budget="images:10"))
+    assert [trained_bucket.row.cost.images for trained_bucket in rows] == [0, 11, 10, 10]
 
 
 def test_the_schedule_ends_with_the_budget(tmp_path):
@@ -310,9 +325,9 @@ def test_naive_is_the_same_with_a_budget_of_naive(schedule, tmp_path):
     """To the bit, whatever the schedule."""
     changes = {"epochs": "12", "lr": "0.001", **SCHEDULES[schedule]}
     weights = [
-        rows_of(image_stream(tmp_path / budget[:3]), on_images("naive", budget=budget, **changes))[
-            -1
-        ].model.state_dict()
+        train_all(
+            image_stream(tmp_path / budget[:3]), on_images("naive", budget=budget, **changes)
+        )[-1].model.state_dict()
         for budget in ("off", "naive:1")
     ]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -345,11 +360,11 @@ def test_derpp_keeps_images_with_logits_only(features, tmp_path):
         stream, on_stream = image_stream(tmp_path, train=(40, 40, 40)), on_images
     settings = on_stream(strategy="derpp", budget="images:28", memory="100", batch_size="4")
     trained_images = [0]
-    for one in train(stream, settings, progress=TrainingProgress()):
-        tensors = one.snapshot().tensors
+    for trained_bucket in train(stream, settings, progress=TrainingProgress()):
+        tensors = trained_bucket.snapshot().tensors
         (logits,) = [tensor for name, tensor in tensors.items() if name.endswith("_logits")]
         (indices,) = [tensor for name, tensor in tensors.items() if name.endswith("/index")]
-        trained_images.append(trained_images[-1] + one.row.cost.images)
+        trained_images.append(trained_images[-1] + trained_bucket.row.cost.images)
         assert len(logits) == len(indices) == trained_images[-1]
     assert 0 < trained_images[-1] < 120
 
@@ -364,10 +379,10 @@ class Extravagant(Naive):
 def test_what_a_bucket_overspends_is_missing_in_the_next(tmp_path):
     """What follows the steps of a bucket is charged to the next one, and known by then."""
     changes = {"epochs": "40", "lr": "0.001"}
-    naive = rows_of(
+    naive = train_all(
         image_stream(tmp_path / "naive", train=(8, 8, 8)), on_images("naive", **changes)
     )
-    own = rows_of(
+    own = train_all(
         image_stream(tmp_path / "own", train=(8, 8, 8)),
         on_images(f"{__name__}:Extravagant", budget="naive:1", **changes),
     )
@@ -461,8 +476,8 @@ def test_a_budget_does_not_go_with_plans_of_steps():
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "gdumb", "agem"])
 def test_a_buffer_fills_its_bytes(strategy, tmp_path):
     """All that is kept has room, and of one image more there is none."""
-    rows = rows_of(image_stream(tmp_path), on_images(strategy, memory_budget=2000, lr="0.001"))
-    most = max(one.row.cost.stored_bytes for one in rows)
+    rows = train_all(image_stream(tmp_path), on_images(strategy, memory_budget=2000, lr="0.001"))
+    most = max(trained_bucket.row.cost.stored_bytes for trained_bucket in rows)
     assert 2000 - (192 + 32 + 12) - 3 * 8 < most <= 2000
 
 
@@ -477,7 +492,7 @@ def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, row
         bytes_needed = 12 * sum(
             w.numel() for w in fresh_model(stream, on_images("naive")).parameters()
         )
-    enough = rows_of(stream, on_images(strategy, memory_budget=bytes_needed))
+    enough = train_all(stream, on_images(strategy, memory_budget=bytes_needed))
     assert enough[-1].row.cost.stored_bytes == bytes_needed
     settings = on_images(strategy, memory_budget=bytes_needed - 1)
     rows = train(stream, settings, progress=TrainingProgress())
@@ -490,16 +505,19 @@ def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, row
 def test_what_ewc_keeps_are_trained_weights(tmp_path):
     """Frozen ones are not among them."""
     settings = on_images("ewc", freeze="backbone", lr="0.001")
-    kept = rows_of(image_stream(tmp_path), settings)[-1].row.cost.stored_bytes
-    enough = replace(settings, memory_budget=kept)
-    assert rows_of(image_stream(tmp_path / "again"), enough)[-1].row.cost.stored_bytes == kept
+    stored_bytes = train_all(image_stream(tmp_path), settings)[-1].row.cost.stored_bytes
+    enough = replace(settings, memory_budget=stored_bytes)
+    assert (
+        train_all(image_stream(tmp_path / "again"), enough)[-1].row.cost.stored_bytes
+        == stored_bytes
+    )
 
 
 def test_what_is_kept_beside_a_buffer_is_in_the_bytes(tmp_path):
     """Of a strategy of one's own; the buffer has room for as many images as fit without it."""
     settings = on_images(f"{__name__}:WithACopy", memory_budget=2000)
     with pytest.raises(ConfigError, match="or memory=N images and memory_budget=0"):
-        rows_of(image_stream(tmp_path), settings)
+        train_all(image_stream(tmp_path), settings)
 
 
 class WithACopy(ErAce):
@@ -524,11 +542,11 @@ class WithACopy(ErAce):
 def test_a_budget_has_one_text(text, same):
     """However it is written, it is one method; a rate, too."""
     for option in ("budget", "stream_rate"):
-        asked = {"strategy": "naive", "epochs": "1", option: text}
-        assert getattr(config(**asked), option) == same
-        assert getattr(config(**asked | {option: same}), option) == same
+        parameters = {"strategy": "naive", "epochs": "1", option: text}
+        assert getattr(config(**parameters), option) == same
+        assert getattr(config(**parameters | {option: same}), option) == same
 
 
 def test_bytes_without_room_for_an_image_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="an image in the memory of strategy derpp takes 236"):
-        rows_of(image_stream(tmp_path), on_images("derpp", memory_budget=200))
+        train_all(image_stream(tmp_path), on_images("derpp", memory_budget=200))

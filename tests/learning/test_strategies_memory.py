@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from feature_streams import CLASSES, made_up
-from learning_streams import CPU, config, pixels_of, write_stream
+from learning_streams import CPU, config, read_pixels, write_stream
 from strategy_runs import (
     feature_stream,
     image_stream,
     on_features,
     random_head,
-    rows_of,
     strategy_on,
+    train_rows,
 )
 from torch import nn
 
@@ -82,8 +82,8 @@ def trained_alone(stream, settings, samples, position, epochs=None):
     if epochs is not None:
         settings = dataclasses.replace(settings, epochs=epochs)
     hooks = Naive(settings, stream, model, Naive.Arguments())
-    descent = GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
-    descent.run(samples, position=position, hooks=hooks)
+    trainer = GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
+    trainer.run(samples, position=position, hooks=hooks)
     return model.state_dict()
 
 
@@ -113,7 +113,7 @@ def test_joint_trains_once_on_the_whole_stream(epochs, tmp_path):
     strategy, _ = strategy_on(stream, settings, random_head()[0])
     samples = strategy.training_set(0)
     parts = [stream.train(position) for position in range(3)]
-    assert torch.equal(pixels_of(samples), torch.cat([pixels_of(part) for part in parts]))
+    assert torch.equal(read_pixels(samples), torch.cat([read_pixels(part) for part in parts]))
     assert torch.equal(samples.labels, torch.cat([part.labels for part in parts]))
 
     expected = trained_alone(stream, settings, samples, 0, epochs or None)
@@ -131,13 +131,13 @@ def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
     """The bucket is sampled first; then a new model sees what the memory holds and nothing else."""
     stream = image_stream(tmp_path)
     settings = config(strategy="gdumb", strategy_args=f"buffer={buffer},epochs={epochs}", memory=5)
-    twin, _ = strategy_on(stream, settings, random_head()[0])
+    reference, _ = strategy_on(stream, settings, random_head()[0])
     for row in train(stream, settings, progress=TrainingProgress()):
         if row.row.row == 0:
             continue
         position = row.row.row - 1
-        twin._buffer.offer(position, stream.labels(position))
-        memory = stream.select(twin._buffer.picks)
+        reference._buffer.offer(position, stream.labels(position))
+        memory = stream.select(reference._buffer.picks)
         assert 0 < len(memory) <= 5
         expected = trained_alone(stream, settings, memory, position, epochs or None)
         for name, tensor in row.model.state_dict().items():
@@ -151,15 +151,15 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     stream = image_stream(tmp_path)
     args = "buffer=biased_reservoir,alpha=1,update=authors"
     settings = config(strategy="gdumb", strategy_args=args, memory=7)
-    twin, _ = strategy_on(stream, settings, random_head()[0])
-    assert isinstance(twin._buffer, AuthorsReservoir)
+    reference, _ = strategy_on(stream, settings, random_head()[0])
+    assert isinstance(reference._buffer, AuthorsReservoir)
     model = fresh_model(stream, settings)
-    descent = GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
+    trainer = GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
     hooks = Naive(settings, stream, model, Naive.Arguments())
     *_, last = train(stream, settings, progress=TrainingProgress())
     for position in range(3):
-        twin._buffer.offer(position, stream.labels(position))
-        descent.run(stream.select(twin._buffer.picks), position=position, hooks=hooks)
+        reference._buffer.offer(position, stream.labels(position))
+        trainer.run(stream.select(reference._buffer.picks), position=position, hooks=hooks)
     for name, tensor in last.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     with pytest.raises(ConfigError, match="or authors with buffer=biased_reservoir"):
@@ -172,18 +172,20 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
 @pytest.mark.parametrize(("batch_size", "size"), [("3", 3), ("7", 7), ("64", 7), ("full", 7)])
 def test_rehearsal_goes_through_the_buffer_again_and_again(batch_size, size):
     """As many images as in a batch, or all; each as often as any other, give or take one."""
-    held = feature_stream().train(1)
+    buffer_samples = feature_stream().train(1)
     settings = on_features(batch_size=batch_size)
-    steps = list(rehearsal_batches(held, 10, settings, CPU, 0, 0))
+    steps = list(rehearsal_batches(buffer_samples, 10, settings, CPU, 0, 0))
     assert [len(step.labels) for step in steps] == [size] * 10
     times = Counter(int(n) for step in steps for n in step.chosen)
     assert len(times) == 7
     assert max(times.values()) - min(times.values()) <= 1
     for step in steps:
-        assert torch.equal(step.inputs, held.images[step.chosen])
-        assert torch.equal(step.labels, held.labels[step.chosen])
+        assert torch.equal(step.inputs, buffer_samples.images[step.chosen])
+        assert torch.equal(step.labels, buffer_samples.labels[step.chosen])
     orders = [
-        torch.cat([step.chosen for step in rehearsal_batches(held, 10, settings, CPU, *where)])
+        torch.cat(
+            [step.chosen for step in rehearsal_batches(buffer_samples, 10, settings, CPU, *where)]
+        )
         for where in ((0, 0), (0, 1), (1, 0), (0, 0, 1), (0, 0))
     ]
     assert torch.equal(orders[0], orders[4])
@@ -191,7 +193,7 @@ def test_rehearsal_goes_through_the_buffer_again_and_again(batch_size, size):
         assert not torch.equal(orders[0], other)
 
 
-def log_softmax_of(logits, classes, label):
+def compute_log_softmax(logits, classes, label):
     """Log of the share of one class among some, in plain Python."""
     return logits[label] - math.log(sum(math.exp(logits[c]) for c in classes))
 
@@ -205,8 +207,8 @@ def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
     loss = cross_entropy_of_present(logits, labels, classes_of(labels, 5), smoothing)
     expected = 0.0
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
-        expected -= (1 - smoothing) * log_softmax_of(row, (1, 3), label) / 6
-        expected -= smoothing * sum(log_softmax_of(row, (1, 3), c) / 2 for c in (1, 3)) / 6
+        expected -= (1 - smoothing) * compute_log_softmax(row, (1, 3), label) / 6
+        expected -= smoothing * sum(compute_log_softmax(row, (1, 3), c) / 2 for c in (1, 3)) / 6
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert torch.equal(gradient[:, [0, 2, 4]], torch.zeros(6, 3))
@@ -217,8 +219,8 @@ def after_first_bucket(settings):
     """A strategy in the second bucket, its head, and a batch of classes 0 and 1 alone."""
     stream = feature_stream()
     model, _ = random_head()
-    strategy, descent = strategy_on(stream, settings, model)
-    strategy.learn(0, descent)
+    strategy, trainer = strategy_on(stream, settings, model)
+    strategy.learn(0, trainer)
     strategy.after_bucket(0)
     samples = strategy.training_set(1)
     few = torch.flatten((samples.labels < 2).nonzero())[:3]
@@ -231,8 +233,8 @@ def test_er_ace_adds_both_losses_of_equation_4():
     """The new batch's over its own classes, the buffer's over all."""
     settings = on_features(strategy="er_ace", epochs=2)
     stream, strategy, model, batch = after_first_bucket(settings)
-    held = stream.select(strategy._buffer.picks)
-    old = next(rehearsal_batches(held, 2, settings, CPU, 1, 0))
+    buffer_samples = stream.select(strategy._buffer.picks)
+    old = next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0))
     expected = 0.0
     present = set(batch.labels.tolist())
     assert len(present) < CLASSES
@@ -241,7 +243,7 @@ def test_er_ace_adds_both_losses_of_equation_4():
         (old.inputs, old.labels, range(CLASSES)),
     ):
         for row, label in zip(model(inputs).tolist(), labels.tolist(), strict=True):
-            expected -= log_softmax_of(row, classes, label) / len(labels)
+            expected -= compute_log_softmax(row, classes, label) / len(labels)
     assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -253,15 +255,17 @@ def test_balanced_replay_is_one_mean_over_both_batches():
     batch = dataclasses.replace(
         first, inputs=samples.images[:3], labels=samples.labels[:3], total=3
     )
-    held = stream.select(strategy._buffer.picks)
-    old = next(rehearsal_batches(held, 2, settings, CPU, 1, 0))
+    buffer_samples = stream.select(strategy._buffer.picks)
+    old = next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0))
     assert len(old.labels) == 3
     both = [
         (model(part.inputs)[i].tolist(), part.labels[i].item())
         for part in (batch, old)
         for i in range(len(part.labels))
     ]
-    expected = -sum(log_softmax_of(row, range(CLASSES), label) for row, label in both) / len(both)
+    expected = -sum(compute_log_softmax(row, range(CLASSES), label) for row, label in both) / len(
+        both
+    )
     assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -270,15 +274,15 @@ def test_derpp_is_equation_6(alpha, beta):
     """New cross-entropy, distance to stored logits, and old cross-entropy, each a literal mean."""
     settings = on_features(strategy="derpp", strategy_args=f"alpha={alpha},beta={beta}")
     stream, strategy, model, batch = after_first_bucket(settings)
-    held = stream.select(strategy._buffer.picks)
+    buffer_samples = stream.select(strategy._buffer.picks)
     imitated, repeated = (
-        next(rehearsal_batches(held, 2, settings, CPU, 1, 0, which)) for which in (0, 1)
+        next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0, which)) for which in (0, 1)
     )
     assert not torch.equal(imitated.chosen, repeated.chosen)
     expected = 0.0
     for part, weight in ((batch, 1.0), (repeated, beta)):
         for row, label in zip(model(part.inputs).tolist(), part.labels.tolist(), strict=True):
-            expected -= weight * log_softmax_of(row, range(CLASSES), label) / len(part.labels)
+            expected -= weight * compute_log_softmax(row, range(CLASSES), label) / len(part.labels)
     stored = strategy._logits[imitated.chosen].tolist()
     for row, then in zip(model(imitated.inputs).tolist(), stored, strict=True):
         for now, before in zip(row, then, strict=True):
@@ -291,8 +295,8 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
     stream = feature_stream()
     settings = on_features(strategy="derpp", memory=12)
     model, _ = random_head()
-    strategy, descent = strategy_on(stream, settings, model)
-    answered = {}
+    strategy, trainer = strategy_on(stream, settings, model)
+    logits_by_image = {}
 
     class Listening(nn.Module):
         """The model, which also notes its answer to each image of the bucket."""
@@ -305,18 +309,18 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
 
     for position in range(3):
         latest = {}
-        descent._plain = descent._of_full = Listening()
+        trainer._plain = trainer._of_full = Listening()
         rehearsed = strategy._buffer.picks
-        strategy.learn(position, descent)
+        strategy.learn(position, trainer)
         # Images of the buffer pass through the model, too, and their answers are not stored.
         for bucket, index in zip(rehearsed.bucket, rehearsed.index, strict=True):
             latest.pop(tuple(stream.train(int(bucket)).images[index].tolist()), None)
-        answered |= latest
+        logits_by_image |= latest
         strategy.after_bucket(position)
-        held = stream.select(strategy._buffer.picks)
+        buffer_samples = stream.select(strategy._buffer.picks)
         assert strategy._logits.dtype == torch.float32
-        assert strategy._logits.shape == (len(held), CLASSES)
-        expected = [answered[tuple(features.tolist())] for features in held.images]
+        assert strategy._logits.shape == (len(buffer_samples), CLASSES)
+        expected = [logits_by_image[tuple(features.tolist())] for features in buffer_samples.images]
         assert strategy._logits.tolist() == expected
     assert set(strategy._buffer.picks.bucket) == {0, 1, 2}, "the test sees old logits kept"
 
@@ -326,16 +330,18 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
     stream = image_stream(tmp_path)
     settings = config(strategy="derpp", epochs=1, batch_size="full", memory=7, lr=1e-9)
     model = fresh_model(stream, settings)
-    twin = copy.deepcopy(model)
-    strategy, descent = strategy_on(stream, settings, model)
-    strategy.learn(0, descent)
+    reference = copy.deepcopy(model)
+    strategy, trainer = strategy_on(stream, settings, model)
+    strategy.learn(0, trainer)
     strategy.after_bucket(0)
     samples = stream.train(0)
     (batch,) = training_batches(samples, batch_size="full", device=CPU, seed=0, position=0, epoch=0)
     expected = torch.empty(7, stream.num_classes)
-    expected[batch.chosen] = twin.train()(batch.inputs).detach()
+    expected[batch.chosen] = reference.train()(batch.inputs).detach()
     torch.testing.assert_close(strategy._logits, expected[strategy._buffer.picks.index])
-    assert (strategy._logits - twin.eval()(batch.inputs)[batch.chosen.argsort()]).abs().max() > 0.01
+    assert (
+        strategy._logits - reference.eval()(batch.inputs)[batch.chosen.argsort()]
+    ).abs().max() > 0.01
 
 
 # --- CWR*
@@ -355,22 +361,22 @@ def test_cwr_consolidates_as_algorithm_1_written_out(tmp_path):
     stream, labels = stream_without_classes(tmp_path)
     settings = config(strategy="cwr", epochs=2, lr=0.1)
     model = fresh_model(stream, settings)
-    strategy, descent = strategy_on(stream, settings, model)
+    strategy, trainer = strategy_on(stream, settings, model)
     head = model[-1]
     consolidated = {c: ([0.0] * head.in_features, 0.0) for c in range(3)}
     past = dict.fromkeys(range(3), 0)
     starts = []
     begin_epoch = strategy.begin_epoch
 
-    def noted(position, epoch, num_steps):
+    def note(position, epoch, num_steps):
         if epoch == 0:
             starts.append((head.weight.tolist(), head.bias.tolist()))
         begin_epoch(position, epoch, num_steps)
 
-    strategy.begin_epoch = noted
+    strategy.begin_epoch = note
     for position, of_bucket in enumerate(labels):
         current = Counter(of_bucket)
-        strategy.learn(position, descent)
+        strategy.learn(position, trainer)
         weight, bias = starts[-1]
         for c in range(3):
             expected = consolidated[c] if c in current else ([0.0] * head.in_features, 0.0)
@@ -423,17 +429,17 @@ def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state
 )
 def test_the_buffer_of_before_is_let_go_of_before_the_next_one_is_fetched(strategy, arguments):
     """Nothing that was drawn from for an epoch keeps its images until the next bucket."""
-    given, held = [], []
+    fetched, alive = [], []
 
     class Watched(FeatureStream):
-        def _fetch(self, picks):
-            images = super()._fetch(picks)
-            if len(picks) == settings.memory:  # no bucket has as many
-                held.append([earlier() is not None for earlier in given])
-                given.append(weakref.ref(images))
+        def _fetch(self, indices):
+            images = super()._fetch(indices)
+            if len(indices) == settings.memory:  # no bucket has as many
+                alive.append([earlier() is not None for earlier in fetched])
+                fetched.append(weakref.ref(images))
             return images
 
     stream, stored = made_up(tuple((count, 9) for count in (9, 7, 10, 8)))
     settings = on_features(strategy=strategy, strategy_args=arguments)
-    rows_of(Watched(stream, stored, device=CPU), settings)
-    assert held == [[], [False], [False] * 2]
+    train_rows(Watched(stream, stored, device=CPU), settings)
+    assert alive == [[], [False], [False] * 2]

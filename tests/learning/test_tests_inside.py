@@ -8,7 +8,7 @@ import feature_streams
 import pytest
 import torch
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features, trained
+from strategy_runs import feature_stream, image_stream, on_features, train_with_states
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
@@ -38,20 +38,20 @@ class Kept(TrainingProgress):
         self.order.append(row.row)
 
 
-def inside_of(stream, parameters):
+def collect_tests(stream, parameters):
     """The tests inside the buckets of a training."""
     progress = Kept()
-    rows = [one.row for one in train(stream, parameters, progress=progress)]
+    rows = [trained_bucket.row for trained_bucket in train(stream, parameters, progress=progress)]
     return progress, rows
 
 
 def assert_nothing_changed(make_stream, parameters):
     """Rows, weights and all that training goes on from, with tests and without."""
-    without = trained(make_stream(), parameters)
+    without = train_with_states(make_stream(), parameters)
     tested = dataclasses.replace(parameters, test_every="1steps")
-    progress, _ = inside_of(make_stream(), tested)
+    progress, _ = collect_tests(make_stream(), tested)
     assert progress.tests
-    rows, states, weights = trained(make_stream(), tested)
+    rows, states, weights = train_with_states(make_stream(), tested)
     assert rows == without[0]
     assert states == without[1]  # also the generators of random numbers
     assert all(torch.equal(weights[name], value) for name, value in without[2].items())
@@ -97,25 +97,25 @@ def test_tests_are_due_at_each_multiple_of_the_interval_but_the_last(tmp_path, i
     """In their order, before the bucket's row."""
     stream = image_stream(tmp_path, train=(9, 7, 5))
     parameters = config(epochs=4, test_every=interval)
-    progress, _ = inside_of(stream, parameters)
+    progress, _ = collect_tests(stream, parameters)
     order: list[object] = [0]
     for bucket, images in enumerate((9, 7, 5), start=1):
         steps = len(batch_bounds(images, 4))
         every = int(interval.removesuffix("steps")) * (1 if "steps" in interval else steps)
         due = [step for step in range(1, 4 * steps) if step % every == 0]
-        found = [test for test in progress.tests if test.bucket == bucket]
-        assert [test.step for test in found] == due
-        assert {(test.num_tests, test.num_steps) for test in found} == {(len(due), 4 * steps)}
+        tests = [test for test in progress.tests if test.bucket == bucket]
+        assert [test.step for test in tests] == due
+        assert {(test.num_tests, test.num_steps) for test in tests} == {(len(due), 4 * steps)}
         order += [*((bucket, number) for number in range(1, len(due) + 1)), bucket]
     assert progress.order == order
 
 
 def test_a_test_after_an_epoch_counts_what_a_training_of_so_many_epochs_ends_with(tmp_path):
     """The model is the one at that moment, and all test sets are asked."""
-    progress, rows = inside_of(image_stream(tmp_path / "a"), config(epochs=4, test_every=1))
+    progress, rows = collect_tests(image_stream(tmp_path / "a"), config(epochs=4, test_every=1))
     firsts = [test.correct for test in progress.tests if test.bucket == 1]
     shorter = [
-        inside_of(image_stream(tmp_path / str(epochs)), config(epochs=epochs))[1][1].correct
+        collect_tests(image_stream(tmp_path / str(epochs)), config(epochs=epochs))[1][1].correct
         for epochs in (1, 2, 3)
     ]
     assert firsts == shorter
@@ -125,7 +125,7 @@ def test_a_test_after_an_epoch_counts_what_a_training_of_so_many_epochs_ends_wit
 def test_an_output_that_is_no_number_inside_a_bucket_ends_the_training(tmp_path):
     """With the place, before the epoch's loss tells."""
     with pytest.raises(DivergedError, match=r"after 2 of \d+ steps on bucket key0 .* lower lr"):
-        inside_of(image_stream(tmp_path), config(lr=1e30, epochs=3, test_every="2steps"))
+        collect_tests(image_stream(tmp_path), config(lr=1e30, epochs=3, test_every="2steps"))
 
 
 @pytest.mark.parametrize("strategy", WITHOUT_STEPS)
@@ -143,11 +143,11 @@ def test_an_interval_as_long_as_a_bucket_is_refused(tmp_path):
         check(config(epochs=2, test_every=2))
     stream = image_stream(tmp_path, train=(12, 8))
     with pytest.raises(ConfigError, match="bucket key0 takes 6 steps, after which it is tested"):
-        inside_of(stream, config(epochs=2, test_every="6steps"))
-    progress, _ = inside_of(stream, config(epochs=2, test_every="5steps"))
+        collect_tests(stream, config(epochs=2, test_every="6steps"))
+    progress, _ = collect_tests(stream, config(epochs=2, test_every="5steps"))
     assert [(test.bucket, test.step) for test in progress.tests] == [(1, 5)]
     with pytest.raises(ConfigError, match=r"is 11,999 tests .* stores at most 10,000 in all"):
-        inside_of(stream, config(epochs=4000, test_every="1steps"))
+        collect_tests(stream, config(epochs=4000, test_every="1steps"))
 
 
 def test_a_strategy_says_how_many_epochs_a_bucket_takes(tmp_path):
@@ -155,14 +155,14 @@ def test_a_strategy_says_how_many_epochs_a_bucket_takes(tmp_path):
     ten = {"strategy": "gdumb", "strategy_args": "epochs=10", "epochs": 2, "memory": 4}
     check(config(**ten, test_every=9))
     check(config(**ten, warmup_epochs=9))
-    for few, named in (({"test_every": 1}, "test_every"), ({"warmup_epochs": 1}, "warmup_epochs")):
-        with pytest.raises(ConfigError, match=f"{named} is 1 and a bucket takes"):
+    for few, option in (({"test_every": 1}, "test_every"), ({"warmup_epochs": 1}, "warmup_epochs")):
+        with pytest.raises(ConfigError, match=f"{option} is 1 and a bucket takes"):
             check(config(strategy="gdumb", strategy_args="epochs=1", epochs=6, **few))
     stream = image_stream(tmp_path, train=(12, 8))
     for strategy, fewest in (("gdumb", 2), ("naive", 4), ("replay", 6), ("cumulative", 6)):
-        asked = {"strategy": strategy, "epochs": 2, "memory": 4, "test_every": "1steps"}
-        found, _ = inside_of(stream, config(**asked))
-        assert min(test.num_steps for test in found.tests) == fewest
+        parameters = {"strategy": strategy, "epochs": 2, "memory": 4, "test_every": "1steps"}
+        tests, _ = collect_tests(stream, config(**parameters))
+        assert min(test.num_steps for test in tests.tests) == fewest
 
 
 class Twice(naive.Naive):
@@ -177,6 +177,6 @@ def test_a_strategy_that_descends_twice_in_a_bucket_is_told(tmp_path, monkeypatc
     """Nobody could say how far a test is."""
     monkeypatch.setattr(naive, "Naive", Twice)
     stream = image_stream(tmp_path)
-    inside_of(stream, config())
+    collect_tests(stream, config())
     with pytest.raises(ConfigError, match="more than once in one bucket"):
-        inside_of(stream, config(test_every="1steps"))
+        collect_tests(stream, config(test_every="1steps"))
