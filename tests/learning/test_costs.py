@@ -209,8 +209,8 @@ def test_closed_forms_follow_their_formulas():
         if strategy == "slda":
             solve_flops = d**3 // 3 + 2 * classes * d**2
             flops = [
-                trained_bucket + 2 * n * d**2 + solve_flops
-                for trained_bucket, n in zip(flops, (9, 7), strict=True)
+                flop_count + 2 * n * d**2 + solve_flops
+                for flop_count, n in zip(flops, (9, 7), strict=True)
             ]
         assert [cost.training_flops for cost in costs] == [0, *flops]
 
@@ -238,7 +238,7 @@ def test_a_run_spends_its_budget(strategy, tmp_path):
     assert all(-step < remainder <= 0 for remainder in lefts(naive, rows))
     if strategy == "naive":
         same = zip(naive[-1].model.parameters(), rows[-1].model.parameters(), strict=True)
-        assert all(torch.equal(trained_bucket, other) for trained_bucket, other in same)
+        assert all(torch.equal(parameter, other) for parameter, other in same)
 
 
 NO_ARGS = {"strategy_args": "none"}
