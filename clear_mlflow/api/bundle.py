@@ -254,7 +254,9 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
             with mlflow_errors(f"read the artifacts of run {info.run_id}"):
                 files = sorted(n for n in stored.list_sizes() if re.fullmatch(pattern, n))
                 if artifact_folder == ROWS_FOLDER and not files:
-                    raise RecordError(f"run {info.run_id} has no rows; a bundle needs some")
+                    raise RecordError(
+                        f"run {info.run_id} contains no rows; a bundle needs at least one"
+                    )
                 for name in files:
                     with stored.open_scratch() as scratch:
                         file = stored.fetch_file(name, scratch)

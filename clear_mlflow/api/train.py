@@ -71,7 +71,7 @@ def train(**options: Unpack[TrainOptions]) -> Run:
     requested, config = _resolve_options(train, options)
     if config.seeds != NONE:
         raise ConfigError(
-            f"seeds is {config.seeds}, which trains an ensemble and gives a matrix for each seed; "
+            f"seeds is {config.seeds}, which trains an ensemble with one matrix per seed; "
             "call train_ensemble, or pass seed=N"
         )
     client, training = _prepare_training(config)
@@ -161,7 +161,7 @@ def _prepare_training(config: TrainConfig) -> tuple[MlflowClient, StreamTraining
     """Connect to the store, load the data, and return a client and a training ready to start."""
     if (size := read_dist_env().size) > 1:
         raise ConfigError(
-            f"this is one of {size} processes, each of which would train alone and open a run; "
+            f"this is one of {size} processes, each of which would train and open a run; "
             "start 'torchrun ... -m clear_mlflow train', or call this in one process"
         )
     from clear_mlflow.learning.prepare import fetch, prepare

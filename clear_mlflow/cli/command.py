@@ -290,7 +290,7 @@ _PARSERS: Mapping[Any, tuple[Callable[[str], Any], str, str]] = {
 }
 
 
-# name=value, and a name alone: if it contains an underscore, or is what the message is about.
+# name=value; a name without value only if it contains an underscore or is the message's subject.
 _ASSIGNMENT = re.compile(r"""(?<![\w./'"-])([a-z_]+)=(?:"([^"]*)"|([^\s;,)"]*[^\s;,.)":]))""")
 _NAME = re.compile(
     r"""(?<![\w./'"-])([a-z]+(?:_[a-z]+)+)(?![\w/'"=(-]|\.\w)"""

@@ -110,7 +110,7 @@ def train(
         )
     apply_run_options(experiment, run_name, tag, resume=resume)
     dist_env = read_dist_env()
-    # With several processes, the others would give up before the lease has expired.
+    # With several processes, the other ranks would stop waiting before the lease expires.
     can_wait = if_held == "wait" and dist_env.size == 1
     with StoppingSignals(print_message=dist_env.keeps_record) as signals:
         if resume and config:

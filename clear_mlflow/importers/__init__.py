@@ -78,7 +78,7 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
     """Parse a result file, and return the accuracy matrix and metadata of each run in it.
 
     format_name: a key of :data:`FORMATS`, or "auto" to detect it. Raises RecordError if the file
-    is invalid or has no known format, and ConfigError if its options contradict the format.
+    is invalid or in an unknown format, and ConfigError if its options contradict the format.
     """
     if format_name != "auto" and format_name not in FORMATS:
         raise ConfigError(
@@ -88,7 +88,7 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
     name = safe_repr(file.name, 120)
     if file_format is None:
         raise RecordError(
-            f"{name} has no known format; choose one of {', '.join(FORMATS)}, or see docs/import.md"
+            f"{name} is in an unknown format; choose one of {', '.join(FORMATS)}, or see docs/import.md"
         )
     try:
         bounded(file.content, file_format.max_bytes)

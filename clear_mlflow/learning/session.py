@@ -217,6 +217,8 @@ class StreamTraining:
 
     def for_member(self, config: TrainConfig) -> StreamTraining:
         """Return the training of one member of an ensemble, which shares the loaded data."""
+        if self.config.seeds != NONE:
+            self.progress.downloading(f"seed {config.seed}", 0, 0)  # shown as a line of text
         return dataclasses.replace(self, config=config)
 
     def rows(

@@ -151,7 +151,7 @@ def read_record(
         run: run returned by the client.
         metrics: extra metrics to compute.
         reread: True to read predictions and tests even if their scores are logged.
-        read_files: as of :func:`load_stored_rows`; None is True if *reread*.
+        read_files: option of :func:`load_stored_rows`; None for the value of *reread*.
         max_prediction_bytes: total size above which predictions are left out, or None for no limit.
         tolerate: error for which predictions or tests are left out; ``problems`` has the reason.
     """

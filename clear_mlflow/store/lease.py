@@ -51,7 +51,10 @@ class LeaseHeldError(TrackingError):
 
 @dataclass(frozen=True)
 class _LeaseTag:
-    """Which process may write to a run, and when it last said so, as anyone may have written it."""
+    """The process that may write to a run, and when it last renewed its lease.
+
+    Read from a tag, which anybody can write.
+    """
 
     host: str
     pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -138,7 +141,7 @@ class Lease:
         return run
 
     def release(self) -> None:
-        """Undo :meth:`acquire`: give the lease back to the process that had it before.
+        """Undo :meth:`acquire`: return the lease to the process that had it before.
 
         Does nothing if it was not acquired, or another process has it now.
         """
@@ -172,7 +175,7 @@ def format_lease() -> str:
 
 
 def build_lease_tags() -> dict[str, str]:
-    """Return tags that give a run's lease to this process and report that it trains."""
+    """Return tags that assign a run's lease to this process and mark it as training."""
     return dict.fromkeys((names.PROCESS_TAG, names.HOLDER_TAG), format_lease())
 
 

@@ -94,7 +94,7 @@ def shorten_digest(digest: str) -> str:
 
 
 def is_bucket_series(metric: str) -> bool:
-    """Return True if a metric's name is that of a single bucket: "test_rmse/bucket_01"."""
+    """Return True if a metric belongs to a single bucket, such as "test_rmse/bucket_01"."""
     return _BUCKET_SERIES.match(metric) is not None
 
 

@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking import DEFAULT_TRACKING_URI
 
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
@@ -32,7 +33,7 @@ from clear_mlflow.store.search import (
     has_experiment,
     is_missing_error,
 )
-from clear_mlflow.store.sqlite import name_sqlite_driver
+from clear_mlflow.store.sqlite import get_sqlite_path
 
 # MLflow stores a shared view in a tag of the experiment; links name its key (mlflow 3.17).
 _VIEW_KEY = "clear_mlflow_leaderboard"
@@ -51,9 +52,7 @@ def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True
     uri = client.tracking_uri
     if not is_server(uri):
         # A URI with credentials is not printed.
-        user_uri = MLFLOW_TRACKING_URI.get()
-        is_default = user_uri is not None and name_sqlite_driver(user_uri) == uri
-        prints_uri = not is_default and mask_credentials(uri) == uri
+        prints_uri = not _is_default_store(uri) and mask_credentials(uri) == uri
         environment = f"MLFLOW_TRACKING_URI={shlex.quote(uri)} " if prints_uri else ""
         return [f"open     {environment}clear-mlflow open {run_id or experiment_id}"]
     experiment = f"{format_server_url(uri)}/#/experiments/{experiment_id}"
@@ -61,6 +60,15 @@ def format_run_links(client: MlflowClient, run: Run, *, is_only_run: bool = True
     if run_id is not None:
         lines.insert(0, f"run      {experiment}/runs/{run_id}?{_format_view_query()}")
     return lines
+
+
+def _is_default_store(uri: str) -> bool:
+    """Return True if MLflow uses the store at *uri* in a new process of this environment."""
+    default_uri = MLFLOW_TRACKING_URI.get() or DEFAULT_TRACKING_URI
+    if database := get_sqlite_path(uri):
+        default_database = get_sqlite_path(default_uri)
+        return default_database is not None and default_database.absolute() == database.absolute()
+    return default_uri == uri
 
 
 def format_artifact_link(run: Run, path: str | None) -> str:

@@ -75,6 +75,7 @@ class RunResult:
     diverged: bool = False  # the loss or the output was not a finite number
     scores: Scores | None = None  # of the stored rows
     members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
+    last_member_id: str | None = None  # run of the ensemble's member that was trained last
     links: tuple[str, ...] = ()  # lines with addresses of the run
     note: str | None = None  # one more line for the user
 
@@ -161,7 +162,7 @@ def open_run(
         if run_id:
             wait_for_expiry(client, run_id)
             run = client.get_run(run_id)
-            check_not_being_trained(client, run, "unset MLFLOW_RUN_ID for a run of its own")
+            check_not_being_trained(client, run, "unset MLFLOW_RUN_ID to open a new run")
             check(run)
             new_name = name if rename or is_generated_name(run.info.run_name) else None
         opened = retry_on_conflict(

@@ -403,17 +403,17 @@ class LoopRun:
     def run_id(self) -> str:
         """The id of the MLflow run. Raises TrackingError before the block."""
         if self._recorder is None:
-            raise TrackingError("there is no run yet; it is opened by 'with'")
+            raise TrackingError("no run is open yet; 'with' opens it")
         return self._recorder.run_id
 
     @property
     def matrix(self) -> AccuracyMatrix:
         """The accuracy matrix of the rows so far. After the block, it is read back from the store.
 
-        Raises TrackingError if there is no row.
+        Raises TrackingError if no row is logged yet.
         """
         if (record := self._record) is None:
-            raise TrackingError("there is no row yet; log one with log_counts")
+            raise TrackingError("no row is logged yet; log one with log_counts")
         return record.matrix
 
     @property
@@ -596,5 +596,5 @@ def _check_test_images(client: MlflowClient, run: Run, images: EvaluationSet) ->
         stored = EvaluationSet.load(file)
     if stored.digest != images.digest:
         raise TrackingError(
-            f"the predictions in run {run.info.run_id} are of other test images; start a new run"
+            f"the predictions in run {run.info.run_id} belong to other test images; start a new run"
         )

@@ -103,7 +103,7 @@ def has_rows(client: MlflowClient, run_id: str) -> bool:
     Raises TrackingError if another process is training into the run.
     """
     run = client.get_run(run_id)
-    check_not_being_trained(client, run, "unset MLFLOW_RUN_ID for a run of its own")
+    check_not_being_trained(client, run, "unset MLFLOW_RUN_ID to open a new run")
     return bool(find_run_folders(run_id)) or bool(list_row_sizes(client, run))
 
 
@@ -128,7 +128,7 @@ def read_resume_point(
     state_rows = list_state_rows(client, run)
     state, problems = read_newest_state(client, run, download_folder)
     for problem in problems:
-        instead = "the one before is used" if state else "there is no other"
+        instead = "the one before is used" if state else "no other exists"
         warn(f"run {run_id}: {problem}; {instead}")
     records_by_file, damaged_rows = _read_rows(client, run, state)
     records = {record.row.row: record for record in records_by_file.values()}
@@ -148,13 +148,13 @@ def read_resume_point(
     if state is None and (records or problems) and not can_restart:
         rows = f"rows {min(records)} to {max(records)}" if records else "no row"
         reason = (
-            "none of its training states is whole"
+            "all of its training states are damaged"
             if problems
             else "no training state: it was trained with resumable=off"
         )
         raise _build_resume_error(
             run_id,
-            f"it holds {rows} and {reason}; start a new run (config.json of this one repeats it: "
+            f"it contains {rows} and {reason}; start a new run (config.json of this one repeats it: "
             "clear-mlflow train --config FILE)",
         )
     if state is not None and state.manifest.torch_version != version("torch"):
@@ -198,7 +198,7 @@ def resolve_resume_parameters(
 def check_parameters(point: ResumePoint, config: TrainConfig, ignored: Sequence[str] = ()) -> None:
     """Raise ConfigError if parameters differ from the run's.
 
-    Skips those that say only where to train, for example the device, and those in *ignored*.
+    Skips those that only choose where to train, for example the device, and those in *ignored*.
     """
     ignored = (*parameters_with("may_move"), *ignored)
     values = {name: value for name, value in config.as_text().items() if name not in ignored}
@@ -214,7 +214,7 @@ def check_data(point: ResumePoint, metadata: StreamMetadata) -> None:
     if point.state is None:
         expected = DatasetIdentity(metadata.name, metadata.digest)
         is_other = any(record.dataset != expected for record in point.records.values())
-        differences = "its row 0 is of another" if is_other else ""
+        differences = "its row 0 belongs to another" if is_other else ""
     else:
         differences = _describe_differences(describe_data(metadata), point.state.manifest.data)
     if differences:
@@ -225,7 +225,7 @@ def check_data(point: ResumePoint, metadata: StreamMetadata) -> None:
 
 
 def describe_data(metadata: StreamMetadata) -> dict[str, Any]:
-    """Return the facts of a dataset that must be the same when a run is resumed, as JSON values."""
+    """Return the metadata of a dataset that a resume must not change, as JSON values."""
     return {
         "dataset": metadata.name,
         "digest": metadata.digest,
@@ -302,7 +302,7 @@ def _read_config(client: MlflowClient, run: Run) -> TrainConfig:
         if LOOP_JSON in sizes:
             raise _build_resume_error(
                 run_id,
-                "a loop of your own trained it; start that with MLFLOW_RUN_ID set to the run's id",
+                "a custom loop trained it; start the loop with MLFLOW_RUN_ID set to the run's id",
             )
         if names.CONFIG_JSON not in sizes:
             list_row_sizes(client, run)  # raises if rows are missing, too: a damaged store

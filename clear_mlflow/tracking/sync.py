@@ -92,7 +92,7 @@ def _sync_folder(path: Path, use_recorded_store: bool) -> SyncResult:
         header = read_header(path)
         run_id = header.run_id
         if run_id is None:
-            raise TrackingError(f"{path} belongs to a run that has no id in any store")
+            raise TrackingError(f"{path} belongs to a run that was never opened in a store")
         folder = RunFolder.reopen(path)
         is_stored = False
         try:
@@ -135,11 +135,11 @@ def _close_run(client: MlflowClient, run: Run, outcome: Outcome | None) -> str:
         message = f"scored, {store_outcome(client, run_id, outcome).info.status}"
     parent_id = run_id if is_ensemble else run.data.tags.get(MLFLOW_PARENT_RUN_ID)
     if parent_id is not None:
-        _log_summary_of_complete(client, parent_id)
+        _log_ensemble_summary(client, parent_id)
     return message
 
 
-def _log_summary_of_complete(client: MlflowClient, parent_id: str) -> None:
+def _log_ensemble_summary(client: MlflowClient, parent_id: str) -> None:
     """Log the means over an ensemble's members, if all of them are FINISHED and it lacks them."""
     with mlflow_errors(f"read the members of run {parent_id}"):
         parent = client.get_run(parent_id)

@@ -172,7 +172,7 @@ def end_complete_run(client: MlflowClient, resume_point: ResumePoint) -> RunResu
     The result has a note that there is nothing to resume.
     """
     run_id = resume_point.run.info.run_id
-    note = f"run {run_id} holds all of its rows; there is nothing to resume"
+    note = f"run {run_id} contains all of its rows; there is nothing to resume"
     if str(resume_point.run.info.status) == "FINISHED":
         with suppress(ClearError):
             return RunResult(0, "FINISHED", run_id, scores=score(client, run_id), note=note)
@@ -221,8 +221,12 @@ def _train_supervised(
     if error is not None and not isinstance(error, (ClearError, TrainingDied)):
         raise error
     is_stopped = result.exit_code >= 128 and not result.has_lost_lease
-    if not is_stopped or process.config.resumable == "off" or process.config.seeds != NONE:
+    if not is_stopped or process.config.resumable == "off":
         return result
+    if process.config.seeds != NONE:  # the parent run contains no rows
+        if result.last_member_id is None:
+            return result
+        run_id = result.last_member_id
     command = (
         f"clear-mlflow train --resume {run_id}"
         if read_dist_env().size == 1
@@ -256,6 +260,7 @@ def _train_and_end_run(
         resume_point=resume_point,
     )
     members: dict[int, Scores] = {}
+    member_ids: list[str] = []
     error: BaseException | None = None
     try:
         with run:
@@ -264,7 +269,7 @@ def _train_and_end_run(
             else:
                 run.log_dataset(replace(training.metadata, evaluation_set=None))
                 for seed, scores in _train_members(
-                    client, training, run_id, requested, received_signals
+                    client, training, run_id, requested, received_signals, member_ids
                 ):
                     members[seed] = scores
                 log_member_summary(client, run_id, members)
@@ -279,7 +284,8 @@ def _train_and_end_run(
         sets_status=sets_status,
         stored_rows=run.recorder.rows,
     )
-    return replace(result, members=members), error
+    last_member_id = member_ids[-1] if member_ids else None
+    return replace(result, members=members, last_member_id=last_member_id), error
 
 
 def _train_members(
@@ -288,11 +294,14 @@ def _train_members(
     parent_id: str,
     requested: Mapping[str, str],
     received_signals: Sequence[int],
+    member_ids: list[str],
 ) -> Iterator[tuple[int, Scores]]:
     """Train one seed after another, each into its own child run, and yield seed and scores.
 
     Raises what training raises, and TrackingError if a run's record is incomplete; seeds that
     follow are not trained then.
+
+    member_ids: list to which the id of each run is appended when the run is opened.
     """
     with mlflow_errors(f"read run {parent_id}"):
         experiment_id = client.get_run(parent_id).info.experiment_id
@@ -301,6 +310,7 @@ def _train_members(
         tags = {MLFLOW_PARENT_RUN_ID: parent_id, **build_lease_tags()}
         with mlflow_errors(f"open a child run of run {parent_id}"):
             run_id = create_run(client, experiment_id, format_run_name(member), tags)
+        member_ids.append(run_id)
         result, error = _train_and_end_run(
             client,
             training.for_member(member),
@@ -344,6 +354,6 @@ def _tag_project_run(client: MlflowClient, run_id: str) -> None:
         return
     with mlflow_errors(f"read run {project_run_id}"):
         if MLFLOW_PROJECT_ENTRY_POINT in client.get_run(project_run_id).data.tags:
-            note = f"Resumes run {run_id}, which holds all that was measured."
+            note = f"Resumes run {run_id}, which contains all measured rows."
             tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
             log_tags(client, project_run_id, {**tags, MLFLOW_RUN_NOTE: note})

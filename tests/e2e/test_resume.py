@@ -295,7 +295,7 @@ def test_a_damaged_state_gives_way_to_the_one_before(interrupted, tmp_path, capf
     assert point.state.manifest.row == row
     assert f"{newer.name} is damaged" in capfd.readouterr().err
     manifest.with_suffix(".safetensors").write_bytes(good[: len(good) // 2])
-    with pytest.raises(TrackingError, match="none of its training states is whole"):
+    with pytest.raises(TrackingError, match="all of its training states are damaged"):
         read_resume_point(client, run_id, tmp_path)
 
 
@@ -577,3 +577,35 @@ def test_a_stored_row_of_other_images_is_no_matter_of_arithmetic(interrupted, tm
     )
     with pytest.raises(TrackingError, match=r"row 2 of run .* not the same test images"):
         point.find_stored_row(other)
+
+
+def test_a_stopped_ensemble_names_the_member_to_resume(project, store, experiment_id, short_stream):
+    """The member resumes to the rows that its seed alone would have measured."""
+    arguments = options({**short_stream, **PARAMETERS})
+    process = start(project, *arguments, "--seeds", "3,4")
+    deadline = time.monotonic() + LONG
+    runs_by_seed = {}
+    while "4" not in runs_by_seed and time.monotonic() < deadline:
+        time.sleep(0.1)
+        runs_by_seed = {
+            run.data.tags.get("seed"): run for run in store.search_runs([experiment_id])
+        }
+    run_id = runs_by_seed["4"].info.run_id
+    wait_for_row(store, experiment_id, 2, process, run_id)
+    terminate(process)
+    code, output = finish(process)
+    assert code == 143, output
+    assert output.index("seed 3") < output.index("seed 4")
+    assert f"resume   clear-mlflow train --resume {run_id}\n" in output
+    code, output = finish(start(project, "--resume", run_id))
+    assert code == 0, output
+    code, output = finish(start(project, *arguments, "--seed", "4"))
+    assert code == 0, output
+    resumed = store.get_run(run_id)
+    (uninterrupted,) = (
+        run
+        for run in store.search_runs([experiment_id], "tags.seed = '4'")
+        if run.info.run_id != run_id
+    )
+    assert resumed.info.status == "FINISHED"
+    assert of_any_machine(rows_of(resumed)) == of_any_machine(rows_of(uninterrupted))

@@ -262,7 +262,7 @@ def change_data_digest(manifest):
 @pytest.mark.parametrize(
     ("files", "spoil", "reason"),
     [
-        ("*.safetensors", cut_short, "none of its training states is whole"),
+        ("*.safetensors", cut_short, "all of its training states are damaged"),
         ("*.json", change_data_digest, "cannot be resumed with this dataset"),
     ],
 )

@@ -5,10 +5,12 @@ import signal
 import socket
 import subprocess
 import urllib.request
+from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
 from forked import Forked
+from mlflow import MlflowClient
 from stored_runs import stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
@@ -17,6 +19,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.scoring import score
 from clear_mlflow.store import names
+from clear_mlflow.store.sqlite import name_sqlite_driver
 from clear_mlflow.store.ui_urls import (
     VIEW_TAG,
     find_page_url,
@@ -158,6 +161,23 @@ def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, m
         store, "search_experiments", lambda max_results, **o: search(max_results=1, **o)
     )
     assert find_page_url(store, None).startswith(f"#/experiments/{experiment_id}/runs?")
+
+
+def test_the_command_names_the_store_unless_it_is_the_default(tmp_path, monkeypatch):
+    """In a folder whose name has to be quoted in a URI, too."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = name_sqlite_driver(f"sqlite:///{quote(str(folder))}/mlflow.db")
+    client = MlflowClient(uri)
+    run = client.create_run("0")
+    command = f"clear-mlflow open {run.info.run_id}"
+    assert format_run_links(client, run) == [f"open     {command}"]
+    monkeypatch.chdir(tmp_path)
+    assert format_run_links(client, run) == [f"open     MLFLOW_TRACKING_URI={uri} {command}"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    assert format_run_links(client, run) == [f"open     {command}"]
 
 
 def test_a_port_of_another_program_is_refused_at_once(store, experiment_id):

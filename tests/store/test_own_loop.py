@@ -176,7 +176,7 @@ def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
     with mlflow.start_run() as active, clear_mlflow.track(**LOOP, seed=1) as run:
         log_all(run, range(3))
     refused = CliRunner().invoke(main, ["train", "--resume", active.info.run_id])
-    assert "a loop of your own trained it; start that with MLFLOW_RUN_ID" in refused.output
+    assert "a custom loop trained it; start the loop with MLFLOW_RUN_ID" in refused.output
     monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
     with clear_mlflow.track(**LOOP, seed=1) as run:
         assert run.matrix.num_rows == 2
@@ -300,7 +300,7 @@ def test_the_images_of_a_continued_run_are_the_same(store):
         with clear_mlflow.track(**arguments, test_labels=LABELS) as run:
             run.log_predictions(2, [[1] * 3, [1] * 2, [1] * 4])
         with (
-            pytest.raises(TrackingError, match="are of other test images"),
+            pytest.raises(TrackingError, match="belong to other test images"),
             clear_mlflow.track(**arguments, test_labels=[[1, 1, 2], [2, 1], [0, 0, 0, 1]]),
         ):
             pass

@@ -391,7 +391,7 @@ WRONG = [
     ("a.json", '{"matrix": [[0.5]], "buckets": "a"}', {}, "buckets: expected 'array"),
     ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 101 + "]}", {}, "1 to 100"),
     ("a.csv", "tested,a1,a2\n0,0.5\n", {}, "contains 1 rows of numbers, but names 2"),
-    ("notes.txt", "We had fun.\n", {}, "has no known format"),
+    ("notes.txt", "We had fun.\n", {}, "is in an unknown format"),
 ]
 
 
