@@ -88,7 +88,8 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
     name = safe_repr(file.name, 120)
     if file_format is None:
         raise RecordError(
-            f"{name} is in an unknown format; choose one of {', '.join(FORMATS)}, or see docs/import.md"
+            f"{name} is in an unknown format; choose one of {', '.join(FORMATS)}, or see "
+            "docs/import.md"
         )
     try:
         bounded(file.content, file_format.max_bytes)

@@ -154,7 +154,7 @@ def read_resume_point(
         )
         raise _build_resume_error(
             run_id,
-            f"it contains {rows} and {reason}; start a new run (config.json of this one repeats it: "
+            f"it contains {rows} and {reason}; start a new run (its config.json repeats this one: "
             "clear-mlflow train --config FILE)",
         )
     if state is not None and state.manifest.torch_version != version("torch"):
