@@ -68,4 +68,5 @@ def _has_type(value: Any, expected: Any) -> bool:
 def _describe_type(expected: Any) -> str:
     if get_origin(expected) is Literal:
         return " or ".join(map(repr, get_args(expected)))
-    return _DESCRIPTIONS[get_origin(expected) or expected]
+    expected = get_origin(expected) or expected
+    return _DESCRIPTIONS.get(expected) or f"an object of {expected.__name__}"

@@ -53,6 +53,8 @@ def identify(
         TrackingError: the run does not exist, or the store cannot be reached.
     """
     check_arguments(identify, dict(locals()))
+    if matrix == "":
+        raise ConfigError("matrix is ''; expected a file of results, the id of a run, or a bundle")
     path = Path("" if isinstance(matrix, AccuracyMatrix) else matrix)
     if isinstance(matrix, AccuracyMatrix):
         matrices = {"": matrix}

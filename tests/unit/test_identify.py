@@ -233,3 +233,15 @@ def test_files_are_read_as_import_reads_them(tmp_path):
 def test_a_value_that_is_no_number_is_one_line(number):
     with pytest.raises(ConfigError, match=r"expected numbers such as 6\.145"):
         identify(CDDB, [number])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ("", "expected a file of results, the id of a run, or a bundle"),
+        (np.eye(3), "expected an object of AccuracyMatrix or a path or a string"),
+    ],
+)
+def test_a_matrix_of_another_type_is_one_line(matrix, message):
+    with pytest.raises(ConfigError, match=message):
+        identify(matrix, [0.5])
