@@ -25,7 +25,7 @@ import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunData, RunInfo, RunTag
 
-from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
+from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import ROWS_FOLDER
@@ -34,10 +34,10 @@ from clear_mlflow.core.untrusted import (
     MAX_METADATA_BYTES,
     MAX_PREDICTIONS_BYTES,
     convert,
+    hash_file,
     json_object,
     json_texts,
     read_bytes,
-    sha256_of,
 )
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import (
@@ -278,7 +278,7 @@ def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> N
         end_time=info.end_time or 0,
         licence=licence,
         written_by=f"clear_mlflow {__version__}",
-        files={name: sha256_of(path / name) for name in sorted(_list_files(path))},
+        files={name: hash_file(path / name) for name in sorted(_list_files(path))},
     )
     content = msgspec.to_builtins(header)
     content["digest"] = _hash_header(content)

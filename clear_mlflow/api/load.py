@@ -187,7 +187,7 @@ class Run:
             "seed": record.seed,
             "is_complete": record.is_complete,
             "matrix": self.matrix.to_dict(),
-            "cost": [None if cost is None else cost.as_json() for cost in self.matrix.costs],
+            "cost": [None if cost is None else cost.to_dict() for cost in self.matrix.costs],
             "metrics": {name: result.to_dict() for name, result in self.metrics.items()},
             "config": dict(self.config),
             "tags": dict(self.tags),

@@ -244,7 +244,7 @@ class NotebookProgress(TrainingProgress):
         """Return text, bar and the matrix of the rows so far as HTML."""
         done = self._bucket_index + min(self._num_done / max(self._num_steps, 1), 1.0)
         matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
-        masked_matrix = None if matrix is None else matrix.masked(self._protocol)
+        masked_matrix = None if matrix is None else matrix.mask(self._protocol)
         return progress_html(self._text, done, self._num_buckets, masked_matrix)
 
 

@@ -14,7 +14,7 @@ import click
 
 from clear_mlflow.cli import output
 from clear_mlflow.cli.command import command
-from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
+from clear_mlflow.core.disk import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import printable, safe_repr
 from clear_mlflow.data.files import path_text

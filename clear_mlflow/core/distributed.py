@@ -1,6 +1,6 @@
-"""Which of several processes this one is, how many cores it may use, and of what processor.
+"""The rank of this process among several, the cores that it may use, and the processor's name.
 
-torchrun says the first in environment variables, a scheduler the second by affinity or quota.
+torchrun sets environment variables for the rank; schedulers limit cores by affinity or quota.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 @dataclass(frozen=True)
 class DistributedEnv:
-    """One process among those that train one model; by default there is no other."""
+    """One process among those that train one model; by default the only one."""
 
     rank: int = 0  # 0 keeps the record
     size: int = 1  # processes in all
@@ -66,8 +66,8 @@ def _read_quota(cgroup: Path, default: int) -> int:
 
 
 def threads_for_each(processes: int) -> int:
-    """OpenMP's threads for each of several processes: their share of the physical cores."""
-    import psutil  # here: who only reads runs may lack it
+    """Return OpenMP's threads for each of several processes, by their share of physical cores."""
+    import psutil  # imported here: reading runs works without it
 
     usable = usable_cores()
     return max(1, min(psutil.cpu_count(logical=False) or usable, usable) // processes)
@@ -86,8 +86,9 @@ def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv
     if size == 1 and not missing:
         return ALONE_HERE
     if missing or not (0 <= rank < size and 0 <= local_rank < local_size):
-        shown = ", ".join(missing) or ", ".join(f"{n}={environment[n]}" for n in _VARIABLES[:4])
-        problem = f"{shown} missing" if missing else shown
+        problem = ", ".join(f"{name}={environment.get(name)}" for name in _VARIABLES[:4])
+        if missing:
+            problem = f"{', '.join(missing)} missing"
         raise ConfigError(
             f"RANK and WORLD_SIZE are set, as for one of several processes, but {problem}; start "
             "them with torchrun, or unset RANK and WORLD_SIZE"
@@ -96,7 +97,7 @@ def read_dist_env(environment: Mapping[str, str] = os.environ) -> DistributedEnv
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's model, where the system says it, else its kind, as in ``x86_64``."""
+    """Return the processor's model if it is known, else its architecture such as ``x86_64``."""
     with suppress(OSError):
         for line in cpuinfo.read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")

@@ -1,6 +1,6 @@
-"""What can go wrong by a user's input: one base class, which the command line turns into one line.
+"""Errors that a user can cause: one base class, which the command line prints on one line.
 
-Every message says what arrived, what was expected, and what to do. Anything that is not a
+Every message names what arrived, what was expected, and what to do. Anything that is not a
 ``ClearError`` is a bug of ours and shows its traceback.
 """
 
@@ -8,16 +8,16 @@ from clear_mlflow.core.credentials import mask_credentials
 
 
 class ClearError(Exception):
-    """Base of all errors that a user can cause and mend. The command line exits with code 2.
+    """Base of all errors that a user can cause and fix. The command line exits with code 2.
 
-    Messages end on terminals, in tags and in artifacts: no address in one keeps its credentials.
+    Messages end on terminals, in tags and in artifacts, so credentials in addresses are masked.
     """
 
     def __init__(self, message: str = "") -> None:
         super().__init__(mask_credentials(message))
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows of it: the line that a terminal would, and no traceback."""
+        """Return what a notebook displays: one line as on a terminal, without a traceback."""
         return [f"error: {self}"]
 
 
@@ -26,7 +26,7 @@ class ConfigError(ClearError):
 
 
 class DataError(ClearError):
-    """A dataset on disk is missing, damaged, or of another layout."""
+    """A dataset on disk is missing, damaged, or has another layout."""
 
 
 class RecordError(ClearError):
@@ -34,28 +34,28 @@ class RecordError(ClearError):
 
 
 class TrackingError(ClearError):
-    """The MLflow store cannot be used as it is configured, or lacks what was asked for."""
+    """The MLflow store cannot be used as it is configured, or lacks what was requested."""
 
 
 class TrainingError(ClearError):
-    """Training cannot continue: the model's loss is no longer a number, for example."""
+    """Training cannot continue, for example because the loss is not finite."""
 
 
 class DivergedError(TrainingError):
-    """The loss or the model's output is no longer a finite number; the run is tagged so."""
+    """The loss or the model's output is not finite. The run is tagged as diverged."""
 
 
 class PeerLostError(TrainingError):
-    """Another of the processes that train one model together has ended, or says nothing."""
+    """Another process of the same training has ended, or does not respond."""
 
 
 class StateError(TrainingError):
-    """A training's state cannot be kept, is damaged, or is of another training."""
+    """A training's state cannot be stored, is damaged, or belongs to another training."""
 
 
 class UndefinedMetricError(ClearError):
-    """A metric has no value on this matrix; the message is the reason."""
+    """A metric is undefined on this matrix. The message is the reason."""
 
 
 class FailedMetricError(UndefinedMetricError):
-    """A user's own metric raised something else, or gave no number: it is to be mended."""
+    """A custom metric raised another error, or returned something other than a number."""

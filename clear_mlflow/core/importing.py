@@ -1,4 +1,4 @@
-"""Code of a user's own, named as ``package.module:attribute``."""
+"""Custom code, named as ``package.module:attribute``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 
-def imported(reference: str) -> Any:
-    """What is named, of an installed package or from the working folder; raises as imports do.
+def import_attribute(reference: str) -> Any:
+    """Import an attribute of a module in the working folder or of an installed package.
 
-    As with ``python -m`` the folder comes first: other packages bring an ``examples``, too.
+    The folder comes first, as with ``python -m``: other packages have an ``examples``, too. Errors
+    of the import are raised.
     """
     module, _, attribute = reference.partition(":")
     folder = str(Path.cwd())

@@ -1,6 +1,6 @@
 """The accuracy matrix: what a run measured, and what it did not.
 
-Where a run measured another score than accuracy, its matrix is of that: see :mod:`.score`.
+If a run measured a score other than accuracy, its matrix contains that score: see :mod:`.score`.
 
 Row *i* is measured after training through bucket *i*, on the test sets of all buckets. "Not
 measured" is NaN, and never 0: a run that stopped early, or was not tested somewhere, has a smaller
@@ -9,15 +9,17 @@ matrix and not a worse one.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import force_setattr
 from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
@@ -36,13 +38,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PROTOCOLS = ("iid", "streaming")
-# What a run is measured on: test images, or some of its training images held out to choose by.
+# The images that a run is measured on: test images, or training images held out to choose by.
 TEST, VALIDATION = "test", "validation"
 SPLITS = (TEST, VALIDATION)
 
 
 def check_protocol(protocol: str) -> None:
-    """Refuse a protocol that there is not."""
+    """Raise ConfigError if a protocol does not exist."""
     if protocol not in PROTOCOLS:
         raise ConfigError(
             f"protocol is {safe_repr(protocol)}; expected one of {', '.join(PROTOCOLS)}"
@@ -50,7 +52,7 @@ def check_protocol(protocol: str) -> None:
 
 
 def measured_split(split: str) -> str:
-    """What a run is measured on, by the ``split`` that divides its images.
+    """Return which images a run is measured on, by the ``split`` that divides its images.
 
     >>> measured_split("auto"), measured_split("3"), measured_split("validation:3")
     ('test', 'test', 'validation')
@@ -59,13 +61,13 @@ def measured_split(split: str) -> str:
 
 
 def validated_split(split: str) -> str:
-    """The split whose training images a validation divides; any other split itself.
+    """Return the split whose training images a validation divides, or any other split unchanged.
 
     >>> validated_split("validation"), validated_split("validation:3"), validated_split("3")
     ('auto', '3', '3')
     """
-    first, _, number = split.partition(":")
-    return (number or "auto") if first == VALIDATION else split
+    name, _, number = split.partition(":")
+    return (number or "auto") if name == VALIDATION else split
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -73,24 +75,24 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**62)]
 
 
 class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a row cost; None is not known, and never 0.
+    """Cost of a row; None is not known, and never 0.
 
-    FLOPs, images, bytes and parameters are the same on every machine, seconds and memory of
-    *device* alone.
+    FLOPs, images, bytes and parameters are the same on every machine. Seconds and memory belong to
+    *device*.
 
     Args:
-        training_flops: of convolutions, matrix products and attention, forward and backward; a
-            multiplication and an addition are two.
-        test_flops: of the row's test, and of tests inside its bucket.
-        images: of the bucket, that steps trained on; an image counts in every epoch.
-        replayed_images: of other buckets, likewise.
-        stored_bytes: what the strategy keeps once the bucket is done.
-        trainable_parameters: of the model, as the bucket was trained.
-        seconds: that training took.
-        device_seconds: seconds of all GPUs together, else of the processors.
-        test_seconds: that tests took.
-        peak_bytes: the most memory of the first process's GPU, else of that process so far.
-        device: the GPU's or the processor's name.
+        training_flops: FLOPs of convolutions, matrix products and attention, forward and backward;
+            a multiplication and an addition are two.
+        test_flops: FLOPs of the row's test, and of tests within its bucket.
+        images: images of the bucket that steps trained on; an image counts in every epoch.
+        replayed_images: images of other buckets that steps trained on.
+        stored_bytes: memory that the strategy keeps once the bucket is done.
+        trainable_parameters: trainable parameters of the model, as the bucket was trained.
+        seconds: time of the training.
+        device_seconds: time of all GPUs together, else of the processors.
+        test_seconds: time of the tests.
+        peak_bytes: peak memory of the first process's GPU, else of that process so far.
+        device: name of the GPU or the processor.
     """
 
     training_flops: _Count | None = None
@@ -105,55 +107,54 @@ class RowCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peak_bytes: _Count | None = None
     device: Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)] | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """The fields that are known."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that are known."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
 
-def row_cost(given: RowCost | Mapping[str, object] | None) -> RowCost | None:
-    """What a loop said that a row cost, checked; RecordError, or ConfigError of a name unknown."""
-    if given is None:
+def parse_row_cost(cost: RowCost | Mapping[str, object] | None) -> RowCost | None:
+    """Check the cost that a custom loop passes, and return it.
+
+    Raises RecordError, or ConfigError if a field does not exist.
+    """
+    if cost is None:
         return None
-    if not isinstance(given, (RowCost, Mapping)):
+    if not isinstance(cost, (RowCost, Mapping)):
         raise RecordError(
-            f"cost is {safe_repr(given)}; expected a dictionary, as {{'seconds': 1.5}}"
+            f"cost is {safe_repr(cost)}; expected a dictionary such as {{'seconds': 1.5}}"
         )
-    known = given.as_json() if isinstance(given, RowCost) else given
-    fields = {name: _plain_number(value) for name, value in known.items()}
+    fields = dict(cost.to_dict() if isinstance(cost, RowCost) else cost)
     if unknown := sorted(map(str, fields.keys() - set(RowCost.__struct_fields__))):
         raise ConfigError(
             f"cost names {safe_repr(unknown[0])}; expected some of "
             f"{', '.join(RowCost.__struct_fields__)}"
         )
-    found: RowCost = convert(fields, RowCost, "cost")
-    return found
+    for name, value in fields.items():
+        if getattr(value, "shape", None) == ():  # a number of NumPy or a tensor
+            value = value.item()
+        is_whole = isinstance(value, float) and value.is_integer()
+        fields[name] = int(value) if is_whole else value
+    checked: RowCost = convert(fields, RowCost, "cost")
+    return checked
 
 
-def _plain_number(value: object) -> object:
-    """A number of NumPy or a tensor as Python's, and a whole float as an integer."""
-    if getattr(value, "shape", None) == ():
-        value = value.item()  # type: ignore[attr-defined]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
+    """Result of one test of all buckets, after training through ``row`` of them.
 
-
-@dataclass(frozen=True)
-class AccuracyRow:
-    """One test of all buckets, after training through ``row`` of them.
-
-    A row holds counts. One that was imported from a program that kept no counts, or that is of
-    another score than accuracy, holds values in their place: ``correct`` is then None, and a bucket
-    that was not tested is NaN.
+    A row contains counts. If it was imported from a program that kept no counts, or if its score is
+    not accuracy, it contains values instead: ``correct`` is then None, and a bucket that was not
+    tested is NaN.
 
     Args:
-        row: buckets trained so far; 0 is the initialisation, before any training.
+        row: number of buckets trained so far; 0 is the initialisation, before any training.
         buckets: keys of all buckets, in stream order.
-        correct: test images classified correctly, per bucket; None where only values are known.
-        num_instances: test images, per bucket; at least 1 each. None where they are not known.
-        values: the score, per bucket: accuracies as fractions, others as they are; NaN = not
-            measured; only without ``correct``.
-        score: what was measured.
-        cost: of the training since the row before; no part of what makes two rows equal.
+        correct: test images classified correctly, per bucket, or None if only values are known.
+        num_instances: test images, per bucket; at least 1 each. None if they are not known.
+        values: score on each bucket, only without ``correct``: accuracies as fractions, other
+            scores as they are; NaN = not measured.
+        score: score that was measured.
+        cost: cost of the training since the previous row; equal rows may differ in it.
 
     Raises:
         RecordError: the numbers do not fit each other.
@@ -171,30 +172,31 @@ class AccuracyRow:
     num_instances: tuple[int, ...] | None
     values: tuple[float, ...] | None = None
     score: Score = ACCURACY
-    cost: RowCost | None = field(default=None, compare=False, repr=False)
+    cost: RowCost | None = None
 
     def __post_init__(self) -> None:
-        buckets = _checked_buckets(self.buckets)
-        object.__setattr__(self, "buckets", buckets)
-        if not 0 <= convert(self.row, int, "row") <= len(buckets):
+        force_setattr(self, "buckets", _check_buckets(self.buckets))
+        width = len(self.buckets)
+        if not 0 <= convert(self.row, int, "row") <= width:
             raise RecordError(
                 f"row is {safe_repr(self.row)}; expected the buckets trained so far, 0 for the "
-                f"initialisation, and there are only {len(buckets)} buckets"
+                f"initialisation, and there are only {width} buckets"
             )
-        if self.values is None:
-            if not self.score.is_accuracy:
-                raise RecordError(f"no values arrived; a score of {self.score.name} has no counts")
-            totals = self._counts("num_instances", [MAX_COUNT] * len(buckets), least=1)
-            self._counts("correct", totals)
-            return
-        if self.correct is not None:
+        if self.values is not None and self.correct is not None:
             raise RecordError("correct and values arrived both; accuracy follows from correct")
-        if self.num_instances is not None:
-            self._counts("num_instances", [MAX_COUNT] * len(buckets), least=1)
-        object.__setattr__(self, "values", self._checked_values())
+        if self.values is None and not self.score.is_accuracy:
+            raise RecordError(
+                f"values of {self.score.name} are missing; only accuracies have counts"
+            )
+        if self.values is None or self.num_instances is not None:
+            self._check_counts("num_instances", [MAX_COUNT] * width, least=1)
+        if self.values is None:
+            self._check_counts("correct", self.num_instances or (), least=0)
+        else:
+            force_setattr(self, "values", self._check_values(self.values))
 
-    def _counts(self, name: str, most: Sequence[int], least: int = 0) -> tuple[int, ...]:
-        """A field of counts, kept as a tuple; each is ``least`` to ``most`` of its bucket."""
+    def _check_counts(self, name: str, most: Sequence[int], least: int) -> None:
+        """Store a field of counts as a tuple. Raises RecordError unless each fits its bucket."""
         counts: tuple[int, ...] = convert(getattr(self, name), tuple[int, ...], name)
         if len(counts) != len(self.buckets):
             raise RecordError(
@@ -207,24 +209,23 @@ class AccuracyRow:
                 raise RecordError(
                     f"{name} of bucket {key!r} is {safe_repr(count)}; expected {least} to {limit}"
                 )
-        object.__setattr__(self, name, counts)
-        return counts
+        force_setattr(self, name, counts)
 
-    def _checked_values(self) -> tuple[float, ...]:
+    def _check_values(self, values: object) -> tuple[float, ...]:
         score = self.score
-        if not isinstance(self.values, (tuple, list)) or len(self.values) != len(self.buckets):
-            kind = "fraction" if score.is_accuracy else "number"
+        if not isinstance(values, (tuple, list)) or len(values) != len(self.buckets):
+            expected = "fraction" if score.is_accuracy else "number"
             raise RecordError(
-                f"{score.name} is {safe_repr(self.values)}; expected one {kind} for each of the "
+                f"{score.name} is {safe_repr(values)}; expected one {expected} for each of the "
                 f"{len(self.buckets)} buckets"
             )
         cells = tuple(
             score.check(value, f"{score.name} of bucket {key!r}")
-            for key, value in zip(self.buckets, self.values, strict=True)
+            for key, value in zip(self.buckets, values, strict=True)
         )
-        if all(value != value for value in cells):
+        if all(map(math.isnan, cells)):
             raise RecordError(
-                f"{score.name} holds no measured bucket; leave out a row that was not tested"
+                f"{score.name} was not measured on any bucket; leave out a row that was not tested"
             )
         return cells
 
@@ -237,7 +238,7 @@ class AccuracyRow:
         num_instances: Sequence[int] | None = None,
         score: Score = ACCURACY,
     ) -> AccuracyRow:
-        """A row of accuracies whose counts are not known, or of another score; NaN = not measured.
+        """Build a row of accuracies without counts, or of another score. NaN = not measured.
 
         Raises:
             RecordError: the numbers do not fit each other.
@@ -245,16 +246,24 @@ class AccuracyRow:
         counts = None if num_instances is None else tuple(num_instances)
         return cls(row, tuple(buckets), None, counts, tuple(values), score)
 
+    def __eq__(self, other: object) -> bool:
+        fields = self.__struct_fields__[:-1]  # all but the cost
+        return isinstance(other, AccuracyRow) and all(
+            getattr(self, name) == getattr(other, name) for name in fields
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     @cached_property
     def cells(self) -> tuple[float, ...]:
-        """The score on each bucket, an accuracy as a fraction; NaN = not measured."""
+        """The score on each bucket, an accuracy as a fraction. NaN = not measured."""
         if self.correct is None or self.num_instances is None:
             return self.values or ()
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
 
     @property
     def trained_through(self) -> str | None:
-        """Key of the last bucket trained on; None for the initialisation."""
+        """Key of the last bucket trained on, or None for the initialisation."""
         return None if self.row == 0 else self.buckets[self.row - 1]
 
 
@@ -267,13 +276,13 @@ class AccuracyMatrix:
     columns. An ``initial`` without a measured cell becomes None.
 
     Args:
-        values: (k, T) with k <= T, fractions, or another score; NaN = not measured. Copied, and
-            read-only.
-        initial: (T,), likewise, of the untrained model; None = not measured.
-        num_instances: (T,), test images per bucket; None = not known.
-        buckets: keys of the T buckets in stream order; "1" to "T" when not given.
-        score: what the cells are.
-        costs: (k,), of each row; empty, or None = not known.
+        values: (k, T) with k <= T, fractions, or another score; NaN = not measured. They are
+            copied, and read-only.
+        initial: (T,), the same for the untrained model, or None if it was not measured.
+        num_instances: (T,), test images per bucket, or None if they are not known.
+        buckets: keys of the T buckets in stream order; by default "1" to "T".
+        score: score that the cells contain.
+        costs: (k,), cost of each row, or None if it is not known; empty if no cost is known.
 
     Raises:
         RecordError: a value is infinite, or an accuracy outside [0, 1], or the shapes do not fit.
@@ -289,8 +298,8 @@ class AccuracyMatrix:
     initial: NDArray[np.float64] | None  # (T,), fractions; the untrained model; read-only
     num_instances: NDArray[np.int64] | None  # (T,), test images per bucket; read-only
     buckets: tuple[str, ...]  # (T,), keys in stream order
-    score: Score  # what the cells are
-    costs: tuple[RowCost | None, ...]  # (k,), what each row cost; None = not known
+    score: Score  # score that the cells contain
+    costs: tuple[RowCost | None, ...]  # (k,), cost of each row; None = not known
 
     def __init__(
         self,
@@ -301,7 +310,7 @@ class AccuracyMatrix:
         score: Score = ACCURACY,
         costs: Sequence[RowCost | None] = (),
     ) -> None:
-        cells = _checked_cells("values", values, score)
+        cells = _check_cells("values", values, score)
         if cells.ndim != 2 or cells.shape[1] == 0 or cells.shape[0] > cells.shape[1]:
             raise RecordError(
                 f"an accuracy matrix of shape {cells.shape} arrived; expected (k, T): a row per "
@@ -309,10 +318,10 @@ class AccuracyMatrix:
             )
         width = cells.shape[1]
         measured = np.flatnonzero(~np.isnan(cells).all(axis=1))
-        first = None if initial is None else _checked_cells("initial", initial, score)
-        if first is not None and first.shape != (width,):
+        untrained = None if initial is None else _check_cells("initial", initial, score)
+        if untrained is not None and untrained.shape != (width,):
             raise RecordError(
-                f"initial has shape {first.shape}; expected ({width},), one value per bucket"
+                f"initial has shape {untrained.shape}; expected ({width},), one value per bucket"
             )
         keys = buckets if buckets is not None else [str(j + 1) for j in range(width)]
         if len(keys) != width:
@@ -321,59 +330,62 @@ class AccuracyMatrix:
         num_rows = max(measured[-1] + 1 if measured.size else 0, *costly, 0)
         self._set(
             values=cells[:num_rows],
-            initial=None if first is None or np.isnan(first).all() else first,
-            num_instances=None if num_instances is None else _counts(num_instances, width),
-            buckets=_checked_buckets(keys),
+            initial=None if untrained is None or np.isnan(untrained).all() else untrained,
+            num_instances=None
+            if num_instances is None
+            else _check_num_instances(num_instances, width),
+            buckets=_check_buckets(keys),
             score=score,
             costs=(*costs, *[None] * num_rows)[:num_rows],
         )
 
     @classmethod
     def from_rows(cls, rows: Iterable[AccuracyRow]) -> AccuracyMatrix:
-        """Assemble rows, in any order; row 0 becomes ``initial``, a missing row stays NaN.
+        """Assemble rows, in any order. Row 0 becomes ``initial``.
+
+        A missing row is NaN.
 
         Raises:
-            RecordError: there is no row, two rows have the same number, or they disagree about
+            RecordError: no row arrived, two rows have the same number, or they disagree about
                 the buckets, their test images or the score.
         """
-        found: dict[int, AccuracyRow] = {}
+        by_number: dict[int, AccuracyRow] = {}
         for row in rows:
-            if row.row in found:
+            if row.row in by_number:
                 raise RecordError(f"row {row.row} arrived twice; expected each row once")
-            found[row.row] = row
-        if not found:
+            by_number[row.row] = row
+        if not by_number:
             raise RecordError("no row arrived; an accuracy matrix needs at least one")
-        first = found[min(found)]
-        for row in found.values():
+        first, last = by_number[min(by_number)], max(by_number)
+        for row in by_number.values():
             for name in ("buckets", "num_instances", "score"):
-                one, other = getattr(first, name), getattr(row, name)
-                if one != other:
+                expected, value = getattr(first, name), getattr(row, name)
+                if value != expected:
                     raise RecordError(
                         f"rows {first.row} and {row.row} contradict each other: {name} is "
-                        f"{safe_repr(one, 200)} and {safe_repr(other, 200)}; they are not of one "
-                        "run"
+                        f"{safe_repr(expected, 200)} and {safe_repr(value, 200)}; they do not "
+                        "belong to one run"
                     )
-        values = np.full((max(found), len(first.buckets)), np.nan)
-        for number, row in found.items():
-            if number > 0:
-                values[number - 1] = row.cells
+        values = np.full((last, len(first.buckets)), np.nan)
+        for number in by_number.keys() - {0}:
+            values[number - 1] = by_number[number].cells
         return cls(
             values,
-            initial=found[0].cells if 0 in found else None,
+            initial=by_number[0].cells if 0 in by_number else None,
             num_instances=first.num_instances,
             buckets=first.buckets,
             score=first.score,
-            costs=[found[i].cost if i in found else None for i in range(1, max(found) + 1)],
+            costs=[by_number[i].cost if i in by_number else None for i in range(1, last + 1)],
         )
 
     @property
     def num_rows(self) -> int:
-        """k: the buckets trained on, up to the last row that was measured or has a cost."""
+        """Number of buckets trained on, k, up to the last row that was measured or has a cost."""
         return int(self.values.shape[0])
 
     @property
     def num_buckets(self) -> int:
-        """T: the buckets of the whole stream."""
+        """Number of buckets of the complete stream, T."""
         return int(self.values.shape[1])
 
     @property
@@ -382,10 +394,10 @@ class AccuracyMatrix:
         return self.num_rows == self.num_buckets and not bool(np.isnan(self.values).any())
 
     def after(self, k: int) -> AccuracyMatrix:
-        """The matrix of the run cut off after k buckets: its first k rows, all columns.
+        """Return the matrix of the run cut off after k buckets: its first k rows, all columns.
 
-        It has exactly k rows, also where row k itself was not measured: what such a run would
-        score is then not known, and its metrics are undefined.
+        It has exactly k rows, even if row k itself was not measured: the score of such a run is
+        then not known, and its metrics are undefined.
 
         Raises:
             RecordError: there are fewer than k rows.
@@ -394,12 +406,12 @@ class AccuracyMatrix:
             raise RecordError(f"cannot cut a matrix of {self.num_rows} rows off after {k} buckets")
         return self._with(values=self.values[:k], costs=self.costs[:k])
 
-    def masked(self, protocol: str) -> AccuracyMatrix:
-        """The cells that are evidence under a protocol.
+    def mask(self, protocol: str) -> AccuracyMatrix:
+        """Return the matrix without the cells that a protocol excludes.
 
         ``iid`` tests on held-out images: every cell counts. ``streaming`` tests on a bucket's own
         training images, so the cells with j <= i score what the model has trained on: they become
-        NaN. All rows stay, the last one too, which a complete matrix then has no cell left in.
+        NaN. All rows are kept, even the last row of a complete matrix, whose cells are all NaN.
 
         Raises:
             ConfigError: the protocol is unknown.
@@ -412,39 +424,39 @@ class AccuracyMatrix:
 
     @property
     def oriented(self) -> AccuracyMatrix:
-        """The same cells such that more is better: negated where lower is better."""
+        """The matrix in which higher is better: negated if lower is better."""
         if self.score.higher_is_better:
             return self
         initial = None if self.initial is None else -self.initial
         return self._with(values=-self.values, initial=initial, score=Score(self.score.name))
 
     def equals(self, other: AccuracyMatrix) -> bool:
-        """Whether both hold the same cells, counts and keys; NaN equals NaN."""
+        """Return True if both have the same cells, counts and keys. NaN equals NaN."""
         return (
             self.buckets == other.buckets
             and self.score == other.score
             and np.array_equal(self.values, other.values, equal_nan=True)
-            and _same(self.initial, other.initial)
-            and _same(self.num_instances, other.num_instances)
+            and _are_equal(self.initial, other.initial)
+            and _are_equal(self.num_instances, other.num_instances)
         )
 
     def __repr__(self) -> str:
-        known = [name for name in ("initial", "num_instances") if getattr(self, name) is not None]
-        trained = f"{self.num_rows} of {self.num_buckets} buckets trained"
+        parts = [f"{self.num_rows} of {self.num_buckets} buckets trained"]
+        parts += [name for name in ("initial", "num_instances") if getattr(self, name) is not None]
         if not self.score.is_accuracy:
-            known.append(f"{self.score.name}, {self.score.better} is better")
-        return f"AccuracyMatrix({', '.join([trained, *known])})"
+            parts.append(f"{self.score.name}, {self.score.better} is better")
+        return f"AccuracyMatrix({', '.join(parts)})"
 
     def __str__(self) -> str:
-        text: str = drawn("terminal_tables", "matrix_text")(self)
+        text: str = load_renderer("terminal_tables", "matrix_text")(self)
         return text
 
     def to_frame(self, *, wide: bool = False) -> DataFrame:
-        """The matrix in pandas: a line for each cell, or *wide*, as it is printed.
+        """Return the matrix as a pandas frame: a line for each cell, or *wide*, as it is printed.
 
         Columns are ``row`` (0 is the untrained model), ``trained_through``, ``tested_on`` and the
-        score's name; wide, ``initial`` and keys are the index, keys the columns. NaN where nothing
-        was measured.
+        score's name; wide, ``initial`` and keys are the index, keys the columns. NaN = not
+        measured.
         """
         from pandas import DataFrame
 
@@ -460,42 +472,40 @@ class AccuracyMatrix:
         return DataFrame(lines, columns=["row", "trained_through", "tested_on", self.score.name])
 
     def to_dict(self) -> dict[str, Any]:
-        """The matrix as JSON has it: fractions, or another score, in full; None = not measured."""
-
-        def cells(row: NDArray[np.float64]) -> list[float | None]:
-            return [None if value != value else value for value in row.tolist()]
-
+        """Return the matrix as JSON values: fractions, or another score. None = not measured."""
         counts, score = self.num_instances, self.score
-        found: dict[str, Any] = {
+        initial = None if self.initial is None else self.initial[None]
+        document: dict[str, Any] = {
             "buckets": list(self.buckets),
             "num_instances": None if counts is None else counts.tolist(),
-            "initial": None if self.initial is None else cells(self.initial),
-            "values": [cells(row) for row in self.values],
+            "initial": None if initial is None else _nan_to_none(initial)[0],
+            "values": _nan_to_none(self.values),
         }
         if not score.is_accuracy:
-            found["score"] = {"name": score.name, "lower_is_better": not score.higher_is_better}
-        return found
+            document["score"] = {"name": score.name, "lower_is_better": not score.higher_is_better}
+        return document
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
-        """The matrix as a figure of matplotlib: ``matrix.plot().savefig("matrix.pdf")``.
+        """Return the matrix as a matplotlib figure: ``matrix.plot().savefig("matrix.pdf")``.
 
         Args:
-            title: above it; a paper's caption makes it superfluous.
-            width: in inches; half an inch a bucket and two beside them when not given. Texts
-                have 8 to 9.5 points at any width.
+            title: heading of the figure; a paper's caption makes it superfluous.
+            width: width in inches; by default half an inch a bucket and two more. Texts have 8 to
+                9.5 points at any width.
 
         Raises:
             ConfigError: the width is below 2.7 inches.
         """
-        found: Figure = drawn("pictures", "heatmap_figure")(self, title or None, width=width)
-        return found
+        render = load_renderer("pictures", "heatmap_figure")
+        figure: Figure = render(self, title or None, width=width)
+        return figure
 
     def _repr_html_(self) -> str:
-        found: str = drawn("page.fragment", "run_html")("", self)
-        return found
+        html: str = load_renderer("page.fragment", "run_html")("", self)
+        return html
 
     def _with(self, **changed: object) -> AccuracyMatrix:
-        """The same run with other parts; unlike construction, this drops no row."""
+        """Return the same run with other parts. Unlike construction, this drops no row."""
         derived = object.__new__(AccuracyMatrix)
         derived._set(**{**vars(self), **changed})
         return derived
@@ -507,14 +517,14 @@ class AccuracyMatrix:
             object.__setattr__(self, name, part)
 
 
-def drawn(module: str, name: str) -> Any:
-    """A function of a module of ``report``, loaded when it is used."""
-    # Pictures are made of matrices, one floor above: named here, as pandas names matplotlib.
+def load_renderer(module: str, name: str) -> Any:
+    """Import a function of a module of ``report`` when it is used."""
+    # core must not import report, which renders matrices.
     return getattr(import_module(f"clear_mlflow.report.{module}"), name)
 
 
 def whole_grid(matrix: AccuracyMatrix) -> NDArray[np.float64]:
-    """(T + 1, T): the initialisation row, then a row per bucket; NaN = not measured."""
+    """Return (T + 1, T): the initialisation row, then a row per bucket. NaN = not measured."""
     grid = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
     if matrix.initial is not None:
         grid[0] = matrix.initial
@@ -553,53 +563,46 @@ def label_numbers(labels: Sequence[str]) -> list[int]:
 
 
 def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
-    """The measured rows from the top: position (-1 = initial), what was trained through, cells."""
+    """Yield the measured rows: index (-1 = initial), bucket trained through, cells."""
     if matrix.initial is not None:
         yield -1, "initial", matrix.initial
     for i, values in enumerate(matrix.values):
         yield i, matrix.buckets[i], values
 
 
-def _checked_buckets(keys: object) -> tuple[str, ...]:
-    found: tuple[str, ...] = convert(keys, tuple[str, ...], "buckets")
-    if not 1 <= len(found) <= MAX_BUCKETS:
-        raise RecordError(f"buckets holds {len(found)} keys; expected 1 to {MAX_BUCKETS}")
-    for key in found:
-        # What cannot be printed looks like another key in a table, and may steer a terminal.
+def _check_buckets(keys: object) -> tuple[str, ...]:
+    buckets: tuple[str, ...] = convert(keys, tuple[str, ...], "buckets")
+    if not 1 <= len(buckets) <= MAX_BUCKETS:
+        raise RecordError(f"buckets has {len(buckets)} keys; expected 1 to {MAX_BUCKETS}")
+    for key in buckets:
+        # An unprintable character looks like another key in a table, and may control a terminal.
         if not key.isprintable() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
             raise RecordError(
                 f"a bucket key is {safe_repr(key)}; expected a text of 1 to {MAX_KEY_CHARACTERS} "
                 "printable characters"
             )
-    if len(set(found)) != len(found):
-        twice = next(key for key in found if found.count(key) > 1)
-        raise RecordError(f"bucket key {safe_repr(twice)} is given twice; expected distinct keys")
-    return found
+    if len(set(buckets)) != len(buckets):
+        twice = next(key for key in buckets if buckets.count(key) > 1)
+        raise RecordError(f"bucket key {safe_repr(twice)} arrived twice; expected distinct keys")
+    return buckets
 
 
-def _checked_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
-    what = "an accuracy matrix" if score.is_accuracy else f"a matrix of {score.name}"
-    expected = "fractions" if score.is_accuracy else "finite numbers"
+def _check_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
+    name += " of an accuracy matrix" if score.is_accuracy else f" of a matrix of {score.name}"
+    numbers = "fractions from 0 to 1 (not percent)" if score.is_accuracy else "finite numbers"
+    expected = f"expected {numbers}, NaN where nothing was measured"
     try:
         cells = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise RecordError(
-            f"{name} of {what} is no rectangle of numbers; expected {expected}, NaN where nothing "
-            "was measured"
-        ) from error
-    inside = (cells >= 0) & (cells <= 1) if score.is_accuracy else np.abs(cells) <= MAX_SCORE
-    wrong = cells[~(np.isnan(cells) | inside)]
+        raise RecordError(f"{name} is not a rectangle of numbers; {expected}") from error
+    least, most = (0, 1) if score.is_accuracy else (-MAX_SCORE, MAX_SCORE)
+    wrong = cells[~(np.isnan(cells) | ((cells >= least) & (cells <= most)))]
     if wrong.size:
-        if score.is_accuracy:
-            expected += " from 0 to 1 (not percent)"
-        raise RecordError(
-            f"{name} of {what} holds {float(wrong[0])}; expected {expected}, NaN where nothing was "
-            "measured"
-        )
+        raise RecordError(f"{name} contains {float(wrong[0])}; {expected}")
     return cells
 
 
-def _counts(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
+def _check_num_instances(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
     try:
         counts = np.array(num_instances)
         if (
@@ -609,14 +612,18 @@ def _counts(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
         ):
             return counts.astype(np.int64)
     except ValueError:
-        pass  # no plain list
+        pass  # a ragged list
     raise RecordError(
         f"num_instances of an accuracy matrix must be {width} integers of at least 1 and at most "
         f"2**53, one per bucket; arrived as {safe_repr(num_instances)}"
     )
 
 
-def _same(one: NDArray[np.generic] | None, other: NDArray[np.generic] | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+def _are_equal(array: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
+    if array is None or other is None:
+        return array is other
+    return np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
+
+
+def _nan_to_none(rows: NDArray[np.float64]) -> list[list[float | None]]:
+    return [[None if math.isnan(value) else value for value in row] for row in rows.tolist()]

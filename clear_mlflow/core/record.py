@@ -1,8 +1,7 @@
-"""The stored form of a row: one JSON file each, and the run that a set of them describes.
+"""The stored form of a row, one JSON file each, and the run that a set of them describes.
 
-Anyone may have written to the places that rows are read from: anything wrong with a file raises a
-RecordError of one line that names it. docs/record-format.md describes the same format for authors
-of other programs.
+Nothing in a file is trusted: anything wrong with it raises a RecordError of one line that names the
+file. docs/record-format.md describes the same format for authors of other programs.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
 from itertools import pairwise
@@ -36,19 +36,18 @@ ROWS_FOLDER = "accuracy_matrix/rows"
 SCHEMA_NAME = "clear_mlflow/accuracy_row"
 SCHEMA_VERSION = "1.0"
 
-# Of rows whose buckets have dates: one for each, as 2004-05-17, ascending. A reader may leave it.
+# Optional field of a row: dates of the buckets, ascending, for example 2004-05-17.
 TIMES = "bucket_times"
 
-# Written by every language's clock, and read by Python 3.10's narrow fromisoformat.
+# What the clocks of all languages write and fromisoformat of Python 3.10 reads.
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
 
 
-@dataclass(frozen=True)
-class DatasetIdentity:
-    """Which data a row was measured on: a name for people, a digest that settles it.
+class DatasetIdentity(msgspec.Struct, frozen=True):
+    """Identity of the data that a row was measured on: a name for people, and a digest.
 
     Raises:
-        RecordError: one of them is no printable text.
+        RecordError: one of them is not a printable text.
     """
 
     name: str
@@ -85,22 +84,21 @@ class _Fields(msgspec.Struct, kw_only=True, omit_defaults=True):
     cost: RowCost | None = None
 
 
-@dataclass(frozen=True)
-class RowRecord:
-    """A row, and what is needed to know which run it belongs to.
+class RowRecord(msgspec.Struct, frozen=True):
+    """A row with the metadata that identify its run.
 
     Args:
-        row: what was measured.
+        row: row that was measured.
         protocol: ``iid`` or ``streaming``.
-        dataset: which data it was measured on.
-        seed: of the run; None when it had none.
-        package_version: of the program that wrote the row.
-        written_at: ISO 8601 in UTC, as 2026-01-31T12:00:00.123Z.
-        extra: fields that a newer or another program wrote; kept and written back.
-        split: which images it was measured on, ``test`` or ``validation``.
+        dataset: data that the row was measured on.
+        seed: seed of the run, or None if it had none.
+        package_version: version of the program that wrote the row.
+        written_at: time in UTC, ISO 8601, for example 2026-01-31T12:00:00.123Z.
+        extra: fields that a newer or another program wrote; they are kept and written back.
+        split: images that it was measured on, ``test`` or ``validation``.
 
     Raises:
-        RecordError: a value is not one that the format holds.
+        RecordError: a value cannot be stored in the format.
     """
 
     row: AccuracyRow
@@ -109,40 +107,38 @@ class RowRecord:
     seed: int | None
     package_version: str
     written_at: str
-    extra: Mapping[str, JSON] = field(default_factory=dict)
+    extra: Mapping[str, JSON] = {}
     split: str = TEST
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("protocol", self.protocol, PROTOCOLS),
-            ("split", self.split, SPLITS),
-        ):
-            if value not in known:
-                raise RecordError(f"{name} is {safe_repr(value)}; expected {' or '.join(known)}")
+        for name, valid_names in (("protocol", PROTOCOLS), ("split", SPLITS)):
+            if (value := getattr(self, name)) not in valid_names:
+                raise RecordError(
+                    f"{name} is {safe_repr(value)}; expected {' or '.join(valid_names)}"
+                )
         if self.seed is not None and not -(2**63) <= convert(self.seed, int, "seed") < 2**64:
             raise RecordError(f"seed is {safe_repr(self.seed)}; expected a 64-bit integer or null")
         _check_text("package_version", self.package_version)
         _check_time(self.written_at)
-        if taken := sorted(set(_Fields.__struct_fields__) & set(self.extra)):
-            raise RecordError(f"extra holds {taken[0]!r}, which is a field of the format itself")
+        if taken := sorted(self.extra.keys() & set(_Fields.__struct_fields__)):
+            raise RecordError(f"extra contains {taken[0]!r}, which is a field of the format itself")
 
     def to_json(self) -> str:
-        """The row as the text of its file; equal records give equal text."""
+        """Return the text of the row's file. Equal records have equal texts."""
         row, score = self.row, self.row.score
-        cells = None
+        is_accuracy, cells = score.is_accuracy, None
         if row.correct is None:
             cells = tuple(None if math.isnan(value) else value for value in row.cells)
+        stored_score = None if is_accuracy else StoredScore(score.name, not score.higher_is_better)
         fields = _Fields(
             schema=_Schema(SCHEMA_NAME, SCHEMA_VERSION),
             row=row.row,
             trained_through=row.trained_through,
             buckets=row.buckets,
             correct=row.correct,
-            accuracy=cells if score.is_accuracy else None,
-            score=None
-            if score.is_accuracy
-            else StoredScore(score.name, not score.higher_is_better),
-            values=None if score.is_accuracy else cells,
+            accuracy=cells if is_accuracy else None,
+            score=stored_score,
+            values=None if is_accuracy else cells,
             num_instances=row.num_instances,
             protocol=self.protocol,
             split=self.split,
@@ -156,53 +152,48 @@ class RowRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> RowRecord:
-        """Read the text of a row's file.
+        """Read the untrusted text of a row's file, which messages call *source*.
 
-        Args:
-            text: what the file holds, or its bytes; nothing about it is trusted.
-            source: what the file is called, for messages.
-
-        Raises:
-            RecordError: the text is no row, or one of a newer major version of the format.
+        Raises RecordError if the text is not a row, or has a newer major version of the format.
         """
         try:
-            return _from_document(json_object(text, MAX_ROW_BYTES))
+            return _parse_record(json_object(text, MAX_ROW_BYTES))
         except RecordError as error:
             raise RecordError(f"{document_name(source)}: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """All that the stored rows of one run say."""
+    """The rows of one run as a matrix, and the metadata on which they agree."""
 
     matrix: AccuracyMatrix
     protocol: str
-    split: str  # what was measured on: "test" or "validation"
+    split: str  # images that were measured on: "test" or "validation"
     dataset: DatasetIdentity
     seed: int | None
-    rows: tuple[int, ...]  # rows that are stored, ascending; 0 is the initialisation
-    # Rows that are not, below the highest that is; row 0 only where this program's rows are held.
+    rows: tuple[int, ...]  # numbers of the stored rows, ascending; 0 is the initialisation
+    # Rows that are not stored, below the highest that is. Row 0 only of runs of this program.
     missing: tuple[int, ...]
-    times: tuple[date, ...] = ()  # of the buckets, ascending; empty where they have none
+    times: tuple[date, ...] = ()  # dates of the buckets, ascending; empty if they have none
 
     @property
     def is_complete(self) -> bool:
-        """Whether rows 1 to T are all there; the initialisation row may be missing."""
+        """Whether rows 1 to T are all stored. The initialisation row may be missing."""
         return set(range(1, self.matrix.num_buckets + 1)) <= set(self.rows)
 
     @property
     def num_stored(self) -> int:
-        """Return how many of rows 1 to T are stored."""
+        """How many of rows 1 to T are stored."""
         return len(set(self.rows) - {0})
 
     @cached_property
     def masked_matrix(self) -> AccuracyMatrix:
         """The cells of the matrix that count under the protocol."""
-        return self.matrix.masked(self.protocol)
+        return self.matrix.mask(self.protocol)
 
 
 def row_file_name(row: int) -> str:
-    """The name of a row's file.
+    """Return the name of a row's file.
 
     >>> row_file_name(4)
     'row_004.json'
@@ -211,7 +202,7 @@ def row_file_name(row: int) -> str:
 
 
 def row_index(file_name: str) -> int | None:
-    """The row that a file is named after; None for every other name.
+    """Return the row that a file is named after, or None for any other name.
 
     >>> row_index("row_004.json"), row_index("row_4.json"), row_index("notes.txt")
     (4, None, None)
@@ -228,56 +219,56 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
         records: file name to row, in any order.
 
     Raises:
-        RecordError: there is no row, a file is not named after its row, or rows contradict each
+        RecordError: no row arrived, a file is not named after its row, or rows contradict each
             other about the run that they belong to.
     """
     if not records:
-        raise RecordError("the run holds no row; expected at least one")
+        raise RecordError("the run is without rows; expected at least one")
     for name, record in records.items():
         if row_index(name) != record.row.row:
             raise RecordError(
-                f"{safe_repr(name)} holds row {record.row.row}, whose file is "
+                f"{safe_repr(name)} contains row {record.row.row}, whose file is "
                 f"{row_file_name(record.row.row)}; a file was renamed or copied"
             )
-    ordered = sorted(records.items(), key=lambda item: item[1].row.row)
-    first_name, first = ordered[0]
-    for name, record in ordered[1:]:
-        for what, one in _identity(first).items():
-            if (other := _identity(record)[what]) != one:
+    (first_name, first), *others = sorted(records.items(), key=lambda item: item[1].row.row)
+    expected = _identify_run(first)
+    for name, record in others:
+        for field, value in _identify_run(record).items():
+            if value != expected[field]:
                 raise RecordError(
-                    f"{first_name} and {name} contradict each other: {what} is "
-                    f"{safe_repr(one, 200)} and {safe_repr(other, 200)}; they are not of one run, "
-                    "remove the one that is foreign"
+                    f"{first_name} and {name} contradict each other: {field} is "
+                    f"{safe_repr(expected[field], 200)} and {safe_repr(value, 200)}; they do not "
+                    "belong to one run, remove the foreign one"
                 )
-    rows = tuple(record.row.row for _, record in ordered)
-    # Rows without counts are another program's, and few of those test before they train.
-    least = 0 if first.row.correct is not None else 1
+    rows = sorted(record.row.row for record in records.values())
+    # Rows without counts come from other programs, few of which test before they train.
+    first_expected = 0 if first.row.correct is not None else 1
     return Record(
-        matrix=AccuracyMatrix.from_rows(record.row for _, record in ordered),
+        matrix=AccuracyMatrix.from_rows(record.row for record in records.values()),
         protocol=first.protocol,
         split=first.split,
         dataset=first.dataset,
         seed=first.seed,
-        rows=rows,
-        missing=tuple(sorted(set(range(least, rows[-1])) - set(rows))),
-        times=_times(first),
+        rows=tuple(rows),
+        missing=tuple(sorted(set(range(first_expected, rows[-1])) - set(rows))),
+        times=_read_times(first),
     )
 
 
-def _times(record: RowRecord) -> tuple[date, ...]:
-    """The dates that a row gives its buckets; none of them where it gives anything else."""
+def _read_times(record: RowRecord) -> tuple[date, ...]:
+    """Return the dates of a row's buckets, or an empty tuple if any is missing or invalid."""
     dates = record.extra.get(TIMES)
     if not isinstance(dates, list) or len(dates) != len(record.row.buckets):
         return ()
     try:
-        found = tuple(date.fromisoformat(text) for text in dates)  # type: ignore[arg-type]
+        times = tuple(date.fromisoformat(text) for text in dates)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ()
-    return found if all(before < after for before, after in pairwise(found)) else ()
+    return times if all(before < after for before, after in pairwise(times)) else ()
 
 
-def _identity(record: RowRecord) -> dict[str, object]:
-    """What rows of one run agree on, beside what their matrix holds."""
+def _identify_run(record: RowRecord) -> dict[str, object]:
+    """Return the metadata on which all rows of a run agree."""
     return {
         "dataset name": record.dataset.name,
         "dataset digest": record.dataset.digest,
@@ -288,29 +279,29 @@ def _identity(record: RowRecord) -> dict[str, object]:
 
 
 def check_schema(document: dict[str, Any], name: str) -> None:
-    """Refuse a file of another format, or of a newer major version, before all else of it."""
+    """Raise RecordError if a file has another format, or a newer major version."""
     if "schema" not in document:
-        raise RecordError("lacks the field 'schema', which says what the file is")
+        raise RecordError("lacks the field 'schema', which names the file's format")
     schema: _Schema = convert(document["schema"], _Schema, "schema")
     if schema.name != name:
         raise RecordError(f"schema.name is {safe_repr(schema.name)}; expected {name!r}")
     match = re.fullmatch(r"([0-9]{1,4})\.[0-9]{1,4}", schema.version)
-    ours = int(SCHEMA_VERSION.partition(".")[0])
-    if match and int(match[1]) > ours:
+    major = int(SCHEMA_VERSION.partition(".")[0])
+    if match and int(match[1]) > major:
         raise RecordError(
-            f"is of version {schema.version} of the format; this clear_mlflow reads {ours}.x: "
+            f"has version {schema.version} of the format; this clear_mlflow reads {major}.x: "
             "upgrade it"
         )
-    if not match or int(match[1]) != ours:
+    if not match or int(match[1]) != major:
         raise RecordError(
             f"schema.version is {safe_repr(schema.version)}; expected {SCHEMA_VERSION!r}"
         )
 
 
-def _from_document(document: dict[str, Any]) -> RowRecord:
+def _parse_record(document: dict[str, Any]) -> RowRecord:
     check_schema(document, SCHEMA_NAME)
     fields: _Fields = convert(document, _Fields)
-    row = replace(_row(fields), cost=fields.cost)
+    row = _build_row(fields)
     if fields.trained_through != row.trained_through:
         raise RecordError(
             f"trained_through is {safe_repr(fields.trained_through)}; row {row.row} of these "
@@ -328,44 +319,45 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
     )
 
 
-def _row(fields: _Fields) -> AccuracyRow:
-    """What was measured: counts, else accuracies, or another score."""
+def _build_row(fields: _Fields) -> AccuracyRow:
+    """Build a row from counts, accuracies or the values of another score."""
     score = ACCURACY if fields.score is None else fields.score.score
-    cells, name, other = fields.accuracy, "'correct' or 'accuracy'", fields.values
+    cells, names, others = fields.accuracy, ["correct", "accuracy"], [fields.values]
     if not score.is_accuracy:
-        cells, name, other = fields.values, "'values'", fields.accuracy or fields.correct
-    if other is not None or (fields.correct is not None and cells is not None):
+        cells, names, others = fields.values, ["values"], [fields.accuracy, fields.correct]
+    if any(other is not None for other in others) or None not in (fields.correct, cells):
         raise RecordError(
-            f"has two of correct, accuracy and values; expected {name.replace(chr(39), '')} alone"
+            f"has two of correct, accuracy and values; expected only {' or '.join(names)}"
         )
-    if fields.correct is not None:
-        return AccuracyRow(fields.row, fields.buckets, fields.correct, fields.num_instances)
-    if cells is None:
-        raise RecordError(f"lacks the field {name}; expected one entry per bucket")
-    values = [math.nan if value is None else value for value in cells]
-    return AccuracyRow.from_values(fields.row, fields.buckets, values, fields.num_instances, score)
-
-
-def _check_text(what: str, value: str) -> None:
-    if (
-        not isinstance(value, str)
-        or not value.isprintable()
-        or not 1 <= len(value) <= MAX_TEXT_CHARACTERS
-    ):
+    if fields.correct is None and cells is None:
         raise RecordError(
-            f"{what} is {safe_repr(value)}; expected a text of 1 to {MAX_TEXT_CHARACTERS} "
+            f"lacks the field {' or '.join(map(repr, names))}; expected one entry per bucket"
+        )
+    return AccuracyRow(
+        row=fields.row,
+        buckets=fields.buckets,
+        correct=fields.correct,
+        num_instances=fields.num_instances,
+        values=None if cells is None else tuple(math.nan if v is None else v for v in cells),
+        score=score,
+        cost=fields.cost,
+    )
+
+
+def _check_text(name: str, value: str) -> None:
+    is_valid = isinstance(value, str) and 1 <= len(value) <= MAX_TEXT_CHARACTERS
+    if not is_valid or not value.isprintable():
+        raise RecordError(
+            f"{name} is {safe_repr(value)}; expected a text of 1 to {MAX_TEXT_CHARACTERS} "
             "printable characters"
         )
 
 
 def _check_time(value: str) -> None:
-    try:
-        is_time = bool(_UTC_TIME.fullmatch(value))
-        # Not before the epoch of the stores that keep it.
-        is_time = is_time and datetime.fromisoformat(value.replace("Z", "+00:00")).year >= 1970
-    except ValueError:
-        is_time = False
-    if not is_time:
-        raise RecordError(
-            f"written_at is {safe_repr(value)}; expected a time in UTC as 2026-01-31T12:00:00.123Z"
-        )
+    with suppress(ValueError):
+        time = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        if _UTC_TIME.fullmatch(value) and time.year >= 1970:  # the epoch of stores that keep it
+            return
+    raise RecordError(
+        f"written_at is {safe_repr(value)}; expected a time in UTC such as 2026-01-31T12:00:00.123Z"
+    )

@@ -1,33 +1,31 @@
-"""What the cells of a matrix are: accuracies, or another score, with which of two is better."""
+"""Scores that the cells of a matrix contain: accuracy, or another score and its direction."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import NOT_MEASURED, percent, safe_repr
 
-# What a score may be at most: sums and squares of a whole matrix of such are finite.
+# The largest score: sums and squares of a complete matrix of such scores are finite.
 MAX_SCORE = 1e150
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Score:
-    """What was measured on each bucket.
+    """Score that was measured on each bucket.
 
     Args:
-        name: ``accuracy``, or another score's, as ``rmse``; it becomes part of metrics' names.
-        higher_is_better: which of two values a researcher wants.
+        name: ``accuracy`` or another name such as ``rmse``; it becomes part of metrics' names.
+        higher_is_better: whether the higher of two values is better.
 
     Raises:
-        RecordError: the name is none, or an accuracy is to be better where it is lower.
+        RecordError: the name is invalid, or lower accuracy is declared to be better.
 
     >>> Score("rmse", higher_is_better=False).better
     'lower'
@@ -40,7 +38,7 @@ class Score:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise RecordError(
                 f"score is {safe_repr(self.name)}; expected a name of up to 40 letters, digits, _ "
-                "and -, as rmse or macro_f1"
+                "and -, such as rmse or macro_f1"
             )
         if not isinstance(self.higher_is_better, bool):
             raise RecordError(
@@ -50,50 +48,50 @@ class Score:
             self.name != "accuracy" or not self.higher_is_better
         ):
             raise RecordError(
-                f"score is {safe_repr(self.name)}, {self.better} is better; expected accuracy, of "
-                "which higher is better, or another score's own name, as error_rate"
+                f"score is {safe_repr(self.name)}, {self.better} is better; expected accuracy, for "
+                "which higher is better, or another name such as error_rate"
             )
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is the share of test images classified correctly, from 0 to 1."""
+        """Whether it is the fraction of test images classified correctly, from 0 to 1."""
         return self.name == "accuracy"
 
     @property
     def better(self) -> str:
-        """Which of two values is better: the ``higher`` or the ``lower``."""
+        """The better of two values: the ``higher`` or the ``lower`` one."""
         return "higher" if self.higher_is_better else "lower"
 
     @property
     def heading(self) -> str:
-        """How a heading begins that is about it."""
+        """First word of a heading."""
         return "Accuracy" if self.is_accuracy else self.name
 
     @property
     def label(self) -> str:
-        """What the numbers of :meth:`cell` are."""
+        """Label of the numbers that :meth:`cell` returns."""
         return "accuracy in %" if self.is_accuracy else f"{self.name} ({self.better} is better)"
 
     @property
     def caption(self) -> str:
-        """The same at the beginning of a sentence; a score's own name stays as it is."""
+        """The label at the beginning of a sentence."""
         return "Accuracy in %" if self.is_accuracy else self.label
 
     @property
     def unit(self) -> str:
-        """What follows the number of a cell in a sentence."""
+        """Unit that follows the number of a cell in a sentence."""
         return " %" if self.is_accuracy else ""
 
     def cell(self, value: float) -> str:
-        """A cell of a matrix: an accuracy in percent, any other score in three digits."""
+        """Format a cell of a matrix: an accuracy in percent, any other score in three digits."""
         return percent(value) if self.is_accuracy else significant(value, 3)
 
     def number(self, value: float) -> str:
-        """A metric's value, in the score's own unit: an accuracy as a fraction."""
+        """Format a metric in the unit of the score: an accuracy as a fraction."""
         return f"{value:.4f}" if self.is_accuracy else significant(value, 4)
 
-    def check(self, value: object, what: str) -> float:
-        """A value as it is kept, NaN = not measured; ``what`` it is called in messages."""
+    def check(self, value: object, name: str) -> float:
+        """Return a value as a float, NaN = not measured. Raises RecordError."""
         least, most = (0, 1) if self.is_accuracy else (-MAX_SCORE, MAX_SCORE)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not (least <= value <= most or value != value):  # type: ignore[operator]
@@ -101,11 +99,10 @@ class Score:
             if self.is_accuracy:
                 expected = "a fraction from 0 to 1 (not percent)"
             raise RecordError(
-                f"{what} is {safe_repr(value)}; expected {expected}, or nothing where it was not "
-                "measured"
+                f"{name} is {safe_repr(value)}; expected {expected}, or nothing if not measured"
             )
         cell = float(value)  # type: ignore[arg-type]
-        # One NaN for all: tuples compare by identity first, so that equal rows are equal.
+        # Always the same NaN: tuples compare by identity first, so that equal rows are equal.
         return math.nan if math.isnan(cell) else cell + 0.0
 
 
@@ -113,28 +110,19 @@ ACCURACY = Score()
 
 
 class StoredScore(msgspec.Struct):
-    """A score as JSON has it."""
+    """A score as it is stored in JSON."""
 
     name: str
     lower_is_better: bool
 
     @property
     def score(self) -> Score:
-        """The score that it says."""
+        """The stored score."""
         return Score(self.name, higher_is_better=not self.lower_is_better)
 
 
-def number_of(metric: str, score: Score) -> Callable[[float], str]:
-    """What writes a metric's values: in the score's unit, but what a run cost has one of its own.
-
-    >>> number_of("cost/images", ACCURACY)(1234567), number_of("gem/accuracy", ACCURACY)(0.5)
-    ('1.235e+06', '0.5000')
-    """
-    return partial(significant, digits=4) if metric.startswith("cost/") else score.number
-
-
 def significant(value: float, digits: int) -> str:
-    """A number with so many digits at least; very large and very small ones with a power of ten.
+    """Format a number with at least so many digits, and with a power of ten if extreme.
 
     >>> [significant(x, 3) for x in (0.12345, 12.345, 3512.4, 4.5e-7, 0.0)]
     ['0.123', '12.3', '3512', '4.50e-07', '0']

@@ -1,4 +1,4 @@
-"""Numbers and texts from anywhere as they are shown: on one line, printable, of bounded length."""
+"""Numbers and untrusted texts as they are displayed: on one line, printable, of bounded length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_MEASURED = "–"
 
 
 def percent(accuracy: float, decimals: int = 1) -> str:
-    """A cell as text: percent without its sign, or a dash where nothing was measured."""
+    """Format a cell in percent, without the sign, or as a dash if it was not measured."""
     return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"
 
 
@@ -25,25 +25,25 @@ def safe_repr(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The names that were probably meant, for the middle of a message; empty where none is near.
+def nearest(name: str, valid_names: Iterable[str]) -> str:
+    """Return a hint that suggests similar names, or an empty string if none is similar.
 
     >>> nearest("epoch", ("epochs", "lr"))
     'did you mean epochs? '
     """
-    close = difflib.get_close_matches(name, known, n=3)
+    close = difflib.get_close_matches(name, valid_names, n=3)
     return f"did you mean {' or '.join(close)}? " if close else ""
 
 
 def printable(text: str) -> str:
-    """A text from outside on one line, with nothing in it that steers a terminal or a renderer."""
+    """Return an untrusted text without characters that control a terminal or a renderer."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def one_line(text: str, limit: int = 2000) -> str:
-    r"""A message as it may go to a terminal, whatever it quotes: one line, and of bounded length.
+    r"""Return a message on one printable line of bounded length.
 
-    What is cut out is the middle: a message begins with what is wrong and ends with what to do.
+    The middle is cut out: a message begins with what is wrong and ends with what to do.
 
     >>> one_line("no file \x1b[31m\nred")
     'no file �[31m red'
@@ -62,12 +62,12 @@ def truncate(text: str, limit: int) -> str:
 
 
 def ending(key: str, limit: int) -> str:
-    """A key, or its end: keys of one stream differ there, as in bucket-01 and bucket-02."""
+    """Return a key, or its end if it is too long: keys such as bucket-01 differ there."""
     text = printable(key)
     return text if len(text) <= limit else "…" + text[1 - limit :]
 
 
 def warn(message: str) -> None:
-    """Say on standard error, in one line, what a person should know while training continues."""
+    """Print a warning on standard error, in one line."""
     with suppress(OSError):  # nobody may be reading any more
         print(f"warning: {one_line(message)}", file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""The one gate for what others wrote: rows, results to import, datasets, archives, weights.
+"""The only reader of foreign files: rows, results to import, datasets, archives, weights.
 
-Nothing here trusts what it reads. Sizes are bounded before memory is taken, and whatever is wrong
-ends in a RecordError whose message continues the file's name: ``is larger than 1 MiB``. What this
-program keeps for itself (journal, cache, tags) is protected by checksums and by whose it is; it
-passes here only for its JSON.
+Nothing that is read is trusted. Sizes are bounded before memory is taken, and anything wrong raises
+a RecordError whose message continues the file's name: ``is larger than 1 MiB``. Files that this
+program keeps for itself (journal, cache, tags) are protected by checksums and ownership, and only
+their JSON is read here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
@@ -22,14 +23,14 @@ import msgspec
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 
-# What msgspec learns of a type at its first use is seen half-made by other threads: they crash.
-_CONVERTING = threading.Lock()
+# msgspec inspects a type at its first use; threads that see it half-inspected crash.
+_CONVERTING = threading.RLock()  # a check of a struct may convert a field
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 
-# The table of limits, in bytes where a name says so. Above each: the largest that is known.
+# Limits, in bytes if the name ends so. The comment before each names the largest known case.
 # A row of a hundred buckets takes 3 kB; a configuration, a sweep or a manifest less.
 MAX_ROW_BYTES: Final = _MIB
 MAX_CONFIG_BYTES: Final = _MIB
@@ -41,7 +42,7 @@ MAX_RESULTS_BYTES: Final = 16 * _MIB
 MAX_LOG_BYTES: Final = 64 * _MIB
 # CLEAR-100's largest metadata file is far below a tenth of it.
 MAX_METADATA_BYTES: Final = 256 * _MIB
-# A million lines of a path, a class and a time take 60 MB; of packed columns, when unpacked.
+# A million lines of a path, a class and a time take 60 MB; packed columns count unpacked.
 MAX_TABLE_BYTES: Final = 512 * _MIB
 MAX_VECTORS_BYTES: Final = 16 * _GIB
 MAX_TABLE_ROWS: Final = 5_000_000
@@ -52,7 +53,7 @@ MAX_IMAGE_BYTES: Final = 256 * _MIB
 MAX_FEATURES_BYTES: Final = 2 * _GIB
 # Numbers per image; CLEAR's own features have 2,048.
 MAX_FEATURES_WIDTH: Final = 16_384
-MAX_TABLE_COLUMNS: Final = MAX_FEATURES_WIDTH + 16  # numbers, and what else a row says
+MAX_TABLE_COLUMNS: Final = MAX_FEATURES_WIDTH + 16  # numbers, and other columns
 # The largest of torchvision's take 2.6 GB.
 MAX_WEIGHTS_BYTES: Final = 8 * _GIB
 # A vision transformer of 600 million weights, with Adam's two moments and EWC's two, takes 13 GB.
@@ -68,7 +69,9 @@ MAX_BUCKETS: Final = 1000
 MAX_KEY_CHARACTERS: Final = 100
 MAX_CLASSES: Final = 2**16
 MAX_CELLS_PER_CLASS: Final = 50_000_000  # rows by buckets by classes
-MAX_COUNT: Final = 2**53  # the largest integer that every JSON reader keeps, also those of doubles
+MAX_COUNT: Final = (
+    2**53
+)  # the largest integer that every JSON reader keeps, even one that uses doubles
 MAX_TEXT_CHARACTERS: Final = 150  # of a dataset's name, for example
 MAX_LINES: Final = 2_000_000  # of a log
 MAX_LINE_CHARACTERS: Final = 4 * _MIB  # a run of a hundred tasks takes 300 kB in mammoth's log
@@ -85,14 +88,15 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """A file's bytes; no more of them than *largest* are ever held."""
+    """Read a file of at most *largest* bytes. Raises RecordError if it is larger."""
     with path.open("rb") as file:
         content = file.read(largest + 1)
-    return bounded(content, largest)
+    check_size(content, largest)
+    return content
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, hexadecimal."""
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, hexadecimal."""
     content = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_MIB):
@@ -100,54 +104,57 @@ def sha256_of(path: Path) -> str:
     return content.hexdigest()
 
 
-def bounded(content: bytes, largest: int) -> bytes:
-    """The content itself."""
+def check_size(content: bytes, largest: int) -> None:
+    """Raise RecordError if the content has more than *largest* bytes."""
     if len(content) > largest:
         raise RecordError(f"is larger than {size_text(largest)}")
-    return content
 
 
-def decoded(content: bytes) -> str:
-    """The text of UTF-8 bytes, without a byte order mark."""
+def decode_text(content: bytes) -> str:
+    """Decode UTF-8 bytes without their byte order mark. Raises RecordError."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise RecordError(f"is no UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise RecordError(f"is not a UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
-    """The JSON document in a text or UTF-8; *nan*: also ``NaN``, which Python writes in it."""
+    """Parse JSON, a text or UTF-8. *nan* allows ``NaN``, which Python writes.
+
+    Raises RecordError.
+    """
     if isinstance(content, bytes):
-        content = decoded(bounded(content, largest))
-    # A character is a byte or more, so the first test spares encoding what is far too long.
+        check_size(content, largest)
+        content = decode_text(content)
+    # A character is a byte or more, so the first test avoids encoding a text that is far too long.
     elif len(content) > largest or len(content.encode("utf-8", "surrogatepass")) > largest:
         raise RecordError(f"is larger than {size_text(largest)}")
     try:
         document = json.loads(
             content,
-            object_pairs_hook=_each_once,
-            parse_constant=_nan if nan else _refuse_constant,
-            parse_float=_finite,
+            object_pairs_hook=_build_object,
+            parse_constant=_parse_nan if nan else _reject_constant,
+            parse_float=_parse_float,
         )
     except json.JSONDecodeError as error:
-        raise RecordError(f"is no JSON: {error}; the file is damaged or cut off") from error
+        raise RecordError(f"is not JSON: {error}; the file is damaged or cut off") from error
     except RecursionError as error:
         raise RecordError("is nested too deeply") from error
     except ValueError as error:  # an integer of more digits than Python reads
-        raise RecordError("holds a number too large to read") from error
+        raise RecordError("contains a number too large to read") from error
     check_depth(document)
     if _SURROGATE.search(content):
         try:
             json.dumps(document, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
             raise RecordError(
-                f"holds {safe_repr(error.object[error.start])}, which is no Unicode text"
+                f"contains {safe_repr(error.object[error.start])}, which is not a Unicode text"
             ) from error
     return document
 
 
 def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
-    """As :func:`json_value`, of a JSON object."""
+    """Parse a JSON object like :func:`json_value`."""
     document = json_value(content, largest)
     if not isinstance(document, dict):
         raise RecordError(f"is {safe_repr(document)}; expected a JSON object")
@@ -155,37 +162,40 @@ def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
 
 
 def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
-    """As :func:`json_object`, of texts alone, as a configuration is."""
-    found: dict[str, str] = convert(json_object(content, largest), dict[str, str])
-    return found
+    """Parse a JSON object like :func:`json_object` whose values are texts."""
+    texts: dict[str, str] = convert(json_object(content, largest), dict[str, str])
+    return texts
 
 
-def convert(document: object, form: Any, what: str = "") -> Any:
-    """A document as a type that msgspec knows, unknown fields ignored; messages call it *what*."""
+def convert(document: object, target: Any, name: str = "") -> Any:
+    """Convert a document to a type that msgspec supports, and ignore unknown fields.
+
+    Raises RecordError that calls the document *name*.
+    """
     try:
         with _CONVERTING:
-            return msgspec.convert(document, form)
+            return msgspec.convert(document, target)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$")
-        name = f"{what}{place}".strip("`.")
+        problem, _, path = str(error).partition(" - at `$")
+        name = f"{name}{path}".strip("`.")
         problem = problem.replace("Object missing required", "lacks the").replace("`", "'")
         problem = problem[0].lower() + problem[1:]
         raise RecordError(f"{name}: {problem}" if name else problem) from error
 
 
 def document_name(source: str) -> str:
-    """What a message calls a file of our format: a printable name as it is, any other quoted."""
+    """Return the name of a file for messages: quoted if it is too long or not printable."""
     return source if source.isprintable() and 0 < len(source) <= 200 else safe_repr(source)
 
 
 def document_text(fields: Mapping[str, Any]) -> str:
-    """The text of a file of our format: a line for each field, equal fields as equal text."""
+    """Return the text of a file of our format, with a line for each field."""
     lines = (f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in fields.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def check_depth(document: object) -> None:
-    """Refuse a document that is nested too deeply to be shown or walked."""
+    """Raise RecordError if a document is nested too deeply."""
     level = [document] if isinstance(document, (list, dict)) else []
     for _ in range(MAX_JSON_LEVELS):
         level = [
@@ -200,7 +210,7 @@ def check_depth(document: object) -> None:
 
 
 def size_text(size: int) -> str:
-    """A limit as it is written: ``1 MiB``.
+    """Format a limit such as ``1 MiB``.
 
     >>> size_text(MAX_ROW_BYTES), size_text(100)
     ('1 MiB', '100 bytes')
@@ -211,25 +221,24 @@ def size_text(size: int) -> str:
     return f"{size} bytes"
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise RecordError(f"has the field {safe_repr(twice)} twice; expected each once")
-    return found
+    return fields
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise RecordError(f"holds {text}, which is no JSON number")
+def _reject_constant(text: str) -> NoReturn:
+    raise RecordError(f"contains {text}, which is not a JSON number")
 
 
-def _nan(text: str) -> float:
-    return math.nan if text == "NaN" else _refuse_constant(text)
+def _parse_nan(text: str) -> float:
+    return math.nan if text == "NaN" else _reject_constant(text)
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise RecordError(f"holds {safe_repr(text)}, a number too large to read")
+        raise RecordError(f"contains {safe_repr(text)}, a number too large to read")
     return value

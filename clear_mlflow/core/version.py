@@ -1,4 +1,4 @@
-"""The package's version: its one place, and those of what a run computes with."""
+"""Version of this package, and versions of the packages that a run computes with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
 
-# Of these, what a process loaded has a part in what it computes or records.
+# Packages that can affect results, if a process has loaded them.
 _PACKAGES = ("mlflow", "numpy", "torch", "torchvision", "timm", "transformers", "jax", "tensorflow")
 
 

@@ -20,7 +20,7 @@ from clear_mlflow.core.untrusted import (
     MAX_CLASS_LIST_BYTES,
     MAX_METADATA_BYTES,
     convert,
-    decoded,
+    decode_text,
     json_value,
 )
 from clear_mlflow.data.problems import Report, reported, stop
@@ -199,7 +199,7 @@ def check_place(
 def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> list[str]:
     """The lines of a text file; a final newline may or may not be there."""
     try:
-        text = decoded(_read_bytes(path, root=root, limit=limit))
+        text = decode_text(_read_bytes(path, root=root, limit=limit))
     except RecordError as error:
         raise DataError(f"{path_text(path)} {error}") from None
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")

@@ -15,7 +15,7 @@ import yaml
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decoded, read_bytes
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decode_text, read_bytes
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.recipes import NONE
 
@@ -63,7 +63,7 @@ def read_grid(grid: Path | Mapping[str, Any]) -> Grid:
     path = "grid" if isinstance(grid, Mapping) else grid
     try:
         file = None if isinstance(grid, Mapping) else read_bytes(grid, MAX_CONFIG_BYTES)
-        text = _to_yaml(grid) if file is None else decoded(file)
+        text = _to_yaml(grid) if file is None else decode_text(file)
     except (OSError, RecordError) as error:
         raise ConfigError(f"cannot read the sweep {path}: {error}") from None
     try:

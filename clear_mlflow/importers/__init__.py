@@ -15,7 +15,7 @@ from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import (
     MAX_LOG_BYTES,
-    bounded,
+    check_size,
     read_bytes,
 )
 from clear_mlflow.importers._base import Format, ReadOptions, ResultFile
@@ -92,7 +92,7 @@ def read_runs(file: ResultFile, format_name: str = "auto") -> tuple[ImportedRun,
             "docs/import.md"
         )
     try:
-        bounded(file.content, file_format.max_bytes)
+        check_size(file.content, file_format.max_bytes)
         runs = tuple(normalise(file, file_format, parsed) for parsed in file_format.parse(file))
         if not runs:
             raise RecordError("contains no run")

@@ -70,7 +70,7 @@ class ResultFile:
 
         Raises RecordError if there are more than *max_lines*.
         """
-        lines = (line for line in io.StringIO(untrusted.decoded(self.content)) if line.strip())
+        lines = (line for line in io.StringIO(untrusted.decode_text(self.content)) if line.strip())
         for number, line in enumerate(lines, start=1):
             if number > max_lines:
                 raise RecordError(f"contains more than {max_lines} lines")

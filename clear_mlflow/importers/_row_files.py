@@ -9,7 +9,7 @@ from dataclasses import replace
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_RESULTS_BYTES, bounded
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_RESULTS_BYTES, check_size
 from clear_mlflow.importers import numpy_file, plain_text
 from clear_mlflow.importers._base import (
     NAN,
@@ -94,7 +94,7 @@ def read_row(file: ResultFile) -> list[float]:
 
     The file is a JSON list, a line or column of text, or a .npy array. Raises RecordError if not.
     """
-    bounded(file.content, MAX_RESULTS_BYTES)
+    check_size(file.content, MAX_RESULTS_BYTES)
     if file.looks_like_json:
         document = file.json
         if isinstance(document, dict):

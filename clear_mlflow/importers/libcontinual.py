@@ -51,7 +51,7 @@ class LibContinual(Format):
         rows: list[list[float]] = []
         printed = []
         num_tasks = None
-        for match in _RESULT.finditer(untrusted.decoded(file.content)):
+        for match in _RESULT.finditer(untrusted.decode_text(file.content)):
             is_task, number, section = match[1], int(match[2]), match[3]
             row = _ROW.search(section)
             if not is_task:

@@ -112,7 +112,7 @@ def read_table(file: ResultFile) -> list[list[str]]:
     or cells than a matrix can have.
     """
     if file.is_printed_array:
-        text = untrusted.decoded(file.content)
+        text = untrusted.decode_text(file.content)
         text = text[max(text.find("[["), 0) :]
         if "[[" in text[2:]:
             raise RecordError("contains several printed matrices; import a file with one")

@@ -22,9 +22,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from mlflow.entities import Metric
 
-from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.credentials import has_credentials, mask_credentials
-from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.disk import default_cache_dir, write_durably
 from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.core.untrusted import convert, json_value, read_bytes

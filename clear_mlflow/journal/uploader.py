@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, Run
 from mlflow.exceptions import MlflowException
 
-from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
+from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble
 from clear_mlflow.core.text import warn

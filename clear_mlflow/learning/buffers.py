@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.samples.photos import SampleIndices, joined, whole_bucket
+from clear_mlflow.learning.samples.photos import SampleIndices, join_indices, whole_bucket
 
 
 class Buffer(ABC):
@@ -52,7 +52,7 @@ class Buffer(ABC):
         if indices is not None:
             arriving, labels = arriving.take(indices), labels[indices]
         kept = self._choose(labels, generator(self.seed, RngPurpose.BUFFER, position))
-        candidates = joined(self.picks, arriving)
+        candidates = join_indices(self.picks, arriving)
         self.picks = candidates.take(kept)
         self.labels = np.concatenate([self.labels, labels])[kept]
         return kept

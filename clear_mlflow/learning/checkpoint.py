@@ -98,7 +98,7 @@ def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) ->
         "buckets": row.buckets,
         "correct": row.correct,
         "num_instances": row.num_instances,
-        "cost": None if row.cost is None else row.cost.as_json(),
+        "cost": None if row.cost is None else row.cost.to_dict(),
         **snapshot.description,
     }
     return save(tensors, metadata={_DESCRIPTION: json.dumps(description)})

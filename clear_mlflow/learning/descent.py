@@ -212,8 +212,8 @@ class GradientDescent:
     def _num_new(self, samples: Samples, position: int, chosen: Sequence[Tensor] | None) -> int:
         """How many are of the bucket itself: of all, or of those that this process chose."""
         is_new = torch.ones(len(samples), dtype=torch.bool)
-        if samples.picks is not None:
-            is_new = torch.from_numpy(samples.picks.bucket == position)
+        if samples.indices is not None:
+            is_new = torch.from_numpy(samples.indices.bucket == position)
         if chosen is None:
             return int(is_new.sum())
         number = sum(int(is_new[part.cpu()].sum()) for part in chosen)

@@ -32,7 +32,7 @@ from clear_mlflow.learning.samples.decoded import (
     HeldOutImages,
     TrainingStream,
     batch_bounds,
-    normalised,
+    normalise,
 )
 from clear_mlflow.learning.spending.budget import build_budget, check_memory
 from clear_mlflow.learning.spending.meter import stored_bytes
@@ -123,7 +123,7 @@ def train(
         restore(saved.snapshot, model, strategy, descent)
     first = 0 if saved is None else saved.row.row
     for position, key in list(enumerate(stream.keys))[first:]:
-        stream.begin(position)
+        stream.begin_bucket(position)
         progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
         costs.begin()
         if budget is not None:
@@ -199,18 +199,18 @@ def measure(
     dtype = input_dtype(model, precision)
     step = (_TEST_BATCH_OF_FEATURES if side is None else _TEST_BATCH)[device.type]
     answers, likelihoods = [], []
-    possible = None if held_out.answers is None else held_out.answers.to(device)
+    possible = None if held_out.class_masks is None else held_out.class_masks.to(device)
     not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
     with torch.no_grad(), logits_in_float32(model):  # as costs count it
         bounds = batch_bounds(stop - start, step) if stop > start else [(0, 0)]
         while bounds:
             begin, end = bounds[0]
-            chosen = held_out.some(start + begin, start + end)
+            chosen = held_out.cut(start + begin, start + end)
             try:
                 inputs = chosen.to(device)
                 if side is not None:
-                    inputs = normalised(inputs, dtype)
+                    inputs = normalise(inputs, dtype)
                 with autocast(device, precision):
                     logits: Tensor = model(inputs)
             except RuntimeError as error:

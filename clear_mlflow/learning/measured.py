@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from clear_mlflow.core.anytime.anytime_row import AnytimeRow
+from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.parameters.config import TrainConfig
 

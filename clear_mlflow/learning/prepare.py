@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache, sound_stream
+from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache, drop_undecodable
 from clear_mlflow.data.features.stored import check_features, load_features
 from clear_mlflow.data.fetching.download import clear_folder
 from clear_mlflow.data.scenarios import in_scenario
@@ -69,7 +69,7 @@ def prepare(
         return training(stream=stream, features=features)
     cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
     with progress:
-        sound, num_left_out = sound_stream(
+        sound, num_left_out = drop_undecodable(
             stream,
             cache=cache,
             resize=augmentation(config.augment, config.image_size).resize,

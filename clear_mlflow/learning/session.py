@@ -312,7 +312,7 @@ class StreamTraining:
             return MeasuredRow(saved.row)
         model = None
         if self._keeps_model(saved.row):
-            stream.begin(max(saved.row.row - 1, 0))
+            stream.begin_bucket(max(saved.row.row - 1, 0))
             model = self._model_file({**saved.snapshot.model, **stream.standardised}, saved.row)
         return MeasuredRow(saved.row, saved.predictions, model)
 

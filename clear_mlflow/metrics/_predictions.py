@@ -155,7 +155,7 @@ def macro_matrix(predictions: Predictions) -> AccuracyMatrix:
     # Rounding may lift a mean of fractions above 1.
     means = np.clip(means, 0.0, 1.0)
     matrix = AccuracyMatrix(means[1:], means[0], buckets=predictions.images.buckets)
-    return matrix.masked(predictions.protocol)
+    return matrix.mask(predictions.protocol)
 
 
 def confusion(predictions: Predictions, row: int) -> NDArray[np.int64]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
-from clear_mlflow.core.matrix import AccuracyMatrix, drawn, row_positions
+from clear_mlflow.core.matrix import AccuracyMatrix, load_renderer, row_positions
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import NOT_MEASURED, one_line, printable
 from clear_mlflow.metrics._metric import COSTS, MATRIX, PREDICTIONS, WITHIN_BUCKET, Metric
@@ -108,12 +108,12 @@ class MetricResults(dict[str, MetricResult]):
         return {name: result.value for name, result in self.items() if result.value is not None}
 
     def __repr__(self) -> str:
-        table = drawn("terminal_tables", "metrics_table")(self.values())
-        text: str = drawn("terminal_tables", "as_text")(table)
+        table = load_renderer("terminal_tables", "metrics_table")(self.values())
+        text: str = load_renderer("terminal_tables", "as_text")(table)
         return text
 
     def _repr_html_(self) -> str:
-        html: str = drawn("page.fragment", "run_html")("", None, self.values())
+        html: str = load_renderer("page.fragment", "run_html")("", None, self.values())
         return html
 
 
@@ -143,7 +143,7 @@ def summarize(
 
     Under the protocol ``streaming``, R[i, j] with j <= i does not count.
     """
-    return compute_values(matrix.masked(protocol), adapt_metrics(metrics, matrix.score))[0]
+    return compute_values(matrix.mask(protocol), adapt_metrics(metrics, matrix.score))[0]
 
 
 def explain_undefined(
@@ -153,7 +153,7 @@ def explain_undefined(
 
     Each error's message is the reason. :func:`summarize` returns the other metrics.
     """
-    errors = compute_values(matrix.masked(protocol), adapt_metrics(metrics, matrix.score))[1]
+    errors = compute_values(matrix.mask(protocol), adapt_metrics(metrics, matrix.score))[1]
     return {name: _explain_masked_value(error, protocol) for name, error in errors.items()}
 
 
@@ -170,7 +170,7 @@ def evaluate_metrics(
     Undefined metrics have a reason instead of a value. Metrics that need predictions, or tests
     within buckets, are left out if these are None. Built-in metrics come first.
     """
-    masked_matrix = matrix.masked(protocol)
+    masked_matrix = matrix.mask(protocol)
     inputs: dict[str, Any] = {
         MATRIX: masked_matrix,
         COSTS: masked_matrix,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
-from clear_mlflow.core.importing import imported
+from clear_mlflow.core.importing import import_attribute
 from clear_mlflow.core.text import printable, safe_repr
 from clear_mlflow.metrics._metric import Metric
 from clear_mlflow.metrics._registry import (
@@ -119,7 +119,7 @@ def _import_metric(path: str) -> Any:
             f"metric {safe_repr(path)} is not a metric; expected package.module:function"
         )
     try:
-        return imported(path)
+        return import_attribute(path)
     # The import runs a user's code: any error becomes one line.
     except (Exception, SystemExit) as error:
         raise ConfigError(

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics._metric import WITHIN_BUCKET, Metric
 

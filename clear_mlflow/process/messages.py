@@ -1,4 +1,7 @@
-"""Messages from a training process to its supervisor, through a connection between the two."""
+"""Messages from a training process to its supervisor, through a connection between the two.
+
+Both processes are ours, so the pickled messages between them are not foreign data.
+"""
 
 from __future__ import annotations
 

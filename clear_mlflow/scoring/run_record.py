@@ -14,8 +14,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_USER
 
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
-from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_place
+from clear_mlflow.core.anytime import (
+    ANYTIME_FOLDER,
+    AnytimeMatrix,
+    AnytimeRow,
+    parse_anytime_file_name,
+)
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
@@ -298,7 +302,7 @@ def read_test_matrix(client: MlflowClient, run: Run, record: Record) -> AnytimeM
 
     Raises RecordError if a test is damaged.
     """
-    return AnytimeMatrix.of_tests(read_tests(client, run), record.matrix, record.protocol)
+    return AnytimeMatrix.from_tests(read_tests(client, run), record.matrix, record.protocol)
 
 
 def read_test_values(client: MlflowClient, run: Run, record: Record) -> dict[str, float]:
@@ -324,7 +328,9 @@ def list_test_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 
     Raises RecordError if one has more than 1 MiB.
     """
-    return ArtifactFolder(client, run, ANYTIME_FOLDER).list_numbered(anytime_place, MAX_ROW_BYTES)
+    return ArtifactFolder(client, run, ANYTIME_FOLDER).list_numbered(
+        parse_anytime_file_name, MAX_ROW_BYTES
+    )
 
 
 def to_milliseconds(written_at: str) -> int:

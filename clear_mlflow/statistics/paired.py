@@ -110,12 +110,12 @@ class ImageBootstrap:
                 AccuracyRow(row, images.buckets, answer.correct(images), images.num_instances)
                 for row, answer in cut.rows.items()
             )
-            values = compute_values(matrix.masked(run.protocol), self._metrics)[0]
+            values = compute_values(matrix.mask(run.protocol), self._metrics)[0]
             metrics = [metric for metric in self._metrics if metric.name in values]
             drawn = {name: np.full(self._resamples, np.nan) for name in values}
             for i, cells in enumerate(_resampled_cells(cut, self._resamples, self._seed)):
                 on_draw = AccuracyMatrix(cells[1:], cells[0], matrix.num_instances, matrix.buckets)
-                for name, value in compute_values(on_draw.masked(run.protocol), metrics)[0].items():
+                for name, value in compute_values(on_draw.mask(run.protocol), metrics)[0].items():
                     drawn[name][i] = value
             self._drawn[key] = run, _Side(values, drawn)
         return self._drawn[key][1]

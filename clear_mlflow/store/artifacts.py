@@ -16,7 +16,7 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.file_utils import local_file_uri_to_path
 
-from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import read_bytes, size_text

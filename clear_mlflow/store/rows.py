@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.durable import create_durably
+from clear_mlflow.core.disk import create_durably
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, row_index
 from clear_mlflow.core.text import safe_repr, warn

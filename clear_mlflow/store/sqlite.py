@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 
-from clear_mlflow.core.durable import flush_folder
+from clear_mlflow.core.disk import flush_folder
 
 # MLflow writes to a database many times a second while it sets it up, but a busy machine caused a
 # pause of three seconds.

@@ -22,8 +22,8 @@ from clear_mlflow.core.untrusted import (
     MAX_MANIFEST_BYTES,
     MAX_STATE_BYTES,
     convert,
+    hash_file,
     json_object,
-    sha256_of,
 )
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
@@ -140,7 +140,7 @@ def _read_state(folder: ArtifactFolder, row: int, scratch: Path) -> StoredState:
             f"{row} and at most {MAX_STATE_BYTES >> 30} GiB"
         )
     file = folder.fetch_file(name, scratch)
-    sha256 = sha256_of(file)
+    sha256 = hash_file(file)
     if sha256 != manifest.sha256 or file.stat().st_size != manifest.size:
         raise RecordError(
             f"{name} is damaged: its hash is {sha256}; expected {manifest.sha256[:64]!r}"

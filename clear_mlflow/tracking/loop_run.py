@@ -8,27 +8,27 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import mlflow
+import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.anytime.anytime_row import AnytimeRow
+from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
     LoopMetadata,
+    add_true_labels,
+    build_count_row,
+    build_prediction_row,
+    build_test,
+    build_value_row,
     check_accuracy,
     describe_loop,
-    measured_test,
-    row_of_counts,
-    row_of_predictions,
-    row_of_values,
-    with_truth,
 )
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, RowCost, row_cost
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, RowCost, parse_row_cost
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
@@ -270,7 +270,7 @@ class LoopRun:
             RecordError: the numbers do not fit the loop, or the row is stored with other numbers.
             TrackingError: the block has ended.
         """
-        self._log(after, cost, lambda metadata: (row_of_counts(metadata, after, correct), None))
+        self._log(after, cost, lambda metadata: (build_count_row(metadata, after, correct), None))
 
     def log_accuracies(self, after: int | str, accuracies: object, *, cost: Cost = None) -> None:
         """Store one row like :meth:`log_counts`, from accuracies without counts.
@@ -283,7 +283,7 @@ class LoopRun:
 
     def log_values(self, after: int | str, values: object, *, cost: Cost = None) -> None:
         """Store one row like :meth:`log_accuracies`, with any finite values of the ``score``."""
-        self._log(after, cost, lambda metadata: (row_of_values(metadata, after, values), None))
+        self._log(after, cost, lambda metadata: (build_value_row(metadata, after, values), None))
 
     def log_predictions(
         self,
@@ -300,7 +300,7 @@ class LoopRun:
         of :func:`track`, if that did not have them: from the first row on, and the same in all
         rows.
         """
-        self._log(after, cost, lambda loop: row_of_predictions(loop, after, predictions), truth)
+        self._log(after, cost, lambda loop: build_prediction_row(loop, after, predictions), truth)
 
     def _log(
         self,
@@ -315,7 +315,7 @@ class LoopRun:
         Raises RecordError if the row is stored with other numbers.
         """
         with self._lock_recorder(f"the row after {safe_repr(after)}", "rows") as recorder:
-            metadata = self._metadata if truth is None else with_truth(self._metadata, truth)
+            metadata = self._metadata if truth is None else add_true_labels(self._metadata, truth)
             row, predictions = count(metadata)
             if metadata is not self._metadata:
                 if self._rows or self._tests:
@@ -327,7 +327,7 @@ class LoopRun:
                 recorder.write_file(LOOP_JSON, _format_loop_json(metadata).encode())
                 recorder.row_fields["dataset"] = metadata.dataset
                 self._metadata = metadata
-            row = replace(row, cost=row_cost(cost))
+            row = msgspec.structs.replace(row, cost=parse_row_cost(cost))
             stored_row = self._rows.get(row.row)
             if stored_row == row:
                 return
@@ -377,7 +377,7 @@ class LoopRun:
             num_steps: all optimiser steps of the bucket; more than *step*.
         """
         with self._lock_recorder(f"a test inside bucket {safe_repr(bucket)}", "tests") as recorder:
-            row = measured_test(
+            row = build_test(
                 self._metadata,
                 bucket,
                 correct,
@@ -427,7 +427,7 @@ class LoopRun:
 
     def plot(self, title: str = "", *, width: float | None = None) -> Figure:
         """Draw the matrix like :meth:`AccuracyMatrix.plot`, without the excluded cells."""
-        return self.matrix.masked(self._metadata.protocol).plot(title, width=width)
+        return self.matrix.mask(self._metadata.protocol).plot(title, width=width)
 
     def _repr_html_(self) -> str:
         """Return the matrix and metrics so far as HTML, for notebooks."""

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
+from clear_mlflow.core.anytime import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER

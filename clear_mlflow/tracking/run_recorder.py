@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name
@@ -178,7 +178,7 @@ class RunRecorder:
             if row.row == 0:
                 self.write_tags({names.ROWS_TAG: "partial"})
             self.rows[row.row] = row  # from here on the row is on disk with all of its files
-            matrix = AccuracyMatrix.from_rows(self.rows.values()).masked(record.protocol)
+            matrix = AccuracyMatrix.from_rows(self.rows.values()).mask(record.protocol)
             time = to_milliseconds(record.written_at)
             metrics = add_cost_metrics(get_family_metrics(self.families), matrix)
             values = evaluate_step(matrix, row.row, metrics)

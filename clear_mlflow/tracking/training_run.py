@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
-from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import measured_split

@@ -101,7 +101,7 @@ def test_tests_see_the_bytes_that_torchvision_shows(tmp_path, size):
     paths = sorted(tmp_path.iterdir())
     for augment in ("random_crop", "none"):
         stream = DecodedStream(build_stream(*paths), image_size=size, augment=augment, device=CPU)
-        held_out = stream.test().some(0, len(paths)).numpy()
+        held_out = stream.test().cut(0, len(paths)).numpy()
         for path, test_image in zip(paths, held_out, strict=True):
             assert np.array_equal(test_image, torchvisions(path, size)), path.name
 
@@ -115,7 +115,7 @@ def test_any_size_is_cropped_where_torchvision_crops_it(
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.{suffix}"
     photo(width, height).save(path)
     stream = DecodedStream(build_stream(path), image_size=size, augment="random_crop", device=CPU)
-    assert np.array_equal(stream.test().some(0, 1)[0].numpy(), torchvisions(path, size))
+    assert np.array_equal(stream.test().cut(0, 1)[0].numpy(), torchvisions(path, size))
 
 
 def draw_crops(path: Path, augment: str, size: int, *, epochs: int) -> np.ndarray:

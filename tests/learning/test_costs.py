@@ -147,7 +147,7 @@ def test_a_resumed_run_costs_the_same(strategy, tmp_path):
 
 
 def without_times(cost):
-    return {k: v for k, v in cost.as_json().items() if type(v) is int and k != "peak_bytes"}
+    return {k: v for k, v in cost.to_dict().items() if type(v) is int and k != "peak_bytes"}
 
 
 def test_counting_changes_nothing(tmp_path, monkeypatch):

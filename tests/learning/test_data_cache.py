@@ -18,11 +18,15 @@ import torch
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.untrusted import sha256_of
-from clear_mlflow.data import cached_arrays
-from clear_mlflow.data.cached_arrays import ForeignFileError, UnusableFileError, refuse_others
-from clear_mlflow.data.checking import content as hashing
-from clear_mlflow.data.checking.content import FILE_NAME, RememberedHashes
+from clear_mlflow.core.untrusted import hash_file
+from clear_mlflow.data import cache as caching
+from clear_mlflow.data.cache import (
+    HASHES_FILE,
+    ForeignFileError,
+    HashCache,
+    UnusableFileError,
+    check_private,
+)
 from clear_mlflow.data.decoding.decode import DecodedImages, Resize, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
@@ -51,9 +55,9 @@ def quiet_cache(folder: Path) -> DecodedCache:
     return DecodedCache(folder, warn=refuse)
 
 
-def same(first: DecodedImages, other: DecodedImages) -> bool:
-    sizes = np.array_equal(first.sizes, other.sizes)
-    return sizes and np.array_equal(first.pixels, other.pixels)
+def same(one: DecodedImages, other: DecodedImages) -> bool:
+    sizes = np.array_equal(one.sizes, other.sizes)
+    return sizes and np.array_equal(one.pixels, other.pixels)
 
 
 BUILT = ["", ".json", ".npy"]  # the lock, what the array is of, the array
@@ -72,13 +76,13 @@ def test_cached_images_are_the_decoded_ones_and_are_built_once(tmp_path):
     images = write_images(tmp_path / "images")
     literal = decode(images, RESIZE)
     reported: list[int] = []
-    first = quiet_cache(tmp_path / "cache").images(images, RESIZE, on_image=reported.append)
+    first = quiet_cache(tmp_path / "cache").load(images, RESIZE, on_image=reported.append)
     assert same(first, literal)
     assert reported[-1] == len(images)
     for path in images.paths:
         path.unlink()
     reported.clear()
-    second = quiet_cache(tmp_path / "cache").images(images, RESIZE, on_image=reported.append)
+    second = quiet_cache(tmp_path / "cache").load(images, RESIZE, on_image=reported.append)
     assert same(second, literal)
     assert reported == [len(images)]
     assert suffixes(tmp_path / "cache") == BUILT
@@ -88,14 +92,14 @@ def test_pixels_are_mapped_and_what_is_done_to_them_does_not_reach_the_file(tmp_
     """A tensor takes the mapped memory as it is, without a warning; the file keeps its bytes."""
     images = write_images(tmp_path / "images", 3)
     cache = quiet_cache(tmp_path / "cache")
-    pixels = cache.images(images, RESIZE).pixels
+    pixels = cache.load(images, RESIZE).pixels
     before = pixels.copy()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tensor = torch.from_numpy(pixels)
     assert tensor.data_ptr() == pixels.ctypes.data
     tensor.zero_()
-    assert np.array_equal(cache.images(images, RESIZE).pixels, before)
+    assert np.array_equal(cache.load(images, RESIZE).pixels, before)
 
 
 @pytest.mark.parametrize("change", ["content", "order", "geometry", "fewer", "folder"])
@@ -103,7 +107,7 @@ def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
     """Another content, order, number or geometry is another entry; another folder is none."""
     images = write_images(tmp_path / "images", 5)
     cache, resize = quiet_cache(tmp_path / "cache"), RESIZE
-    cache.images(images, resize)
+    cache.load(images, resize)
     paths = list(images.paths)
     if change == "content":
         write_image(paths[2], size=(20, 20), seed="another")
@@ -117,7 +121,7 @@ def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
     else:
         resize = Resize(16, square=True)
     changed = image_set(*paths)
-    assert same(cache.images(changed, resize), decode(changed, resize))
+    assert same(cache.load(changed, resize), decode(changed, resize))
     assert len(kept(tmp_path / "cache")) == (1 if change == "folder" else 2)
 
 
@@ -139,7 +143,7 @@ def _other_sizes(path: Path) -> None:
 def _write_entry_of_other_images(path: Path) -> None:
     """Whole, with its own JSON, and of as many images of the same sizes."""
     others = write_images(path.parent / "others", 3)
-    quiet_cache(path.parent / "elsewhere").images(others, RESIZE)
+    quiet_cache(path.parent / "elsewhere").load(others, RESIZE)
     for suffix in (".npy", ".json"):
         (other,) = kept(path.parent / "elsewhere", f"*{suffix}")
         other.replace(path.with_suffix(suffix))
@@ -160,15 +164,17 @@ DAMAGES = {
 def test_a_damaged_entry_is_built_anew(tmp_path, damage):
     """A file that is not as it was written is replaced, never read as images; a line says so."""
     images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").images(images, RESIZE)
+    quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
-    intact = [entry.read_bytes(), entry.with_suffix(".json").read_bytes()]
+    before = [path.read_bytes() for path in (entry, entry.with_suffix(".json"))]
     DAMAGES[damage](entry)
-    assert [entry.read_bytes(), entry.with_suffix(".json").read_bytes()] != intact
+    assert [path.read_bytes() for path in (entry, entry.with_suffix(".json"))] != before
     messages: list[str] = []
     cache = DecodedCache(tmp_path / "cache", warn=messages.append)
-    assert same(cache.images(images, RESIZE), decode(images, RESIZE))
-    assert [entry.read_bytes(), entry.with_suffix(".json").read_bytes()] == intact
+    assert same(cache.load(images, RESIZE), decode(images, RESIZE))
+    metadata = json.loads(entry.with_suffix(".json").read_text())
+    assert entry.read_bytes() == before[0]
+    assert metadata == {**json.loads(before[1]), "mtime_ns": entry.stat().st_mtime_ns}
     (line,) = messages
     assert line.startswith(str(entry.with_suffix("")))
     assert "is not as it was written; its images are decoded anew" in line
@@ -180,14 +186,14 @@ def test_a_file_that_others_may_write_to_is_built_anew(tmp_path, suffix):
     images = write_images(tmp_path / "images", 3)
     umask = os.umask(0)
     try:
-        quiet_cache(tmp_path / "cache").images(images, RESIZE)
-        quiet_cache(tmp_path / "cache").images(images, RESIZE)
+        quiet_cache(tmp_path / "cache").load(images, RESIZE)
+        quiet_cache(tmp_path / "cache").load(images, RESIZE)
         (entry,) = kept(tmp_path / "cache")
         for file in (entry, entry.with_suffix(".json")):
             assert file.stat().st_mode & 0o777 == 0o644
         entry.with_suffix(suffix).chmod(0o664)
         messages: list[str] = []
-        DecodedCache(tmp_path / "cache", warn=messages.append).images(images, RESIZE)
+        DecodedCache(tmp_path / "cache", warn=messages.append).load(images, RESIZE)
     finally:
         os.umask(umask)
     (line,) = messages
@@ -202,7 +208,7 @@ def test_a_file_that_others_may_write_to_is_built_anew(tmp_path, suffix):
         (0, 1000, 0o100444, None),
         (1000, 1000, 0o100664, "may be written by other users"),
         (1001, 1000, 0o100644, "belongs to another user"),
-        (1000, 1000, 0o010600, "is no plain file"),
+        (1000, 1000, 0o010600, "is not a regular file"),
     ],
 )
 def test_whose_files_count(monkeypatch, owner, user, mode, why):
@@ -211,16 +217,16 @@ def test_whose_files_count(monkeypatch, owner, user, mode, why):
     status = os.stat_result((mode, 1, 1, 1, owner, owner, 10, 0, 0, 0))
     monkeypatch.setattr(Path, "stat", lambda path: status)
     if why is None:
-        refuse_others(Path("file"))
+        check_private(Path("file"))
     else:
         with pytest.raises(UnusableFileError, match=f"file {why}"):
-            refuse_others(Path("file"))
+            check_private(Path("file"))
 
 
 def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
     """Images are decoded into memory, and one line says why."""
     images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").images(images, RESIZE)
+    quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
     _black_pixels(entry)
     black = entry.read_bytes()
@@ -228,38 +234,103 @@ def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
     def stat_as_stranger(path: Path) -> None:
         raise ForeignFileError(f"{path} belongs to another user (uid 1234)")
 
-    monkeypatch.setattr(cached_arrays, "refuse_others", stat_as_stranger)
+    monkeypatch.setattr(caching, "check_private", stat_as_stranger)
     messages: list[str] = []
     cache = DecodedCache(tmp_path / "cache", warn=messages.append)
     for _ in range(2):
-        assert same(cache.images(images, RESIZE), decode(images, RESIZE))
+        assert same(cache.load(images, RESIZE), decode(images, RESIZE))
     assert entry.read_bytes() == black
     (line,) = messages
     assert f"{entry} belongs to another user (uid 1234)" in line
     assert "CLEAR_MLFLOW_CACHE" in line
 
 
-def test_a_file_is_verified_once_in_a_process_and_again_where_it_changed(tmp_path, monkeypatch):
-    """Asked for twice, as every training does, it is hashed once; what changed is refused."""
-    images = write_images(tmp_path / "images", 3)
-    quiet_cache(tmp_path / "cache").images(images, RESIZE)
-    (entry,) = kept(tmp_path / "cache")
-    hashed = []
-    digest_of = cached_arrays._digest
+@pytest.fixture
+def complete_reads(monkeypatch):
+    """The files that were read completely to verify them."""
+    paths: list[str] = []
+    hash_all = caching._hash_all
     monkeypatch.setattr(
-        cached_arrays, "_digest", lambda *arguments: hashed.append(1) or digest_of(*arguments)
+        caching, "_hash_all", lambda file, *rest: paths.append(file.name) or hash_all(file, *rest)
     )
+    return paths
+
+
+def test_a_start_reads_only_a_sample_of_a_file(tmp_path, complete_reads):
+    """What is written is hashed completely once; a later process reads a quarter of a MiB."""
+    images = write_images(tmp_path / "images", 3)
+    quiet_cache(tmp_path / "cache").load(images, RESIZE)
+    assert len(complete_reads) == 1
+    cache = quiet_cache(tmp_path / "cache")
+    cache.find_damaged(images, RESIZE)
+    cache.load(images, RESIZE)
+    assert len(complete_reads) == 1
+    assert caching._SAMPLES * caching._SAMPLE_BYTES == 2**18
+
+
+def test_a_file_with_another_time_is_verified_completely_once(tmp_path, complete_reads):
+    """A copied cache is used, and gets its time back; a changed file is built anew."""
+    images = write_images(tmp_path / "images", 3)
+    quiet_cache(tmp_path / "cache").load(images, RESIZE)
+    (entry,) = kept(tmp_path / "cache")
+    mtime = entry.stat().st_mtime_ns
+    complete_reads.clear()
+    os.utime(entry)  # the same content
+    for _ in range(3):
+        quiet_cache(tmp_path / "cache").load(images, RESIZE)
+    assert complete_reads == [str(entry)]
+    assert entry.stat().st_mtime_ns == mtime
+    _black_pixels(entry)
     messages: list[str] = []
     cache = DecodedCache(tmp_path / "cache", warn=messages.append)
-    cache.damaged(images, RESIZE)
-    cache.images(images, RESIZE)
-    assert len(hashed) == 1
-    os.utime(entry)  # the same content
-    cache.images(images, RESIZE)
-    assert len(hashed) == 2
-    assert messages == []
-    _black_pixels(entry)
-    assert same(cache.images(images, RESIZE), decode(images, RESIZE))
+    assert same(cache.load(images, RESIZE), decode(images, RESIZE))
+    assert len(messages) == 1
+
+
+def test_a_file_whose_time_cannot_be_set_is_verified_once_in_a_process(
+    tmp_path, complete_reads, monkeypatch
+):
+    """As of a cache that root copied for a group."""
+    images = write_images(tmp_path / "images", 3)
+    quiet_cache(tmp_path / "cache").load(images, RESIZE)
+    (entry,) = kept(tmp_path / "cache")
+    complete_reads.clear()
+    os.utime(entry)
+    monkeypatch.setattr(os, "utime", mock.Mock(side_effect=PermissionError))
+    for _ in range(3):
+        quiet_cache(tmp_path / "cache").load(images, RESIZE)
+    assert complete_reads == [str(entry)]
+
+
+def test_an_entry_of_an_earlier_version_is_verified_completely(tmp_path, complete_reads):
+    """It has one SHA-256 and neither size nor time; it is used as it is."""
+    images = write_images(tmp_path / "images", 3)
+    quiet_cache(tmp_path / "cache").load(images, RESIZE)
+    (entry,) = kept(tmp_path / "cache")
+    metadata = json.loads(entry.with_suffix(".json").read_text())
+    earlier = {name: metadata[name] for name in ("key", "sizes", "damaged", "sha256")}
+    entry.with_suffix(".json").write_text(json.dumps(earlier))
+    complete_reads.clear()
+    assert same(quiet_cache(tmp_path / "cache").load(images, RESIZE), decode(images, RESIZE))
+    assert complete_reads == [str(entry)]
+
+
+@pytest.mark.parametrize("damage", ["size", "first", "middle", "last"])
+def test_a_damaged_disk_that_kept_a_files_time_is_noticed(tmp_path, damage):
+    """A lost end, or a byte of the sample; each is built anew."""
+    images = write_images(tmp_path / "images", 3)
+    quiet_cache(tmp_path / "cache").load(images, RESIZE)
+    (entry,) = kept(tmp_path / "cache")
+    before, content = entry.stat(), bytearray(entry.read_bytes())
+    if damage == "size":
+        del content[-1]
+    else:
+        content[{"first": 128, "middle": len(content) // 2, "last": -1}[damage]] ^= 1
+    entry.write_bytes(content)
+    os.utime(entry, ns=(before.st_atime_ns, before.st_mtime_ns))
+    messages: list[str] = []
+    cache = DecodedCache(tmp_path / "cache", warn=messages.append)
+    assert same(cache.load(images, RESIZE), decode(images, RESIZE))
     assert len(messages) == 1
 
 
@@ -274,28 +345,28 @@ from clear_mlflow.data.stream import ImageSet
 folder, images, what = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 paths = tuple(map(Path, images["paths"]))
 images = ImageSet(paths, np.zeros(len(paths), np.int64), tuple(images["contents"]))
-told = []
+reported = []
 
 def on_image(done):
-    told.append(done)
-    if what == "pause" and len(told) == 1:
+    reported.append(done)
+    if what == "pause" and len(reported) == 1:
         print("half-way", flush=True)
         sys.stdin.readline()
 
 if what == "small disk":
     resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
 print("asking", flush=True)
-pixels = DecodedCache(folder).images(images, Resize(16), on_image=on_image)
+pixels = DecodedCache(folder).load(images, Resize(16), on_image=on_image)
 digest = hashlib.sha256(pixels.sizes.tobytes() + pixels.pixels.tobytes())
-print(json.dumps({"told": len(told), "pixels": digest.hexdigest()}))
+print(json.dumps({"reported": len(reported), "pixels": digest.hexdigest()}))
 """
 
 
-def builder(folder: Path, images: ImageSet, mode: str = "build") -> subprocess.Popen[str]:
-    """A process that asks the cache for images; told to pause, it stops half-way."""
+def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.Popen[str]:
+    """A process that asks the cache for images; reported to pause, it stops half-way."""
     described = {"paths": [str(path) for path in images.paths], "contents": images.contents}
     process = subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(folder), json.dumps(described), mode],
+        [sys.executable, "-c", BUILDER, str(folder), json.dumps(described), what],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -303,13 +374,13 @@ def builder(folder: Path, images: ImageSet, mode: str = "build") -> subprocess.P
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "asking\n"
-    if mode == "pause":
+    if what == "pause":
         assert process.stdout.readline() == "half-way\n"
     return process
 
 
 def answer(process: subprocess.Popen[str]) -> tuple[dict, str]:
-    """What a builder found, and what it wrote to standard error; told to go on where it paused."""
+    """What a builder found, and what it wrote to standard error; reported to go on where it paused."""
     with contextlib.suppress(BrokenPipeError):  # it may have ended already
         process.stdin.write("go on\n")
         process.stdin.close()
@@ -331,10 +402,10 @@ def test_a_builder_killed_half_way_leaves_nothing_that_is_read(tmp_path):
         process.kill()
     assert len(kept(folder, "*.part")) == 1
     assert kept(folder) == []
-    counts: list[int] = []
-    pixels = quiet_cache(folder).images(images, RESIZE, on_image=counts.append)
+    reported: list[int] = []
+    pixels = quiet_cache(folder).load(images, RESIZE, on_image=reported.append)
     assert same(pixels, decode(images, RESIZE))
-    assert len(counts) > 1
+    assert len(reported) > 1
     assert suffixes(folder) == BUILT
 
 
@@ -351,17 +422,17 @@ def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, ki
             second.wait(timeout=0.5)
         if killed:
             first.kill()
-        reports = [answer(process)[0] for process in (first, second, third)[killed:]]
-    assert {report["pixels"] for report in reports} == {digest(images)}
-    assert sum(report["told"] > 1 for report in reports) == 1
+        found = [answer(process)[0] for process in (first, second, third)[killed:]]
+    assert {one["pixels"] for one in found} == {digest(images)}
+    assert sum(one["reported"] > 1 for one in found) == 1
     assert suffixes(folder) == BUILT
 
 
 def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
     """What cannot be written whole is not kept at all; one line tells, and the pixels are right."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
-    report, err = answer(builder(folder, images, "small disk"))
-    assert report["pixels"] == digest(images)
+    found, err = answer(builder(folder, images, "small disk"))
+    assert found["pixels"] == digest(images)
     assert len(err.splitlines()) == 1
     assert str(folder) in err
     assert suffixes(folder) == [""]
@@ -374,8 +445,8 @@ def test_where_the_folder_cannot_be_made_images_are_decoded_all_the_same(tmp_pat
     cache = DecodedCache(tmp_path / "file" / "cache", warn=messages.append)
     for name in ("one", "two"):
         images = write_images(tmp_path / name, 3)
-        assert same(cache.images(images, RESIZE), decode(images, RESIZE))
-        assert cache.damaged(images, RESIZE) == ()
+        assert same(cache.load(images, RESIZE), decode(images, RESIZE))
+        assert cache.find_damaged(images, RESIZE) == ()
     assert len(messages) == 1
     assert "CLEAR_MLFLOW_CACHE" in messages[0]
 
@@ -385,7 +456,7 @@ def test_a_file_changed_since_it_was_hashed_is_refused(tmp_path):
     images = write_images(tmp_path / "images", 3)
     write_image(images.paths[1], size=(20, 20), seed="changed")
     with pytest.raises(DataError, match=r"1\.png is not the file whose content was hashed"):
-        quiet_cache(tmp_path / "cache").images(images, RESIZE)
+        quiet_cache(tmp_path / "cache").load(images, RESIZE)
     assert kept(tmp_path / "cache") == []
 
 
@@ -396,18 +467,18 @@ def test_damaged_images_are_listed_all_and_remembered(tmp_path):
     images.paths[35].write_bytes(images.paths[35].read_bytes()[:90])
     images = image_set(*images.paths)
     cache = quiet_cache(tmp_path / "cache")
-    first = cache.damaged(images, RESIZE)
-    assert [problem.position for problem in first] == [3, 35]
-    assert [problem.path for problem in first] == [images.paths[3], images.paths[35]]
+    first = cache.find_damaged(images, RESIZE)
+    assert [one.index for one in first] == [3, 35]
+    assert [one.path for one in first] == [images.paths[3], images.paths[35]]
     assert len(kept(tmp_path / "cache", "*.json")) == 1
     with pytest.raises(DataError, match=r"2 images cannot be decoded; the first: .*3\.png"):
-        cache.images(images, RESIZE)
+        cache.load(images, RESIZE)
     for path in images.paths:
         path.unlink()
-    assert cache.damaged(images, RESIZE) == first
+    assert cache.find_damaged(images, RESIZE) == first
 
 
-def wait_until_settled(path: Path, content: bytes = b"content") -> Path:
+def settled(path: Path, content: bytes = b"content") -> Path:
     path.write_bytes(content)
     return path
 
@@ -415,11 +486,11 @@ def wait_until_settled(path: Path, content: bytes = b"content") -> Path:
 def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[Path]]:
     """The hashes of files, and which of them were read for it."""
     with (
-        mock.patch.object(hashing, "sha256_of", side_effect=sha256_of) as read,
-        RememberedHashes(folder, root) as hashes,
+        mock.patch.object(caching, "hash_file", side_effect=hash_file) as read,
+        HashCache(folder, root) as hashes,
     ):
-        digests = [hashes.of(path, path.stat()) for path in paths]
-    return digests, [call.args[0] for call in read.call_args_list]
+        found = [hashes.hash_file(path, path.stat()) for path in paths]
+    return found, [call.args[0] for call in read.call_args_list]
 
 
 @pytest.fixture
@@ -428,16 +499,13 @@ def clock(monkeypatch):
     import time
 
     real = time.time_ns
-    monkeypatch.setattr("clear_mlflow.data.checking.content.time.time_ns", lambda: real() + 10**10)
+    monkeypatch.setattr("clear_mlflow.data.cache.time.time_ns", lambda: real() + 10**10)
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
     """The second look computes nothing; a name that is no Unicode is as good as any."""
-    paths = [
-        wait_until_settled(tmp_path / "a"),
-        wait_until_settled(tmp_path / os.fsdecode(b"\xff"), b"other"),
-    ]
+    paths = [settled(tmp_path / "a"), settled(tmp_path / os.fsdecode(b"\xff"), b"other")]
     first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
     assert computed == paths
     assert looked_up(tmp_path / "cache", tmp_path, *paths) == (first, [])
@@ -448,21 +516,21 @@ def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_changed_file_is_hashed_anew(tmp_path, replaced):
     """Not even a file of the same size and time is taken for the old one."""
-    path = wait_until_settled(tmp_path / "a")
+    path = settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
     before = path.stat()
     written = path.with_name("other") if replaced else path
     written.write_bytes(b"CONTENT")
     os.utime(written, ns=(before.st_atime_ns, before.st_mtime_ns))
     written.replace(path)
-    digests, computed = looked_up(tmp_path / "cache", tmp_path, path)
-    assert digests == [hashlib.sha256(b"CONTENT").hexdigest()]
+    found, computed = looked_up(tmp_path / "cache", tmp_path, path)
+    assert found == [hashlib.sha256(b"CONTENT").hexdigest()]
     assert computed == [path]
 
 
 def test_a_file_written_a_moment_ago_is_not_yet_remembered(tmp_path):
     """It may change again without a change of its times."""
-    path = wait_until_settled(tmp_path / "a")
+    path = settled(tmp_path / "a")
     os.utime(path, (0, 0))  # as an archive sets it, which says nothing of when it was written
     for _ in range(2):
         assert looked_up(tmp_path / "cache", tmp_path, path)[1] == [path]
@@ -471,9 +539,9 @@ def test_a_file_written_a_moment_ago_is_not_yet_remembered(tmp_path):
 @pytest.mark.usefixtures("clock")
 def test_a_damaged_memory_is_begun_anew(tmp_path):
     """Hashes stay right, and the next run but one remembers again."""
-    path = wait_until_settled(tmp_path / "a")
+    path = settled(tmp_path / "a")
     first, _ = looked_up(tmp_path / "cache", tmp_path, path)
-    file = tmp_path / "cache" / FILE_NAME
+    file = tmp_path / "cache" / HASHES_FILE
     file.write_bytes(b"no database, and longer than the header of one" * 100)
     assert looked_up(tmp_path / "cache", tmp_path, path) == (first, [path])
     assert looked_up(tmp_path / "cache", tmp_path, path) == (first, [])
@@ -483,9 +551,9 @@ def test_a_damaged_memory_is_begun_anew(tmp_path):
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 def test_hashes_that_others_may_write_to_are_not_believed(tmp_path, mode):
     """A hash that somebody wrote there would be the digest of images that were never read."""
-    path = wait_until_settled(tmp_path / "a")
+    path = settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
-    (tmp_path / "cache" / FILE_NAME).chmod(mode)
+    (tmp_path / "cache" / HASHES_FILE).chmod(mode)
     _, computed = looked_up(tmp_path / "cache", tmp_path, path)
     assert computed == ([] if mode == 0o644 else [path])
     assert looked_up(tmp_path / "cache", tmp_path, path)[1] == []

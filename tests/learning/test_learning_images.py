@@ -22,17 +22,17 @@ from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     Samples,
     batch_bounds,
-    multiplied_and_added,
-    normalised,
+    multiply_and_add,
+    normalise,
     training_batches,
 )
 from clear_mlflow.learning.samples.photos import (
     Photos,
     augmentation,
-    joined,
-    mirrored_lines,
-    photos_of,
+    gather_mirrored_lines,
+    join_indices,
     whole_bucket,
+    wrap_photos,
 )
 
 
@@ -64,7 +64,7 @@ def test_batches_cover_every_image_once_and_never_leave_one_alone(count, batch_s
 def test_normalised_equals_the_definition_pixel_by_pixel():
     """The broadcast over long rows gives each channel its own mean and deviation."""
     images = torch.randint(0, 256, (2, 3, 4, 3), dtype=torch.uint8)
-    result = normalised(images)
+    result = normalise(images)
     assert result.shape == (2, 3, 3, 4)
     assert result.is_contiguous(memory_format=torch.channels_last)
     for (i, row, column, channel), pixel in np.ndenumerate(images.numpy()):
@@ -79,9 +79,9 @@ def test_a_gpu_makes_input_of_bytes_in_one_operation():
     scale, shift = torch.rand(768) / 60, -2 * torch.rand(768)
     twice_rounded = line.float() * scale + shift
     torch.testing.assert_close(
-        multiplied_and_added(line, scale, shift, torch.float32), twice_rounded, rtol=0, atol=5e-7
+        multiply_and_add(line, scale, shift, torch.float32), twice_rounded, rtol=0, atol=5e-7
     )
-    halves = multiplied_and_added(line, scale, shift, torch.bfloat16)
+    halves = multiply_and_add(line, scale, shift, torch.bfloat16)
     assert halves.dtype == torch.bfloat16
     torch.testing.assert_close(halves.float(), twice_rounded, rtol=2**-8, atol=1e-6)
 
@@ -93,7 +93,7 @@ def test_images_become_what_the_first_convolution_computes_in(model):
     assert input_dtype(built, "off") == input_dtype(built, "tf32") == torch.float32
     expected = torch.float32 if model == "googlenet" else torch.bfloat16
     assert input_dtype(built, "bf16") == expected
-    assert normalised(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), expected).dtype == expected
+    assert normalise(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), expected).dtype == expected
 
 
 @given(
@@ -109,7 +109,7 @@ def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
     flat = np.concatenate([image.reshape(-1) for image in images])
     transform = augmentation(name, 4)
     assert transform.crop == (name != "none")
-    photos = photos_of(DecodedImages(flat, np.array(sizes)), transform)
+    photos = wrap_photos(DecodedImages(flat, np.array(sizes)), transform)
     order = torch.tensor(chosen) % len(images)
     crops = photos.training_crops(order, torch.Generator().manual_seed(seed))
     cut = crops.cut(0, len(order))
@@ -123,7 +123,7 @@ def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
     assert torch.equal(crops.cut(1, len(order)), cut[1:])
     if crops.mirrored is not None:  # as on a GPU
         lines = crops.first[:, None] + torch.arange(4) * crops.step[:, None]
-        assert torch.equal(mirrored_lines(photos.parts[0], lines, 4, crops.mirrored), cut)
+        assert torch.equal(gather_mirrored_lines(photos.parts[0], lines, 4, crops.mirrored), cut)
     # Several parts, as buckets are: each image in one of its own, in another order.
     parts = tuple(torch.from_numpy(image.reshape(-1)) for image in reversed(images))
     where = np.arange(len(images))[::-1].copy()
@@ -143,7 +143,7 @@ def test_an_epoch_without_margin_is_every_image_once_and_untouched():
     assert sorted(labels.tolist()) == list(range(10))
     assert labels.tolist() != list(range(10))
     for images, labels in epoch:
-        assert torch.equal(images, normalised(pixels[labels]))
+        assert torch.equal(images, normalise(pixels[labels]))
 
 
 def test_order_and_crops_follow_from_seed_bucket_and_epoch_alone():
@@ -176,7 +176,7 @@ def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
     assert held_out.counts == (2, 1, 4)
     assert held_out.bucket.tolist() == [0, 0, 1, 2, 2, 2, 2]
     expected = np.concatenate([pixels[path] for b in stream.buckets for path in b.test.paths])
-    assert np.array_equal(held_out.some(0, 7).numpy().reshape(expected.shape), expected)
+    assert np.array_equal(held_out.cut(0, 7).numpy().reshape(expected.shape), expected)
     labels = np.concatenate([bucket.test.labels for bucket in stream.buckets])
     assert held_out.labels.tolist() == labels.tolist()
     for position, bucket in enumerate(stream.buckets):
@@ -205,7 +205,7 @@ def test_images_from_the_cache_are_the_same(tmp_path):
             assert torch.equal(samples.labels, uncached.train(position).labels)
         held_out, same = cached.test(), uncached.test()
         all_images = 0, sum(same.counts)
-        assert torch.equal(held_out.some(*all_images), same.some(*all_images))
+        assert torch.equal(held_out.cut(*all_images), same.cut(*all_images))
         for part in held_out.images.photos.parts:  # a copy would have to fit into memory
             assert mapped_at(part.data_ptr()).endswith(".npy")
         assert torch.equal(held_out.bucket, same.bucket)
@@ -233,7 +233,7 @@ def test_picked_images_are_those_of_their_buckets(tmp_path):
     stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
     cache = DecodedCache(tmp_path / "cache")
     decoded = DecodedStream(stream, image_size=64, augment="random_crop", device=CPU, cache=cache)
-    selected = joined(whole_bucket(2, 5), whole_bucket(0, 4)).take(np.array([8, 0, 3, 3, 5]))
+    selected = join_indices(whole_bucket(2, 5), whole_bucket(0, 4)).take(np.array([8, 0, 3, 3, 5]))
     samples = decoded.select(selected)
     assert len(samples) == 5
     labels = [decoded.labels(b)[i] for b, i in zip(selected.bucket, selected.index, strict=True)]

@@ -27,7 +27,7 @@ from strategy_runs import on_features, strategy_on
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.stored import load_features

@@ -27,7 +27,7 @@ from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     HeldOutImages,
     Samples,
-    normalised,
+    normalise,
 )
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import naive
@@ -87,7 +87,7 @@ def test_counts_equal_testing_image_by_image():
     model.eval()
     with torch.no_grad():
         for i in range(total):
-            logits = model(normalised(images[i : i + 1]))[0].tolist()
+            logits = model(normalise(images[i : i + 1]))[0].tolist()
             predictions.append(logits.index(max(logits)))
             expected[bucket[i]] += predictions[-1] == labels[i].item()
     model.train()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.data import load_stream
@@ -48,7 +48,7 @@ def test_the_first_bucket_standardises_all():
     stream, placed = weather("first")
     scaler = StandardScaler().fit(raw(stream, 0))
     for position in (0, 3):
-        placed.begin(position)
+        placed.begin_bucket(position)
         inputs = placed.train(position).images.numpy()
         np.testing.assert_allclose(inputs, scaler.transform(raw(stream, position)), atol=1e-5)
     tests = np.concatenate([bucket.test.vectors[:] for bucket in stream.buckets])
@@ -58,7 +58,7 @@ def test_the_first_bucket_standardises_all():
 def test_past_buckets_standardise_and_later_ones_do_not():
     stream, placed = weather("past")
     for position in (0, 1, 4):
-        placed.begin(position)
+        placed.begin_bucket(position)
         scaler = StandardScaler().fit(np.concatenate([raw(stream, k) for k in range(position + 1)]))
         for of in (0, position):
             expected = scaler.transform(raw(stream, of))

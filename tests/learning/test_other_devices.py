@@ -28,7 +28,7 @@ from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
-from clear_mlflow.learning.samples.photos import SampleIndices, photos_at
+from clear_mlflow.learning.samples.photos import SampleIndices, select_photos
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
@@ -301,7 +301,7 @@ def test_images_are_sent_to_a_gpu_together_and_without_waiting(
         stream.test()
         assert device.waits == []
     images = [stream._open(each) for each in stream._train_sets]
-    mixed = photos_at(dict(enumerate(images)), SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]])))
+    mixed = select_photos(dict(enumerate(images)), SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]])))
     for photos in (*images, mixed):
         sent = photos.to(torch.device("cpu"))
         assert torch.equal(sent.centre_crops().cut(0, 3), photos.centre_crops().cut(0, 3))

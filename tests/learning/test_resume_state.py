@@ -34,7 +34,7 @@ from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
-from clear_mlflow.learning.samples.photos import joined, whole_bucket
+from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
@@ -130,7 +130,7 @@ class Own(Strategy):
 
     def after_bucket(self, position):
         self._teacher.load_state_dict(self.model.state_dict())
-        self._picks = joined(self._picks, whole_bucket(position, 2))
+        self._picks = join_indices(self._picks, whole_bucket(position, 2))
         self._noise = torch.rand(()) + random.random() + np.random.rand()
         self._kept["weights"] = (self.model.weight.detach().clone(), {(1, 2): "text"})
         self._scale.grad = self._noise.clone()

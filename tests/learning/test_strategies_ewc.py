@@ -17,7 +17,7 @@ from torch import nn
 
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parallel.group import ProcessGroup
-from clear_mlflow.learning.samples.decoded import normalised
+from clear_mlflow.learning.samples.decoded import normalise
 from clear_mlflow.learning.strategies import ewc
 
 
@@ -58,7 +58,7 @@ def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatc
     model = small_network()
     strategy, _ = strategy_on(stream, settings, model)
     order = torch.randperm(11, generator=generator(5, RngPurpose.FISHER, 1, 0))[:8].tolist()
-    images = normalised(read_pixels(stream.train(1)))
+    images = normalise(read_pixels(stream.train(1)))
     assert_close(strategy._fisher(1), literal_fisher(model, images, order))
 
 

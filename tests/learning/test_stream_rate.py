@@ -159,7 +159,7 @@ def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
     settings = passing_by(strategy, rate, **changes)
     rows = train_all(stream, settings)
     seen_images, counts = literal(settings)
-    assert [stream.seen[position].tolist() for position in range(3)] == seen_images
+    assert [stream.seen_indices[position].tolist() for position in range(3)] == seen_images
     assert [image_id.row.correct for image_id in rows] == counts
     assert [image_id.row.cost.images for image_id in rows] == [0, *map(len, seen_images)]
     assert (sum(map(len, seen_images)) == sum(COUNTS)) == (
@@ -327,7 +327,7 @@ def test_what_does_not_go_with_it_is_refused(changes, message):
 
 
 def test_a_bucket_that_would_pass_twice_is_refused():
-    with pytest.raises(ConfigError, match="descends more than once in one bucket"):
+    with pytest.raises(ConfigError, match="trains more than once on a bucket"):
         train_all(feature_stream(), passing_by(f"{__name__}:Twice"))
 
 

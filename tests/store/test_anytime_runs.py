@@ -10,8 +10,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow.api.compared import read_comparison
 from clear_mlflow.api.rescore import rescore_runs
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
-from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import ANYTIME_FOLDER, AnytimeMatrix, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.journal.run_folder import RunFolder, default_root
@@ -36,7 +35,7 @@ INSIDE = {
 TESTS = {
     bucket: inside_bucket(bucket, counts, (NUM_TEST,) * 4) for bucket, counts in INSIDE.items()
 }
-MATRIX = AnytimeMatrix.of_tests(
+MATRIX = AnytimeMatrix.from_tests(
     [test for tests in TESTS.values() for test in tests],
     AccuracyMatrix([[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]]),
 )

@@ -174,7 +174,7 @@ def test_each_run_of_an_experiment_is_told_of(store, foreign):
     complete_run = foreign({"results/acc_after_all.csv": files.savetxt(SQUARE)})
     done = evaluate("--runs", "test", "--rows", "results/acc_after_{row}.json")
     assert done.exit_code == 2
-    assert f"error: run {bad}: 'acc_after_2.json': is no JSON" in done.output
+    assert f"error: run {bad}: 'acc_after_2.json': is not JSON" in done.output
     assert "1 failed, 1 scored, 2 skipped" in done.output
     assert "clear/accuracy" in store.get_run(good).data.metrics
     options = ("--runs", complete_run, "--rows", "results/*.csv")

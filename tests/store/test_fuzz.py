@@ -28,7 +28,7 @@ from safetensors.torch import save
 from stored_runs import row_texts
 from strategy_runs import feature_stream, on_features, train_with_states
 
-from clear_mlflow.core.anytime.anytime_row import AnytimeRow, anytime_file_name
+from clear_mlflow.core.anytime import AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.predictions import (
     EvaluationSet,
@@ -36,7 +36,7 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.text import one_line
-from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, new_array
+from clear_mlflow.data.cache import UnusableFileError, read_array, write_array
 from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.importers import FORMATS, ResultFile, read_runs
 from clear_mlflow.journal.run_folder import (
@@ -370,12 +370,12 @@ def test_stored_features(tmp_path, data):
     path.write_bytes(data.draw(mangle_bytes(path.read_bytes())))
     read_or_refused(lambda: load_torch_file(path))
     array = np.random.default_rng(0).random((4, 3)).astype(np.float32)
-    with new_array(other, {"of": "made up"}) as file:
+    with write_array(other, {"of": "made up"}) as file:
         np.save(file, array)
     intact = other.read_bytes()
     other.write_bytes(changed := data.draw(mangle_bytes(intact)))
     try:
-        arrays = CachedArrays().open(other, {})
+        arrays = read_array(other, {})
     except UnusableFileError:
         assert changed != intact
     else:

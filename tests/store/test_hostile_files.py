@@ -40,7 +40,7 @@ def test_a_row_of_very_many_buckets_is_refused(store, experiment_id):
     text = json.loads(row_texts()["row_002.json"])
     keys = [str(j) for j in range(20_000)]
     text |= {"buckets": keys, "correct": [1] * len(keys), "num_instances": [2] * len(keys)}
-    with pytest.raises(RecordError, match="buckets holds 20000 keys; expected 1 to 1000"):
+    with pytest.raises(RecordError, match="buckets has 20000 keys; expected 1 to 1000"):
         RowRecord.from_json(json.dumps({**text, "row": 1}), source="row_001.json")
     run = stored_run(store, experiment_id)
     change(rows_folder(run) / "row_002.json", buckets=keys)
@@ -115,7 +115,7 @@ def test_a_generators_position_beyond_its_numbers_is_refused(position):
 MEGABYTES = r"""
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (100, 100))
-from clear_mlflow.core.anytime.anytime_row import anytime_place
+from clear_mlflow.core.anytime import parse_anytime_file_name
 from clear_mlflow.core.credentials import mask_credentials
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import row_index
@@ -124,7 +124,7 @@ from clear_mlflow.core.untrusted import json_value
 from clear_mlflow.importers import FORMATS, ResultFile, read_runs
 from clear_mlflow.journal.run_folder import _ENTRY
 
-reads = [mask_credentials, one_line, row_index, anytime_place, _ENTRY.fullmatch]
+reads = [mask_credentials, one_line, row_index, parse_anytime_file_name, _ENTRY.fullmatch]
 reads.append(lambda text: json_value(text, 2**22))
 for name in FORMATS:
     reads.append(lambda text, name=name: read_runs(ResultFile("a", text.encode()), name))

@@ -111,7 +111,7 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
     done = run_import(folder)
     assert done.exit_code == 2
     errors = [line for line in done.output.splitlines() if line.startswith("error:")]
-    assert errors[0].startswith("error: cut.json (read as json): is no JSON")
+    assert errors[0].startswith("error: cut.json (read as json): is not JSON")
     assert errors[1].startswith("error: percent.csv (read as text): contains 92.0, which is not")
     assert len(errors) == 2
     assert "2 failed, 4 imported, 2 passed over" in done.output
@@ -132,7 +132,7 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
         (["--num-instances", "5,x"], "--num-instances is '5,x'"),
         (["--num-instances", "5,6"], "must be 3 integers"),
         (["--num-instances", "0"], "of at least 1"),
-        (["--buckets", "a,a,b"], "is given twice"),
+        (["--buckets", "a,a,b"], "arrived twice"),
         (["--scale", "percent"], "; --scale percent seems wrong"),
         (["--format", "mammoth"], "expected the text of a Python dictionary"),
         (["nowhere.csv", "--future", "tested"], "error: nowhere.csv is not a file"),

@@ -21,7 +21,7 @@ from torch import nn
 
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.api.train import train_ensemble
-from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.data.features.stored import load_features

@@ -26,11 +26,11 @@ from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import (
+    build_count_row,
+    build_prediction_row,
+    build_test,
+    build_value_row,
     describe_loop,
-    measured_test,
-    row_of_counts,
-    row_of_predictions,
-    row_of_values,
 )
 from clear_mlflow.journal.run_folder import find_run_folders
 from clear_mlflow.journal.uploader import Uploader
@@ -254,7 +254,7 @@ def test_predictions_may_be_an_array_of_arrays():
     outputs = np.empty(3, dtype=object)
     outputs[:] = [np.array(of_bucket) for of_bucket in ([0, 1, 1], [2, 2], [0, 0, 1, 1])]
     loop = describe_loop(buckets=3, test_labels=LABELS)
-    row, _ = row_of_predictions(loop, 1, outputs)
+    row, _ = build_prediction_row(loop, 1, outputs)
     assert row.correct == (2, 1, 3)
 
 
@@ -363,24 +363,24 @@ def test_buckets_may_be_years(store):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ((row_of_counts, 1, [1, 2, 3]), "correct has 3 entries for 4 buckets"),
+        ((build_count_row, 1, [1, 2, 3]), "correct has 3 entries for 4 buckets"),
         (
-            (row_of_counts, 1, [1.5, 2, 3, 4]),
+            (build_count_row, 1, [1.5, 2, 3, 4]),
             r"correct is 1.5; expected a whole number \(fractions go to log_accuracies",
         ),
-        ((row_of_counts, 1, [101, 2, 3, 4]), "expected 0 to its num_instances, 100"),
-        ((row_of_counts, 1, "1234"), "expected one entry per bucket"),
-        ((row_of_counts, 1, None), "expected one entry per bucket"),
-        ((row_of_counts, 1, {"1": 1, "9": 1}), "names bucket '9'"),
-        ((row_of_counts, 1, {"1": 1}), "lacks bucket '2'"),
+        ((build_count_row, 1, [101, 2, 3, 4]), "expected 0 to its num_instances, 100"),
+        ((build_count_row, 1, "1234"), "expected one entry per bucket"),
+        ((build_count_row, 1, None), "expected one entry per bucket"),
+        ((build_count_row, 1, {"1": 1, "9": 1}), "names bucket '9'"),
+        ((build_count_row, 1, {"1": 1}), "lacks bucket '2'"),
         (
-            (row_of_counts, 5, [1, 2, 3, 4]),
+            (build_count_row, 5, [1, 2, 3, 4]),
             "after is 5; expected the buckets trained so far, 0 to 4",
         ),
-        ((row_of_counts, "5", [1, 2, 3, 4]), "or the name of the last one as a text: '1', '2'"),
-        ((row_of_counts, 1.0, [1, 2, 3, 4]), "after is 1.0; expected a whole number"),
-        ((row_of_values, 1, [55, 60, 70, 80]), "not percent"),
-        ((row_of_predictions, 1, [1, 2]), "the images are not known"),
+        ((build_count_row, "5", [1, 2, 3, 4]), "or the name of the last one as a text: '1', '2'"),
+        ((build_count_row, 1.0, [1, 2, 3, 4]), "after is 1.0; expected a whole number"),
+        ((build_value_row, 1, [55, 60, 70, 80]), "not percent"),
+        ((build_prediction_row, 1, [1, 2]), "the images are not known"),
     ],
 )
 def test_what_is_no_row_is_refused_in_one_line(row, message):
@@ -395,7 +395,7 @@ def test_names_of_classes_are_no_predictions():
     """Nor true labels: both are indices."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
     with pytest.raises(ConfigError, match=r"row 1 are texts of .*; expected a class index, 0 to C"):
-        row_of_predictions(loop, 1, [["cat"] * 3, ["dog"] * 2, ["cat"] * 4])
+        build_prediction_row(loop, 1, [["cat"] * 3, ["dog"] * 2, ["cat"] * 4])
 
 
 @pytest.mark.parametrize(
@@ -418,8 +418,8 @@ def test_buckets_are_named_by_any_list(keys):
 def test_a_class_that_there_is_not_is_refused(outputs):
     """Before it is kept in eight bits, where 256 would be class 0."""
     loop = describe_loop(buckets=3, test_labels=LABELS)
-    with pytest.raises(ConfigError, match=r"row 1 hold class \d+; expected 0 to 2: pass"):
-        row_of_predictions(loop, 1, [outputs, [2, 1], [0] * 4])
+    with pytest.raises(ConfigError, match=r"row 1 contain class \d+; expected 0 to 2: pass"):
+        build_prediction_row(loop, 1, [outputs, [2, 1], [0] * 4])
 
 
 @pytest.mark.parametrize(
@@ -427,9 +427,9 @@ def test_a_class_that_there_is_not_is_refused(outputs):
     [
         ({"buckets": 0}, "buckets is 0"),
         ({"buckets": 5000}, "buckets is 5000; expected 1 to 1000,"),
-        ({"buckets": list(range(5000))}, "buckets holds 5000 keys; expected 1 to 1000"),
-        ({"buckets": ["a", "a"]}, "is given twice"),
-        ({"buckets": ["a", None]}, "buckets holds None; expected names or whole numbers"),
+        ({"buckets": list(range(5000))}, "buckets has 5000 keys; expected 1 to 1000"),
+        ({"buckets": ["a", "a"]}, "arrived twice"),
+        ({"buckets": ["a", None]}, "buckets contains None; expected names or whole numbers"),
         ({"buckets": "2004"}, "buckets is '2004'; expected a list of names, or how many"),
         ({"buckets": {"a"}}, "buckets is {'a'}; expected a list of names"),
         ({"buckets": 2, "params": [1]}, r"params is \[1\]; expected a dictionary"),
@@ -601,7 +601,7 @@ def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monke
 def test_a_test_inside_a_bucket_that_fits_nothing_is_one_line(loop, changes, part):
     arguments = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1}
     with pytest.raises((ConfigError, RecordError)) as caught:
-        measured_test(describe_loop(buckets=3, **loop), **{**arguments, "num_steps": 3, **changes})
+        build_test(describe_loop(buckets=3, **loop), **{**arguments, "num_steps": 3, **changes})
     assert part in str(caught.value)
     assert str(caught.value).isprintable()
 

@@ -78,14 +78,14 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
     for damage, message in [
         (
             lambda f: (f / "row_001.safetensors").write_bytes(b"x" * 20),
-            "row_001.safetensors: is no safetensors file of numbers",
+            "row_001.safetensors: is not a safetensors file of numbers",
         ),
         (lambda f: (f / EVALUATION_SET_FILE).unlink(), f"but no {EVALUATION_SET_FILE}"),
         (
             lambda f: (f / "row_001.safetensors").write_bytes(
                 (f / "row_002.safetensors").read_bytes()
             ),
-            "row_001.safetensors: holds the predictions of row '2'",
+            "row_001.safetensors: contains the predictions of row '2'",
         ),
     ]:
         run = kept_run(store, experiment_id)

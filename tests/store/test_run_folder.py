@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Metric
 
-from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal import run_folder
 from clear_mlflow.journal.run_folder import (

@@ -26,7 +26,7 @@ def matrices(draw):
     values = draw(st.lists(row, min_size=1, max_size=width))
     initial = draw(st.one_of(st.none(), row))
     matrix = AccuracyMatrix(values, initial, [100] * width)
-    return matrix.masked(draw(st.sampled_from(["iid", "streaming"])))
+    return matrix.mask(draw(st.sampled_from(["iid", "streaming"])))
 
 
 @given(masked_matrix=matrices())

@@ -1,6 +1,6 @@
 """Tests inside buckets whose counts are known."""
 
-from clear_mlflow.core.anytime.anytime_row import AnytimeRow
+from clear_mlflow.core.anytime import AnytimeRow
 
 STEPS = 10  # between two tests
 

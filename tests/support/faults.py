@@ -36,7 +36,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.disk import write_durably
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord

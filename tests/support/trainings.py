@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clear_mlflow.core.anytime.anytime_row import AnytimeRow
+from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig

@@ -1,16 +1,20 @@
 """Tests inside a bucket: their files, which are no rows, and the metrics that need them."""
 
-import dataclasses
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from anytime_courses import inside_bucket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
-from clear_mlflow.core.anytime.anytime_row import AnytimeRow, anytime_file_name, anytime_place
+from clear_mlflow.core.anytime import (
+    AnytimeMatrix,
+    AnytimeRow,
+    anytime_file_name,
+    parse_anytime_file_name,
+)
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import RowRecord, row_index
@@ -59,7 +63,7 @@ def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
         rows.append(np.array(counts[-1]) / N)
     rows = rows[:trained]
     matrix = AccuracyMatrix(np.array(rows).reshape(len(rows), width), num_instances=[N] * width)
-    return AnytimeMatrix.of_tests(tests, matrix, protocol)
+    return AnytimeMatrix.from_tests(tests, matrix, protocol)
 
 
 def by_loops(within_bucket_tests, k):
@@ -143,7 +147,7 @@ def test_every_metric_is_what_loops_give(drawn):
 def test_without_inside_bucket_nothing_is_defined():
     """A matrix of rows alone has none of these numbers, however many rows it has."""
     rows = AccuracyMatrix([[0.9, 0.1], [0.5, 0.9]])
-    matrix = AnytimeMatrix.of_tests([], rows)
+    matrix = AnytimeMatrix.from_tests([], rows)
     assert summarize(matrix) == {}
     message = "needs tests inside of each bucket (test_every); bucket '1' has none"
     assert set(explain(matrix).values()) == {message}
@@ -155,7 +159,7 @@ def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
     full_matrix = build_matrix(COURSE)
     tests = [test for of in full_matrix.tests.values() for test in of]
     lacking = [test for test in tests if (test.bucket, test.test) != (2, 3)]
-    matrix = AnytimeMatrix.of_tests(lacking, full_matrix.matrix)
+    matrix = AnytimeMatrix.from_tests(lacking, full_matrix.matrix)
     assert not matrix.is_complete
     assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
     steps = compute_series(matrix)["continual_evaluation/worst_case_accuracy"]
@@ -179,8 +183,8 @@ def test_tests_on_training_images_are_no_evidence():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"buckets": ("a", "b", "c")}, "is of buckets"),
-        ({"num_instances": (N, N, N + 1)}, "images per bucket, but the rows say"),
+        ({"buckets": ("a", "b", "c")}, "has buckets"),
+        ({"num_instances": (N, N, N + 1)}, "images per bucket, but the rows have"),
         ({"num_tests": 9}, "the first of its bucket one of 3"),
     ],
 )
@@ -189,7 +193,9 @@ def test_tests_of_another_run_are_refused(change, message):
     full_matrix = build_matrix(COURSE)
     *rest, last = full_matrix.tests[1]
     with pytest.raises(RecordError, match=message):
-        AnytimeMatrix.of_tests([*rest, dataclasses.replace(last, **change)], full_matrix.matrix)
+        AnytimeMatrix.from_tests(
+            [*rest, msgspec.structs.replace(last, **change)], full_matrix.matrix
+        )
 
 
 def test_a_file_reads_back_to_the_same_test():
@@ -202,7 +208,7 @@ def test_a_file_reads_back_to_the_same_test():
     newer = {**json.loads(text), "loss": 1.5}
     newer["schema"]["version"] = "1.7"
     assert AnytimeRow.from_json(json.dumps(newer), source=name) == test
-    assert anytime_place(name) == (2, 1)
+    assert parse_anytime_file_name(name) == (2, 1)
 
 
 def test_no_reader_takes_one_kind_of_row_for_the_other():
@@ -211,7 +217,7 @@ def test_no_reader_takes_one_kind_of_row_for_the_other():
     assert row_index(anytime_file_name(2, 1)) is None
     with pytest.raises(RecordError, match=r"schema\.name is 'clear_mlflow/anytime_row'"):
         RowRecord.from_json(test.to_json(WHEN), source="row_002.json")
-    assert anytime_place("row_002.json") is None
+    assert parse_anytime_file_name("row_002.json") is None
     row = {"schema": {"name": "clear_mlflow/accuracy_row", "version": "1.0"}}
     with pytest.raises(RecordError, match="expected 'clear_mlflow/anytime_row'"):
         AnytimeRow.from_json(json.dumps(row), source=anytime_file_name(2, 1))
@@ -302,4 +308,4 @@ def test_the_curve_of_a_bucket_begins_at_the_end_of_the_bucket_before():
 def test_nothing_is_drawn_where_no_test_is_evidence():
     """Or where there is none."""
     assert inside_charts(build_matrix(COURSE, protocol="streaming")) is None
-    assert inside_charts(AnytimeMatrix.of_tests([], AccuracyMatrix([[0.5]]))) is None
+    assert inside_charts(AnytimeMatrix.from_tests([], AccuracyMatrix([[0.5]]))) is None

@@ -1,12 +1,12 @@
 """What runs cost: in a row's file, in metrics, and said where two methods cost unlike."""
 
-import dataclasses
 import json
 import platform
 import re
 from itertools import combinations
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 from comparisons import counts, row_records
@@ -20,7 +20,7 @@ from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import Subject
 from clear_mlflow.core.distributed import processor_name
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import RowCost, row_cost
+from clear_mlflow.core.matrix import RowCost, parse_row_cost
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.metrics import FAMILIES, METRICS, add_cost_metrics, explain_undefined, summarize
 
@@ -36,8 +36,8 @@ def add_costs(records, price):
     def cost_of_each_row(record):
         spent = price if record.row.row else 0
         cost = RowCost(training_flops=spent, images=10, replayed_images=2, stored_bytes=spent)
-        row = dataclasses.replace(record.row, cost=None if price is None else cost)
-        return dataclasses.replace(record, row=row)
+        row = msgspec.structs.replace(record.row, cost=None if price is None else cost)
+        return msgspec.structs.replace(record, row=row)
 
     return {row_file_name(record.row.row): cost_of_each_row(record) for record in records}
 
@@ -77,7 +77,7 @@ def test_a_cost_is_in_the_rows_file_and_read_back():
     again = RowRecord.from_json(text, source="row_002.json")
     assert again.row.cost == record.row.cost
     assert again.to_json() == text
-    assert "cost" not in json.loads(dataclasses.replace(record, row=bare(record.row)).to_json())
+    assert "cost" not in json.loads(msgspec.structs.replace(record, row=bare(record.row)).to_json())
     assert bare(record.row) == record.row  # two tests of one model may take unlike long
 
 
@@ -91,7 +91,7 @@ def test_stored_bytes_is_the_largest_number_of_any_row():
 
 
 def bare(row):
-    return dataclasses.replace(row, cost=None)
+    return msgspec.structs.replace(row, cost=None)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_a_cost_that_is_none_is_refused(cost):
 
 
 def test_a_loop_says_what_it_knows():
-    assert row_cost({"seconds": 2}) == RowCost(seconds=2.0)
-    assert row_cost(None) is None
+    assert parse_row_cost({"seconds": 2}) == RowCost(seconds=2.0)
+    assert parse_row_cost(None) is None
     with pytest.raises(ConfigError, match="cost names 'flops'; expected some of training_flops"):
-        row_cost({"flops": 3})
+        parse_row_cost({"flops": 3})
     numbers = {"images": np.int64(3), "seconds": np.array(1.5), "training_flops": 2e12}
-    assert row_cost(numbers) == RowCost(images=3, seconds=1.5, training_flops=2 * 10**12)
+    assert parse_row_cost(numbers) == RowCost(images=3, seconds=1.5, training_flops=2 * 10**12)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_loop_says_what_it_knows():
 )
 def test_a_cost_that_a_loop_cannot_mean_is_one_line(cost, message):
     with pytest.raises(RecordError, match=message):
-        row_cost(cost)
+        parse_row_cost(cost)
 
 
 def test_costs_add_up_and_what_is_kept_is_the_most():
@@ -141,7 +141,7 @@ def test_costs_add_up_and_what_is_kept_is_the_most():
     per_pflop = metrics["clear/challenge_score"] / (20 / 1e15)
     assert metrics["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
     row = records["row_002.json"]
-    records["row_002.json"] = dataclasses.replace(row, row=bare(row.row))
+    records["row_002.json"] = msgspec.structs.replace(row, row=bare(row.row))
     reasons = explain_undefined(assemble(records).matrix, metrics=ALL)
     assert str(reasons[COST]) == "row 2 lacks training_flops"
     assert str(reasons["cost/seconds"]) == "row 1 lacks seconds"

@@ -12,7 +12,7 @@ from released_layout import write_released
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding.decode import Resize
-from clear_mlflow.data.decoding.decoded_cache import DecodedCache, sound_stream
+from clear_mlflow.data.decoding.decoded_cache import DecodedCache, drop_undecodable
 from clear_mlflow.data.stream import BucketStream
 
 HTML = b"<html>404 Not Found</html>"
@@ -33,7 +33,7 @@ def read(root: Path, cache: Path) -> BucketStream:
 
 
 def sound(stream: BucketStream, cache: Path, damaged: str, **options) -> tuple[BucketStream, int]:
-    return sound_stream(
+    return drop_undecodable(
         stream, cache=DecodedCache(cache), resize=Resize(10), damaged=damaged, **options
     )
 
@@ -112,7 +112,7 @@ def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(root, cache)
     shutil.rmtree(root)
     for bucket in again.buckets:
         for images in (bucket.train, bucket.test):
-            pixels = DecodedCache(cache).images(images, Resize(10))
+            pixels = DecodedCache(cache).load(images, Resize(10))
             assert len(pixels.sizes) == len(images)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.embedded import EMBEDDED, digits, embedded_root

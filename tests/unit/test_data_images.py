@@ -264,7 +264,7 @@ if what == "check":
     print(findings._looked(image, path.parent)[1])
 else:
     try:
-        DecodedCache(path.parent / "cache").images(images, Resize(224))
+        DecodedCache(path.parent / "cache").load(images, Resize(224))
     except DataError as error:
         print(error)
 """

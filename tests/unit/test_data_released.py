@@ -203,7 +203,7 @@ def _path(path: object) -> Callable[[Path], None]:
     [
         (_prefix(METADATA, '"1": {}'), METADATA, "has the field '1' twice"),
         (_prefix(METADATA, '"01": {}'), METADATA, "which are one number"),
-        (_prefix(BUS, '"rating": {"LIKES": NaN}'), BUS, "holds NaN, which is no JSON number"),
+        (_prefix(BUS, '"rating": {"LIKES": NaN}'), BUS, "contains NaN, which is not a JSON number"),
         (_edit(METADATA, lambda m: m["2"].pop("camera")), METADATA, "names class 'camera'"),
         (_edit(METADATA, lambda m: m["2"].update(zebra=BUS)), METADATA, "has class 'zebra'"),
         (_edit(METADATA, lambda m: m["1"].update(camera=m["1"]["bus"])), METADATA, "one file"),

@@ -48,9 +48,9 @@ def test_a_row_may_hold_fractions_in_place_of_counts():
     [
         ((-1, ("a",), (1,), (2,)), "row is -1"),
         ((True, ("a",), (1,), (2,)), "row: expected 'int', got 'bool'"),
-        ((0, (), (), ()), "buckets holds 0 keys"),
+        ((0, (), (), ()), "buckets has 0 keys"),
         ((0, "ab", (1, 1), (2, 2)), "buckets: expected 'array'"),
-        ((0, ("a", "a"), (1, 1), (2, 2)), "is given twice"),
+        ((0, ("a", "a"), (1, 1), (2, 2)), "arrived twice"),
         ((0, ("",), (1,), (2,)), "bucket key is ''"),
         ((0, ("x" * 101,), (1,), (2,)), "1 to 100"),
         ((0, ("a\x1b[2J",), (1,), (2,)), "printable"),
@@ -66,7 +66,7 @@ def test_a_row_may_hold_fractions_in_place_of_counts():
         ((0, ("a",), None, None), "num_instances: expected 'array'"),
         ((0, ("a", "b"), None, None, (0.5,)), "each of the 2 buckets"),
         ((0, ("a",), None, None, (50.0,)), "not percent"),
-        ((0, ("a",), None, None, (NAN,)), "no measured bucket"),
+        ((0, ("a",), None, None, (NAN,)), "was not measured on any bucket"),
         ((0, ("a",), None, (2, 2), (0.5,)), "num_instances has 2 entries for 1"),
     ],
 )
@@ -170,13 +170,13 @@ def test_cut_off_after_k_keeps_k_rows_also_unmeasured_ones():
 def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
     """Cells that score training images are no evidence; the shape is still the run's."""
     matrix = AccuracyMatrix([[0.1, 0.2], [0.3, 0.4]], initial=[0.5, 0.6])
-    masked = matrix.masked("streaming")
+    masked = matrix.mask("streaming")
     np.testing.assert_array_equal(masked.values, [[NAN, 0.2], [NAN, NAN]])
     np.testing.assert_array_equal(masked.initial, [0.5, 0.6])
-    assert matrix.masked("iid") is matrix
+    assert matrix.mask("iid") is matrix
     assert matrix.is_complete
     with pytest.raises(ConfigError, match=r"'offline'.*iid, streaming"):
-        matrix.masked("offline")
+        matrix.mask("offline")
 
 
 def test_equality_sees_every_part():

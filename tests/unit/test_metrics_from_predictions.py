@@ -299,7 +299,7 @@ def test_predictions_have_to_count_up_to_the_rows() -> None:
         (AccuracyMatrix(cells[1:], cells[0], (9, 8, 8)), "images per bucket, but the rows have"),
         (
             AccuracyMatrix(other, cells[0], counts),
-            "row 2 give an accuracy of .*, but the stored row says",
+            "row 2 have an accuracy of .*, but the stored row has",
         ),
         (AccuracyMatrix(cells[1:3], cells[0], counts), "row 3 are stored, but not the row"),
         (AccuracyMatrix(cells[1:], None, counts), "row 0 are stored"),

@@ -86,7 +86,7 @@ def test_scores_take_what_a_matrix_is_made_of():
     full = AccuracyMatrix(FULL.values, initial=FULL.initial)
     assert scores(full.to_frame(wide=True)) == scores(full)
     assert scores(AccuracyMatrix(FULL.values).to_frame(wide=True)) == from_lists
-    with pytest.raises(RecordError, match="is no rectangle of numbers"):
+    with pytest.raises(RecordError, match="is not a rectangle of numbers"):
         scores("matrix.csv")
 
 

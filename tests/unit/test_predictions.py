@@ -100,7 +100,7 @@ def test_predictions_of_another_row_or_set_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="a class that is not one of the 4"):
         row_predictions(images, [9, 0, 0, 0, 0]).check(images)
     (tmp_path / predictions_file_name(3)).write_bytes(row.to_bytes())
-    with pytest.raises(RecordError, match="holds the predictions of row '2'"):
+    with pytest.raises(RecordError, match="contains the predictions of row '2'"):
         RowPredictions.load(tmp_path / predictions_file_name(3))
 
 
@@ -110,7 +110,7 @@ def test_predictions_are_held_against_the_rows_accuracies() -> None:
     row = row_predictions(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
     for accuracies in ((0.667, 1.0), (float(np.float32(2 / 3)), 1.0), (0.6667, float("nan"))):
         row.check(images, accuracies)
-    message = r"row 2 give an accuracy of 0\.6667, but the stored row says 0\.3333"
+    message = r"row 2 have an accuracy of 0\.6667, but the stored row has 0\.3333"
     with pytest.raises(RecordError, match=message):
         row.check(images, (1 / 3, 1.0))
 
@@ -120,7 +120,7 @@ def test_probabilities_are_probabilities(bad: float) -> None:
     """NaN, and what lies outside 0 to 1, is refused."""
     probabilities = np.full((5, 4), 0.25, dtype=np.float16)
     probabilities[3, 1] = bad
-    with pytest.raises(RecordError, match="no float16 from 0 to 1"):
+    with pytest.raises(RecordError, match="must be float16 from 0 to 1"):
         row_predictions(evaluation_set(), [0] * 5, probabilities=probabilities)
 
 

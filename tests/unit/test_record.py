@@ -2,9 +2,9 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -168,7 +168,7 @@ def test_a_later_version_is_read_and_a_newer_major_one_asks_for_an_upgrade():
     later = document(schema={"name": SCHEMA_NAME, "version": "1.7", "x": 1}, further=[1])
     assert read(json.dumps(later)) == record(2, extra={"further": [1]})
     newer = {"schema": {"name": SCHEMA_NAME, "version": "2.0"}, "rows": []}
-    check_refused(json.dumps(newer), "is of version 2.0 of the format")
+    check_refused(json.dumps(newer), "has version 2.0 of the format")
 
 
 def schema(name=SCHEMA_NAME, version="1.0"):
@@ -207,7 +207,7 @@ WRONG_FIELDS = [
             *("2026-01-31T12:00:00+02:00", "２０２６-01-31T12:00:00Z"),
         )
     ),
-    ({"note": "\ud800"}, "no Unicode text"),
+    ({"note": "\ud800"}, "not a Unicode text"),
     ({"note": "x" * (1 << 20)}, "larger than 1 MiB"),
 ]
 WRONG_ACCURACIES = [
@@ -216,12 +216,15 @@ WRONG_ACCURACIES = [
     ({"accuracy": [0.5, 92.3, None]}, "accuracy of bucket '2' is 92.3"),
     ({"accuracy": [0.5, True, None]}, "accuracy[1]: expected 'float"),
     ({"accuracy": [0.5, 10**400, None]}, "accuracy[1]: number out of range"),
-    ({"accuracy": [None, None, None]}, "no measured bucket"),
-    ({"correct": [1, 2, 3]}, "two of correct, accuracy and values; expected correct or accuracy"),
+    ({"accuracy": [None, None, None]}, "was not measured on any bucket"),
+    (
+        {"correct": [1, 2, 3]},
+        "two of correct, accuracy and values; expected only correct or accuracy",
+    ),
 ]
 WRONG_SCORES = [
-    ({"accuracy": [0.5, 0.5, 0.5]}, "expected values alone"),
-    ({"correct": [1, 2, 3]}, "expected values alone"),
+    ({"accuracy": [0.5, 0.5, 0.5]}, "expected only values"),
+    ({"correct": [1, 2, 3]}, "expected only values"),
     ({"values": ...}, "lacks the field 'values'"),
     ({"values": [1, 2, 1e200]}, "a finite number up to 1e+150"),
     ({"score": {"name": "rmse"}}, "lacks the field 'lower_is_better'"),
@@ -249,7 +252,7 @@ GOOD = record(2).to_json()
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
         (GOOD[: len(GOOD) // 2], "damaged or cut off"),
         ("null", "is None"),
         (GOOD.replace('"seed": 0', '"seed": NaN'), "NaN"),
@@ -332,7 +335,7 @@ def test_gaps_are_rows_below_the_highest(numbers, missing, complete):
 
 
 def with_row(**changes) -> RowRecord:
-    return record(2, row=replace(record(2).row, **changes))
+    return record(2, row=msgspec.structs.replace(record(2).row, **changes))
 
 
 NAMED = DatasetIdentity("clear10", DIGITS.digest)
@@ -363,14 +366,14 @@ def test_contradicting_rows_are_named_with_both_values(foreign, difference):
 @pytest.mark.parametrize("name", ["row_003.json", "row_2.json", "notes.txt", "row_003\n.json"])
 def test_a_file_under_another_rows_name_is_refused(name):
     """A copied file would stand for a row that was never measured."""
-    with pytest.raises(RecordError, match=r"holds row 2, whose file is row_002\.json") as caught:
+    with pytest.raises(RecordError, match=r"contains row 2, whose file is row_002\.json") as caught:
         assemble({name: record(2)})
     assert str(caught.value).isprintable()
 
 
 def test_a_run_without_rows_is_no_record():
     """Nothing is assembled from nothing."""
-    with pytest.raises(RecordError, match="no row"):
+    with pytest.raises(RecordError, match="without rows"):
         assemble({})
 
 

@@ -15,7 +15,7 @@ from courses import make_results
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from stored_values import build_images, build_row_predictions, row_record
 
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, assemble, row_file_name
 from clear_mlflow.metrics import (
@@ -191,7 +191,7 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
         for bucket in (1, 2, 3)
         for test in inside_bucket(bucket, [[20, 25, 10], list(THREE[bucket])], (50, 50, 50))
     ]
-    matrix = AnytimeMatrix.of_tests(tests, report.record.matrix)
+    matrix = AnytimeMatrix.from_tests(tests, report.record.matrix)
     results = evaluate_metrics(WITHIN_BUCKET_METRICS, report.record.matrix, tests=matrix)
     report = dataclasses.replace(
         report, results=MetricResults(report.results | results), tests=matrix

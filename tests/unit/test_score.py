@@ -19,14 +19,13 @@ from clear_mlflow.comparison.build import compare
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import Subject
 from clear_mlflow.comparison.tables import leaders_frame
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
-from clear_mlflow.core.anytime.anytime_row import AnytimeRow
+from clear_mlflow.core.anytime import AnytimeMatrix, AnytimeRow
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import (
+    build_count_row,
+    build_prediction_row,
+    build_value_row,
     describe_loop,
-    row_of_counts,
-    row_of_predictions,
-    row_of_values,
 )
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import assemble, row_file_name
@@ -148,8 +147,8 @@ def test_error_rates_of_a_published_matrix():
 def test_counts_inside_buckets_are_not_mixed_with_another_score():
     test = AnytimeRow(1, 1, 1, 1, 2, ("1", "2", "3"), (1, 2, 3), (9, 9, 9))
     matrix = AccuracyMatrix(ERRORS, None, [9, 9, 9], score=RMSE)
-    with pytest.raises(RecordError, match="are of accuracy, and the rows of rmse"):
-        AnytimeMatrix.of_tests([test], matrix)
+    with pytest.raises(RecordError, match="measure accuracy, but rows rmse"):
+        AnytimeMatrix.from_tests([test], matrix)
 
 
 def test_what_needs_an_accuracy_is_left_out_with_its_reason():
@@ -193,7 +192,7 @@ def loop(**changes):
 
 
 def test_a_loops_rows_hold_its_score():
-    row = row_of_values(loop(num_instances=9), 1, {"1": 2.5, "3": 1e4})
+    row = build_value_row(loop(num_instances=9), 1, {"1": 2.5, "3": 1e4})
     assert (row.score, row.num_instances) == (RMSE, (9, 9, 9))
     assert row.cells[::2] == (2.5, 1e4)
     assert math.isnan(row.cells[1])
@@ -204,17 +203,21 @@ def test_a_loops_rows_hold_its_score():
 @pytest.mark.parametrize(
     ("changes", "arguments", "part"),
     [
-        ({}, (row_of_counts, [1, 2, 3]), "counts arrived, but the score is rmse; pass it to log_v"),
-        ({}, (row_of_predictions, [1]), "predictions arrived, but the score is rmse"),
-        ({}, (row_of_values, [1, 2]), "rmse has 2 entries for 3 buckets"),
-        ({}, (row_of_values, [1, 2, math.inf]), "rmse of bucket '3' is inf"),
-        ({"test_labels": [[0], [0], [0]]}, (row_of_values, []), "test labels arrived"),
+        (
+            {},
+            (build_count_row, [1, 2, 3]),
+            "counts arrived, but the score is rmse; pass it to log_v",
+        ),
+        ({}, (build_prediction_row, [1]), "predictions arrived, but the score is rmse"),
+        ({}, (build_value_row, [1, 2]), "rmse has 2 entries for 3 buckets"),
+        ({}, (build_value_row, [1, 2, math.inf]), "rmse of bucket '3' is inf"),
+        ({"test_labels": [[0], [0], [0]]}, (build_value_row, []), "test labels arrived"),
         (
             {"lower_is_better": "yes"},
-            (row_of_values, []),
+            (build_value_row, []),
             "lower_is_better is 'yes'; expected True or",
         ),
-        ({"score": "accuracy"}, (row_of_values, []), "accuracy', lower is better"),
+        ({"score": "accuracy"}, (build_value_row, []), "accuracy', lower is better"),
     ],
 )
 def test_a_loop_is_refused_numbers_of_another_kind(changes, arguments, part):

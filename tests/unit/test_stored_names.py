@@ -1,6 +1,6 @@
 """Names of tags and artifacts in stored runs never change, so that old runs stay readable."""
 
-from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, anytime_file_name
+from clear_mlflow.core.anytime import ANYTIME_FOLDER, anytime_file_name
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
 from clear_mlflow.store import names
 

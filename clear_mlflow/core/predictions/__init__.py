@@ -1,8 +1,8 @@
-"""What a model answered for each test image: the rows of the matrix, one level finer.
+"""Predictions for each test image: the rows of the matrix, one level finer.
 
-Stored as safetensors: plain numbers behind a JSON header, nothing that a reader could be made to
-execute. A run holds one file that says which images were tested on, and one small file per row, in
-the order of that first file. docs/record-format.md is the same for writers of other programs.
+They are stored as safetensors: numbers behind a JSON header, and nothing that a reader could be
+made to execute. A run has one file that lists the test images, and one small file per row, in the
+order of that list. docs/record-format.md describes the format for authors of other programs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EvaluationSet:
 
     buckets: tuple[str, ...]  # keys of all buckets, in stream order
     class_names: tuple[str, ...]  # the index is the label
-    bucket: NDArray[np.uint16]  # (N,), position of each image's bucket in buckets; never falling
+    bucket: NDArray[np.uint16]  # (N,), index of each image's bucket in buckets, ascending
     label: NDArray[np.uint16]  # (N,), true class of each image
     content: NDArray[np.uint8]  # (N, 16), first bytes of the SHA-256 of each image's file
     names: tuple[str, ...]  # (N,), name of each image's file, without its extension
@@ -66,11 +66,11 @@ class EvaluationSet:
                 f"an evaluation set of {width} buckets and {classes} classes arrived; expected "
                 f"(buckets + 1) * buckets * classes to be at most {untrusted.MAX_CELLS_PER_CLASS}"
             )
-        falls = bool((np.diff(self.bucket.astype(np.int64)) < 0).any())
-        if int(self.bucket.max()) >= width or falls:
+        is_ordered = bool((np.diff(self.bucket.astype(np.int64)) >= 0).all())
+        if int(self.bucket.max()) >= width or not is_ordered:
             raise RecordError(
-                "bucket of an evaluation set names a bucket that is not there, or is out of order; "
-                f"expected 0 to {width - 1}, never falling"
+                "bucket of an evaluation set is out of range or out of order; expected 0 to "
+                f"{width - 1}, ascending"
             )
         if int(self.label.max()) >= classes:
             raise RecordError(
@@ -88,21 +88,21 @@ class EvaluationSet:
 
     @cached_property
     def class_counts(self) -> NDArray[np.int64]:
-        """(T, classes): images of each class in each bucket."""
+        """Images of each class in each bucket, (T, classes)."""
         counts = np.zeros((len(self.buckets), len(self.class_names)), dtype=np.int64)
         np.add.at(counts, (self.bucket, self.label), 1)
         return counts
 
     @cached_property
     def digest(self) -> str:
-        """Which images in which order: of bucket keys, classes, labels and contents, not names."""
+        """Hash of bucket keys, classes, labels and contents in order, but not of names."""
         hasher = hashlib.sha256(json.dumps([list(self.buckets), list(self.class_names)]).encode())
         for array in (self.bucket.astype("<u2"), self.label.astype("<u2"), self.content):
             hasher.update(np.ascontiguousarray(array).tobytes())
         return f"sha256:{hasher.hexdigest()}"
 
     def to_bytes(self) -> bytes:
-        """The file of this evaluation set."""
+        """Return the content of the evaluation set's file."""
         names = np.frombuffer("\n".join(self.names).encode(), dtype=np.uint8)
         arrays: dict[str, NDArray[Any]] = {
             "bucket": self.bucket,
@@ -119,37 +119,37 @@ class EvaluationSet:
 
     @classmethod
     def load(cls, path: Path) -> EvaluationSet:
-        """Read a file of :meth:`to_bytes`; nothing about the file is trusted."""
-        with _named(path):
+        """Read an untrusted file of :meth:`to_bytes`. Raises RecordError."""
+        with _name_file(path):
             arrays, metadata = read_tensors(path, {"bucket", "label", "content", "names"})
             try:
                 names = tuple(arrays["names"].astype(np.uint8).tobytes().decode().split("\n"))
             except UnicodeDecodeError as error:
-                raise RecordError("names is no Unicode text") from error
-            found = cls(
-                buckets=_texts(metadata, "buckets"),
-                class_names=_texts(metadata, "class_names"),
+                raise RecordError("names is not a Unicode text") from error
+            images = cls(
+                buckets=_parse_texts(metadata, "buckets"),
+                class_names=_parse_texts(metadata, "class_names"),
                 bucket=arrays["bucket"],
                 label=arrays["label"],
                 content=arrays["content"],
                 names=names,
             )
-            if found.digest != metadata.get("digest"):
+            if images.digest != metadata.get("digest"):
                 raise RecordError(
-                    f"its digest is {found.digest}, but it says "
+                    f"its digest is {images.digest}, but it contains the digest "
                     f"{safe_repr(metadata.get('digest'), 80)}; the file was changed"
                 )
-        return found
+        return images
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowPredictions:
-    """What the model answered in one row of the matrix."""
+    """Predictions that one row of the matrix is counted from."""
 
     row: int  # buckets trained so far; 0 is the initialisation
     # (N,), predicted class of each image of the evaluation set; uint8 up to 256 classes.
     labels: NDArray[np.uint8] | NDArray[np.uint16]
-    evaluation_set: str  # digest of the images that they answer
+    evaluation_set: str  # digest of the images
     # (N, classes), softmax of the model's output; the label is its argmax before rounding.
     probabilities: NDArray[np.float16] | None = None
 
@@ -173,46 +173,43 @@ class RowPredictions:
             or not bool(((probabilities >= 0) & (probabilities <= 1)).all())
         ):
             raise RecordError(
-                "probabilities of predictions are no float16 from 0 to 1, one per class, "
-                "for each image"
+                "probabilities of predictions must be float16 from 0 to 1, one per class, for "
+                "each image"
             )
         probabilities.setflags(write=False)
 
     def check(self, images: EvaluationSet, cells: Sequence[float] | None = None) -> None:
-        """Make sure that these are answers to those images and give the stored row's accuracies."""
+        """Raise RecordError if predictions have other images, or contradict the row's cells."""
         if self.evaluation_set != images.digest or len(self.labels) != len(images):
-            raise RecordError(
-                f"predictions of row {self.row} answer another evaluation set than the one stored "
-                "beside them"
-            )
+            raise RecordError(f"predictions of row {self.row} belong to another evaluation set")
         classes = len(images.class_names)
         width = classes if self.probabilities is None else self.probabilities.shape[1]
         if int(self.labels.max()) >= classes or width != classes:
             raise RecordError(
-                f"predictions of row {self.row} hold a class that is not one of the {classes}"
+                f"predictions of row {self.row} contain a class that is not one of the {classes}"
             )
         if cells is None:
             return
-        counted = zip(self.correct(images), images.num_instances, cells, strict=True)
-        for right, count, said in counted:
-            # Other programs keep a few digits; an image more or less is beyond them.
-            if not math.isnan(said) and abs(right / count - said) > 0.5 / count:
+        counts = zip(self.correct(images), images.num_instances, cells, strict=True)
+        for correct, count, cell in counts:
+            # Other programs round accuracies, but by less than half an image.
+            if not math.isnan(cell) and abs(correct / count - cell) > 0.5 / count:
                 raise RecordError(
-                    f"predictions of row {self.row} give an accuracy of {right / count:.4f}, "
-                    f"but the stored row says {said:.4f}"
+                    f"predictions of row {self.row} have an accuracy of {correct / count:.4f}, "
+                    f"but the stored row has {cell:.4f}"
                 )
 
     def hits(self, images: EvaluationSet) -> NDArray[np.bool_]:
-        """(N,): which images were classified correctly."""
+        """Return (N,): True for images that were classified correctly."""
         return np.equal(self.labels, images.label)
 
     def correct(self, images: EvaluationSet) -> tuple[int, ...]:
-        """Images classified correctly, per bucket."""
-        right = np.bincount(images.bucket[self.hits(images)], minlength=len(images.buckets))
-        return tuple(right.tolist())
+        """Count the images classified correctly, per bucket."""
+        counts = np.bincount(images.bucket[self.hits(images)], minlength=len(images.buckets))
+        return tuple(counts.tolist())
 
     def to_bytes(self) -> bytes:
-        """The file of this row's predictions."""
+        """Return the content of the file of this row's predictions."""
         arrays: dict[str, NDArray[Any]] = {"labels": self.labels}
         if self.probabilities is not None:
             arrays["probabilities"] = self.probabilities
@@ -220,12 +217,12 @@ class RowPredictions:
 
     @classmethod
     def load(cls, path: Path) -> RowPredictions:
-        """Read a file of :meth:`to_bytes`; nothing about the file is trusted."""
-        with _named(path):
+        """Read an untrusted file of :meth:`to_bytes`. Raises RecordError."""
+        with _name_file(path):
             arrays, metadata = read_tensors(path, {"labels"}, {"probabilities"})
             row = metadata.get("row", "")
             if not re.fullmatch(r"[0-9]{1,9}", row) or predictions_file_name(int(row)) != path.name:
-                raise RecordError(f"holds the predictions of row {safe_repr(row)}")
+                raise RecordError(f"contains the predictions of row {safe_repr(row)}")
             return cls(
                 row=int(row),
                 labels=arrays["labels"],
@@ -235,7 +232,7 @@ class RowPredictions:
 
 
 def predictions_file_name(row: int) -> str:
-    """The name of the file of a row's predictions.
+    """Return the name of the file of a row's predictions.
 
     >>> predictions_file_name(4)
     'row_004.safetensors'
@@ -244,8 +241,8 @@ def predictions_file_name(row: int) -> str:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file, in one line that begins with its name."""
+def _name_file(path: Path) -> Iterator[None]:
+    """Begin the messages of errors with the name of a file."""
     try:
         yield
     except RecordError as error:
@@ -254,7 +251,7 @@ def _named(path: Path) -> Iterator[None]:
         raise RecordError(f"{path.name}: cannot be read ({error.strerror or error})") from error
 
 
-def _texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
+def _parse_texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
     texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
-    found: tuple[str, ...] = untrusted.convert(texts, tuple[str, ...], name)
-    return found
+    checked: tuple[str, ...] = untrusted.convert(texts, tuple[str, ...], name)
+    return checked

@@ -5,34 +5,26 @@ Every layout's reader ends in :func:`stream_of`, so that all data is proven the 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import sqlite3
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, combinations
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import measured_split
-from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, sha256_of
-from clear_mlflow.data.cached_arrays import ForeignFileError, UnusableFileError, refuse_others
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
+from clear_mlflow.data.cache import HashCache
 from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
 from clear_mlflow.data.stream import DOMAIN, Bucket, BucketStream, ImageSet
 
-FILE_NAME = "hashes-v1.sqlite"
-
 _FILES_IN_A_TASK = 32
-_SETTLED_NANOSECONDS = 2 * 10**9  # the coarsest clock in use is FAT's
-_SECONDS_TO_WAIT = 10.0  # for another process that writes
 
 
 class Image(NamedTuple):
@@ -107,7 +99,7 @@ def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tu
     done: dict[int, ImageSet] = {}
     # More threads than cores: on a network file system most of the time is waiting for a reply.
     with (
-        RememberedHashes(hashes_in, root) as hashes,
+        HashCache(hashes_in, root) as hashes,
         ThreadPoolExecutor(max_workers=4 * usable_cores()) as pool,
     ):
         for images in (images for bucket in buckets for images in (bucket.train, bucket.test)):
@@ -126,7 +118,7 @@ def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tu
     )
 
 
-def _content(path: Path, root: Path, hashes: RememberedHashes) -> str:
+def _content(path: Path, root: Path, hashes: HashCache) -> str:
     status = regular_file(path, root=root)
     if not 0 < status.st_size <= MAX_IMAGE_BYTES:
         raise DataError(
@@ -134,7 +126,7 @@ def _content(path: Path, root: Path, hashes: RememberedHashes) -> str:
             f"{MAX_IMAGE_BYTES}; unpack the dataset again"
         )
     try:
-        return hashes.of(path, status)
+        return hashes.hash_file(path, status)
     except OSError as error:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
 
@@ -200,78 +192,3 @@ def _first_of_each(copies: Sequence[Image], *fields: str) -> list[Image]:
 
 def _both(images: Sequence[Image]) -> str:
     return f"{path_text(images[0].path)} and {path_text(images[1].path)}"
-
-
-class RememberedHashes:
-    """Hashes of files below *root*, kept in *folder*; a file is known by size, times and inode."""
-
-    def __init__(self, folder: Path | None, root: Path) -> None:
-        self._file = None if folder is None else folder / FILE_NAME
-        self._root = root
-        self._known: dict[bytes, tuple[Any, ...]] = {}  # path to its state and its hash
-        self._new: dict[bytes, tuple[Any, ...]] = {}
-
-    def __enter__(self) -> RememberedHashes:
-        if self._file is not None and self._file.is_file():
-            self._in_database(self._file, self._load)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Keep what is new, however the context is left: hashing continues where it stopped."""
-        if self._file is not None and self._new:
-            self._in_database(self._file, self._save)
-
-    def of(self, path: Path, status: os.stat_result) -> str:
-        """SHA-256 of a file, hexadecimal; *status* is its own, links followed. Of any thread."""
-        before, name = _state_of(status), os.fsencode(path)  # not every name is Unicode
-        if (known := self._known.get(name)) is not None and known[:-1] == before:
-            return str(known[-1])
-        started = time.time_ns()
-        content = sha256_of(path)
-        settled = max(status.st_mtime_ns, status.st_ctime_ns) + _SETTLED_NANOSECONDS < started
-        if settled and _state_of(path.stat()) == before:
-            self._new[name] = (*before, content)
-        return content
-
-    @staticmethod
-    def _in_database(file: Path, do: Callable[[sqlite3.Connection], None]) -> None:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                refuse_others(file)
-            database = sqlite3.connect(file, timeout=_SECONDS_TO_WAIT)
-            with contextlib.closing(database), database:
-                do(database)
-        except (ForeignFileError, sqlite3.OperationalError):
-            return  # another user's; or locked, or it cannot be written: it may be in order
-        except (UnusableFileError, OSError, sqlite3.Error):
-            # Damaged, or others may write to it: the next run begins a new one. Nothing is lost
-            # that cannot be hashed again.
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
-
-    def _load(self, database: sqlite3.Connection) -> None:
-        root = os.fsencode(self._root)
-        below, after = root + b"/", root + b"0"  # 0 is the character after the slash
-        rows = database.execute(
-            "SELECT path, size, mtime_ns, ctime_ns, inode, content FROM hashes "
-            "WHERE path > ? AND path < ?",
-            (below, after),
-        )
-        self._known = {path: tuple(rest) for path, *rest in rows}
-
-    def _save(self, database: sqlite3.Connection) -> None:
-        database.execute(
-            "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, "
-            "mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER, content TEXT) WITHOUT ROWID"
-        )
-        database.executemany(
-            "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)",
-            [(path, *row) for path, row in self._new.items()],
-        )
-
-
-def _state_of(status: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file does: size, times and inode; the change time cannot be set."""
-    inode = status.st_ino % 2**63  # the most that the database holds
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)

@@ -20,7 +20,7 @@ import numpy as np
 from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import TEST
-from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, sha256_of
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, hash_file
 from clear_mlflow.data import own_listing
 from clear_mlflow.data.checking.content import Image, doubles, stream_of
 from clear_mlflow.data.decoding.decode import Resize, decode
@@ -207,7 +207,7 @@ def _looked(image: Image, root: Path) -> tuple[str, str]:
             return "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most"
         # What training does: so that what passes here is what it can decode.
         decode(ImageSet(paths=(path,), labels=np.zeros(1, dtype=np.int64)), Resize(8))
-        return sha256_of(path), ""
+        return hash_file(path), ""
     except (DataError, OSError) as error:
         return "", reason(error).removeprefix(f"{path_text(path)} ")
 

@@ -2,9 +2,9 @@
 
 Two geometries, both with the shorter side scaled to a given length, bilinear with anti-aliasing:
 
-* the whole image, to the byte what torchvision makes of it: its image loader, then ``Resize``. That
-  is what the CLEAR authors' code does, so a camera's orientation (EXIF) is not applied and
-  transparency is dropped;
+* the complete image, byte for byte as torchvision's image loader and ``Resize`` return it. The
+  CLEAR authors' code does this, so a camera's orientation (EXIF) is not applied and transparency is
+  dropped;
 * the central square of the image as people see it: upright, on white where it is transparent.
 """
 
@@ -49,22 +49,22 @@ _DECODER = 2  # to be raised with any change to this module that changes a pixel
 
 @dataclass(frozen=True)
 class Resize:
-    """What becomes of an image: its shorter side is scaled to *side* pixels."""
+    """A geometry in which the shorter side of an image is scaled to *side* pixels."""
 
     side: int
-    square: bool = False  # keep the central square alone; else the whole image
+    square: bool = False  # keep only the central square, not the complete image
 
     def __str__(self) -> str:
-        return f"{self.side} {'square' if self.square else 'whole'}"
+        return f"{self.side} {'square' if self.square else 'whole'}"  # in keys of the cache
 
 
 @dataclass(frozen=True, eq=False)
 class OwnTransform:
-    """What another library makes of an image: upright, and on white where it is transparent."""
+    """Another library's transform of an image that is upright, and on white if transparent."""
 
     make: Callable[[Image.Image], NDArray[np.float32]]  # of the image in RGB; in several threads
     side: int  # pixels to which it scales the shorter side at most
-    text: str  # the same in words
+    text: str  # describes the transform
 
     def __str__(self) -> str:
         return self.text
@@ -78,25 +78,25 @@ class DecodedImages:
     sizes: NDArray[np.int64]  # (N, 2), height and width of each
 
     def squares(self, side: int) -> NDArray[np.uint8]:
-        """(N, side, side, 3), a view, where all images are squares of that side."""
+        """Return a view, (N, side, side, 3). All images must be squares of that side."""
         return self.pixels.reshape(len(self.sizes), side, side, 3)
 
 
 class _UndecodableError(Exception):
-    """A file's bytes are no image that can be shown; the reason, for a one-line message."""
+    """The bytes of a file are not an image that can be decoded; the message is the reason."""
 
 
 @dataclass(frozen=True)
-class Damaged:
+class DamagedImage:
     """An image that was read, but cannot be decoded."""
 
-    position: int  # in its image set
+    index: int  # in its image set
     path: Path
-    why: str
+    reason: str
 
 
 def decoder_version() -> str:
-    """What a pixel depends on, apart from the file: this module, Pillow, and its JPEG library."""
+    """Return the versions on which pixels depend: this module, Pillow, and its JPEG library."""
     libraries = (features.version("pil"), features.version("jpg"))
     return "-".join(("clear_mlflow", str(_DECODER), *(str(version) for version in libraries)))
 
@@ -104,10 +104,10 @@ def decoder_version() -> str:
 def decode(
     images: ImageSet, resize: Resize, *, on_image: Callable[[int], None] | None = None
 ) -> DecodedImages:
-    """Every image decoded once, into memory, in the order of *images*."""
+    """Decode images into memory, in their order. Raises DataError if one is damaged."""
     pixels = bytearray()
     sizes = np.zeros((len(images), 2), dtype=np.int64)
-    damaged: list[Damaged] = []
+    damaged: list[DamagedImage] = []
     try:
         for block in decode_blocks(images, resize, on_image=on_image):
             for n, image in enumerate(block.images, start=block.start):
@@ -120,20 +120,20 @@ def decode(
             "than this machine can give; pass a smaller image_size"
         ) from None
     if damaged:
-        raise refusal(damaged)
+        raise build_damage_error(damaged)
     return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), sizes)
 
 
 def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
     """Decode images that are in memory."""
     images = []
-    for position, content in enumerate(contents):
+    for number, content in enumerate(contents, start=1):
         try:
-            images.append(_decoded(content, resize))
+            images.append(_decode_image(content, resize))
         except _UndecodableError as error:
             raise DataError(
-                f"image {position + 1} of {len(contents)} cannot be decoded: {error}; expected a "
-                "whole JPEG or PNG image"
+                f"image {number} of {len(contents)} cannot be decoded: {error}; expected a "
+                "complete JPEG or PNG image"
             ) from None
     sizes = np.array([image.shape[:2] for image in images], dtype=np.int64).reshape(-1, 2)
     pixels = b"".join(image.tobytes() for image in images)
@@ -142,12 +142,12 @@ def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
 
 @dataclass(frozen=True, eq=False)
 class DecodedBlock:
-    """Some images in a row."""
+    """Consecutive images of a set."""
 
-    start: int  # position of the first
-    # Each (height, width, 3) of bytes, or what an OwnTransform made of it; empty where damaged.
+    start: int  # index of the first
+    # Each (height, width, 3) of bytes, or an OwnTransform's result; empty if damaged.
     images: Sequence[NDArray[Any]]
-    damaged: Sequence[Damaged]
+    damaged: Sequence[DamagedImage]
 
 
 def decode_blocks(
@@ -156,9 +156,9 @@ def decode_blocks(
     *,
     on_image: Callable[[int], None] | None = None,
 ) -> Iterator[DecodedBlock]:
-    """Every image decoded once, in threads: blocks in order, with what is damaged in each."""
+    """Decode images in threads, and yield blocks in order, each with its damaged images."""
     if images.vectors is not None:
-        raise DataError("the dataset is of vectors, and not of images; pass features=vectors")
+        raise DataError("the dataset contains vectors, not images; pass features=vectors")
     if resize.side**2 > _MAX_PIXELS:
         # Pillow takes what memory there is, block by block, until the system ends the process.
         raise DataError(
@@ -172,25 +172,25 @@ def decode_blocks(
     images_in_task = max(1, min(_IMAGES_IN_A_TASK, _MAX_BYTES_AHEAD // (3 * workers * image_bytes)))
     task_bytes = images_in_task * image_bytes  # of the largest task; an estimate until one is done
 
-    def decoded(start: int) -> DecodedBlock:
+    def decode_block(start: int) -> DecodedBlock:
         stop = min(start + images_in_task, len(images))
         block, damaged = [], []
         for i in range(start, stop):
             try:
                 content = _read(images.paths[i], images.contents[i] if images.contents else None)
-                block.append(_decoded(content, resize))
+                block.append(_decode_image(content, resize))
             except _UndecodableError as error:
                 block.append(np.zeros((0, 0, 3), dtype=np.uint8))
-                damaged.append(Damaged(i, images.paths[i], str(error)))
-            except MemoryError:  # it may be sound, so it is not left out
+                damaged.append(DamagedImage(i, images.paths[i], str(error)))
+            except MemoryError:  # the image may be intact, so it is not left out
                 raise DataError(
                     f"{path_text(images.paths[i])} needs more memory to be decoded than this "
-                    "machine can give; end what else runs on it, or store the image smaller"
+                    "machine can give; end other programs on it, or store the image smaller"
                 ) from None
         return DecodedBlock(start, block, damaged)
 
-    # Threads and not processes: Pillow lets go of the interpreter's lock while it decodes and
-    # scales, and threads need not send pixels to one another.
+    # Threads and not processes: Pillow releases the interpreter's lock while it decodes and scales,
+    # and threads need not send pixels to one another.
     pool = ThreadPoolExecutor(max_workers=workers)
     waiting: deque[Future[DecodedBlock]] = deque()
     starts = iter(range(0, len(images), images_in_task))
@@ -198,7 +198,7 @@ def decode_blocks(
     def submit_tasks() -> None:  # not all at once: decoded images would fill the memory
         max_tasks = max(1, min(3 * workers, _MAX_BYTES_AHEAD // task_bytes))
         while len(waiting) < max_tasks and (start := next(starts, -1)) >= 0:
-            waiting.append(pool.submit(decoded, start))
+            waiting.append(pool.submit(decode_block, start))
 
     try:
         submit_tasks()
@@ -213,15 +213,13 @@ def decode_blocks(
         pool.shutdown(cancel_futures=True)
 
 
-def refusal(damaged: Sequence[Damaged], *, advice: str = "") -> DataError:
-    """The error about images that cannot be decoded: their number and the first, then *advice*."""
-    first = damaged[0]
-    one = f"{path_text(first.path)} cannot be decoded: {first.why}"
-    what = (
-        one if len(damaged) == 1 else f"{len(damaged)} images cannot be decoded; the first: {one}"
-    )
+def build_damage_error(damaged: Sequence[DamagedImage], *, advice: str = "") -> DataError:
+    """Return the error that counts damaged images and names the first, followed by *advice*."""
+    message = f"{path_text(damaged[0].path)} cannot be decoded: {damaged[0].reason}"
+    if len(damaged) > 1:
+        message = f"{len(damaged)} images cannot be decoded; the first: {message}"
     return DataError(
-        f"{what}; expected a whole JPEG or PNG image: unpack the dataset again{advice}"
+        f"{message}; expected a complete JPEG or PNG image: unpack the dataset again{advice}"
     )
 
 
@@ -238,7 +236,7 @@ def _read(path: Path, content: str | None) -> bytes:
     return data
 
 
-def _decoded(data: bytes, resize: Resize | OwnTransform) -> NDArray[Any]:
+def _decode_image(data: bytes, resize: Resize | OwnTransform) -> NDArray[Any]:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
@@ -250,20 +248,20 @@ def _decoded(data: bytes, resize: Resize | OwnTransform) -> NDArray[Any]:
             if image.mode == "I" and np.any(np.asarray(image) >> 16):  # of negative numbers, too
                 raise _UndecodableError("its pixels have more than 16 bits")
             if isinstance(resize, Resize):
-                return (_square if resize.square else _whole)(image, resize.side)
-            _scaled(image, resize.side)
-            upright = _upright(image)
+                return (_resize_square if resize.square else _resize)(image, resize.side)
+            _compute_long_side(image, resize.side)
+            upright = _turn_upright(image)
     except (_UndecodableError, MemoryError):
         raise
     except UnidentifiedImageError:
-        raise _UndecodableError("it is no image of a kind that photos have") from None
+        raise _UndecodableError("it is not an image in a format of photos") from None
     except Exception as error:  # Pillow has no closed set of exceptions for damaged files
         raise _UndecodableError(reason(error)) from error
-    return resize.make(upright)  # out here, where an error of its own is no damage
+    return resize.make(upright)  # out here: an error of the library is not damage
 
 
-def _scaled(image: Image.Image, side: int) -> int:
-    """The longer side of an image whose shorter one is scaled to *side* pixels."""
+def _compute_long_side(image: Image.Image, side: int) -> int:
+    """Return the longer side of an image whose shorter one is scaled to *side* pixels."""
     short, long = sorted(image.size)
     long = int(side * long / short)  # rounded down, as torchvision does
     if side * long > _MAX_PIXELS:
@@ -274,37 +272,36 @@ def _scaled(image: Image.Image, side: int) -> int:
     return long
 
 
-def _whole(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """What torchvision's image loader and ``Resize(side)`` make of an image, to the byte."""
-    long = _scaled(image, side)
+def _resize(image: Image.Image, side: int) -> NDArray[np.uint8]:
+    """Scale an image byte for byte as torchvision's image loader and ``Resize(side)`` do."""
+    long = _compute_long_side(image, side)
     size = (side, long) if image.width <= image.height else (long, side)
     return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
 
 
-def _square(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    # Only JPEG has a draft mode. It keeps both sides at least as large as asked for; half of the
+def _resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
+    # Only JPEG has a draft mode. It keeps both sides at least as large as requested; half of the
     # reduction is left to the better filter below.
     image.draft("RGB", (2 * side, 2 * side))
     # A square crop commutes with turning, so turning is left to the small image.
     square = min(image.size)
     left, top = (image.width - square) / 2, (image.height - square) / 2
-    small = _rgb(image).resize(
+    small = _convert_to_rgb(image).resize(
         (side, side),
         Image.Resampling.BILINEAR,
         box=(left, top, left + square, top + square),
     )
-    turn = _UPRIGHT.get(_orientation(image))
+    turn = _UPRIGHT.get(_read_orientation(image))
     return np.asarray(small if turn is None else small.transpose(turn))
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """The whole image as people see it."""
-    turn = _UPRIGHT.get(_orientation(image))
-    colour = _rgb(image)
+def _turn_upright(image: Image.Image) -> Image.Image:
+    turn = _UPRIGHT.get(_read_orientation(image))
+    colour = _convert_to_rgb(image)
     return colour.copy() if turn is None else colour.transpose(turn)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _convert_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):
@@ -318,8 +315,8 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _orientation(image: Image.Image) -> int:
+def _read_orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # damaged EXIF is common in collected photos and says nothing of the pixels
+    except Exception:  # damaged EXIF is common in collected photos, whose pixels may be intact
         return 1

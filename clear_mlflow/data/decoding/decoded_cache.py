@@ -1,21 +1,19 @@
-"""Decode once: pixels in files that are mapped into memory, one per image set.
+"""Decoded images that are kept from run to run: pixels in files, one per image set.
 
 A file is named by the hash of what its pixels depend on: the content of each image in order, the
-geometry, and the decoder's version. ``KEY.npy`` holds the pixels end to end, ``KEY.json`` the
-sizes; where some images cannot be decoded, which and why, and there are no pixels.
+geometry, and the decoder's version. ``KEY.npy`` contains the pixels end to end, ``KEY.json`` the
+sizes. If some images cannot be decoded, it lists them with the reasons, and there are no pixels.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +21,22 @@ import numpy as np
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import warn
-from clear_mlflow.data.cached_arrays import (
-    CachedArrays,
+from clear_mlflow.data.cache import (
     ForeignFileError,
     UnusableFileError,
-    new_array,
+    lock_folder,
+    read_array,
+    write_array,
 )
 from clear_mlflow.data.checking.content import stream_digest
 from clear_mlflow.data.decoding.decode import (
-    Damaged,
+    DamagedImage,
     DecodedImages,
     Resize,
+    build_damage_error,
     decode,
     decode_blocks,
     decoder_version,
-    refusal,
 )
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet, counted, image_sets
@@ -45,106 +44,86 @@ from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet, counted, im
 LEAVE_OUT = "leave_out"
 DECODED_FOLDER = "decoded-v1"  # in the folder of all caches
 
-# Height to width of most photos, for how much room they will take.
+# Height to width of most photos, to estimate how much room they take.
 _PHOTO_RATIO = 1.5
 _MOST_LISTED = 100  # damaged images, by name
 
 
 class DecodedCache:
-    """Decoded images that stay from run to run; where they cannot, a warning, once."""
+    """Decoded images that are kept from run to run; one line warns if they cannot be."""
 
     def __init__(self, folder: Path, *, warn: Callable[[str], None] = warn) -> None:
         self.folder = folder
-        self._arrays = CachedArrays()
         self._warn = warn
-        self._warned: set[str] = set()
+        self._warnings: set[str] = set()
 
-    def images(
+    def load(
         self,
         images: ImageSet,
         resize: Resize,
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> DecodedImages:
-        """The decoded images, built when they are first asked for; mapped copy-on-write."""
-        found = self._ready(images, resize, on_image)
-        if isinstance(found, tuple):
-            raise refusal(found)
-        if found is None:
-            return decode(images, resize, on_image=on_image)
-        return found
+        """Return the decoded images, mapped copy-on-write, and cache them if necessary.
 
-    def damaged(
+        Raises DataError if an image cannot be decoded.
+        """
+        entry = self._load_or_build(images, resize, on_image)
+        if isinstance(entry, tuple):
+            raise build_damage_error(entry)
+        return decode(images, resize, on_image=on_image) if entry is None else entry
+
+    def find_damaged(
         self,
         images: ImageSet,
         resize: Resize,
         *,
         on_image: Callable[[int], None] | None = None,
-    ) -> tuple[Damaged, ...]:
-        """The images that cannot be decoded; where there are none, the set is ready afterwards."""
-        found = self._ready(images, resize, on_image)
-        if found is None:
-            # Nothing can be kept: look at each image, and let it go.
+    ) -> tuple[DamagedImage, ...]:
+        """Return the images that cannot be decoded. If there are none, the set is now cached."""
+        entry = self._load_or_build(images, resize, on_image)
+        if entry is None:  # nothing can be kept: decode each image and drop it
             blocks = decode_blocks(images, resize, on_image=on_image)
-            return tuple(one for block in blocks for one in block.damaged)
-        return found if isinstance(found, tuple) else ()
+            return tuple(image for block in blocks for image in block.damaged)
+        return entry if isinstance(entry, tuple) else ()
 
-    def _ready(
+    def _load_or_build(
         self, images: ImageSet, resize: Resize, on_image: Callable[[int], None] | None
-    ) -> DecodedImages | tuple[Damaged, ...] | None:
-        """Pixels, or what is damaged in their place; None where nothing can be kept."""
+    ) -> DecodedImages | tuple[DamagedImage, ...] | None:
+        """Return pixels, or the damaged images if there are some, or None if nothing is kept."""
         if not images.contents:
             return None
         described = "\n".join((decoder_version(), str(resize), *images.contents))
         path = self.folder / f"{hashlib.sha256(described.encode()).hexdigest()}.npy"
         try:
-            if (found := self._kept(path, images)) is None:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                with self._only_builder():
+            if (entry := self._read_unless_damaged(path, images)) is None:
+                with lock_folder(self.folder):
                     # Another process may have built it while this one waited.
-                    if (found := self._kept(path, images)) is None:
+                    if (entry := self._read_unless_damaged(path, images)) is None:
                         self._build(path, images, resize, on_image)
-                        return self._read(path, images)
+                        return _read(path, images)
         # After it was built, too: some file systems let everybody write to every file.
         except UnusableFileError as error:
-            self._not_kept(str(error), "of your own, which no other user may write to")
+            self._warn_not_kept(str(error), "of your own, which no other user may write to")
             return None
         except OSError as error:
-            self._not_kept(reason(error), "that can be written, or until there is room")
+            self._warn_not_kept(reason(error), "that can be written, or until there is room")
             return None
         if on_image is not None:
             on_image(len(images))
-        return found
+        return entry
 
-    def _kept(self, path: Path, images: ImageSet) -> DecodedImages | tuple[Damaged, ...] | None:
-        """What is kept, if it is as it was written; None where it has to be built."""
+    def _read_unless_damaged(
+        self, path: Path, images: ImageSet
+    ) -> DecodedImages | tuple[DamagedImage, ...] | None:
         try:
-            return self._read(path, images)
+            return _read(path, images)
         except ForeignFileError:  # so this user does not replace it
             raise
         except UnusableFileError as error:
-            message = f"{error}; its images are decoded anew, as those of any other such file are"
+            message = f"{error}; its images are decoded anew, and any other such file, too"
             self._warn_once("damage", message)
             return None
-
-    def _read(self, path: Path, images: ImageSet) -> DecodedImages | tuple[Damaged, ...] | None:
-        if (found := self._arrays.open(path, {"key": path.stem})) is None:
-            return None
-        pixels, about = found
-        if about["damaged"]:
-            return tuple(Damaged(n, images.paths[n], why) for n, why in about["damaged"])
-        # Of a plain array: torch takes it without a warning, for it may be written to.
-        sizes = np.array(about["sizes"], dtype=np.int64).reshape(-1, 2)
-        return DecodedImages(pixels.view(np.ndarray), sizes)
-
-    @contextlib.contextmanager
-    def _only_builder(self) -> Iterator[None]:
-        """Wait until no other process builds anything here, and keep others waiting."""
-        with (self.folder / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it however a process ends
-            for part in self.folder.glob("*.part"):  # of builders that were killed
-                part.unlink(missing_ok=True)
-            yield
 
     def _build(
         self,
@@ -153,44 +132,54 @@ class DecodedCache:
         resize: Resize,
         on_image: Callable[[int], None] | None,
     ) -> None:
-        """Decode the images into a file; or, where some are damaged, keep their list."""
-        needed = len(images) * resize.side**2 * 3 * (1 if resize.square else _PHOTO_RATIO)
-        # Whoever else needs this disk is not to find it full because of a cache.
-        if shutil.disk_usage(self.folder).free < needed:
+        """Decode the images into a file, or write the list of damaged images."""
+        num_bytes = len(images) * resize.side**2 * 3 * (1 if resize.square else _PHOTO_RATIO)
+        # The cache must not fill a disk that others need.
+        if shutil.disk_usage(self.folder).free < num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         sizes: list[int] = []
         damaged: list[tuple[int, str]] = []
-        about: dict[str, Any] = {"key": path.stem, "sizes": sizes, "damaged": damaged}
-        with new_array(path, about) as file:
+        metadata: dict[str, Any] = {"key": path.stem, "sizes": sizes, "damaged": damaged}
+        with write_array(path, metadata) as file:
             start = file.write(_npy_header(0))
             # Written and not mapped: a full disk is an error here, and a killed process there.
             for block in decode_blocks(images, resize, on_image=on_image):
-                damaged += [(one.position, one.why) for one in block.damaged]
-                for image in block.images:
-                    sizes += image.shape[:2]
-                    file.write(image.data)
+                damaged += [(image.index, image.reason) for image in block.damaged]
+                for pixels in block.images:
+                    sizes += pixels.shape[:2]
+                    file.write(pixels.data)
             if damaged:
                 sizes.clear()
                 file.truncate(start)
-            file.seek(0, io.SEEK_END)
-            num_bytes = file.tell() - start
+            end = file.seek(0, io.SEEK_END)
             file.seek(0)
-            file.write(_npy_header(num_bytes))
+            file.write(_npy_header(end - start))
 
-    def _not_kept(self, why: str, other_folder: str) -> None:
+    def _warn_not_kept(self, why: str, other_folder: str) -> None:
         self._warn_once(
             "folder",
             f"decoded images cannot be kept in {path_text(self.folder)}: {why}; each run decodes "
             f"them anew until CLEAR_MLFLOW_CACHE names a folder {other_folder}",
         )
 
-    def _warn_once(self, what: str, message: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+    def _warn_once(self, topic: str, message: str) -> None:
+        if topic not in self._warnings:
+            self._warnings.add(topic)
             self._warn(message)
 
 
-def sound_stream(
+def _read(path: Path, images: ImageSet) -> DecodedImages | tuple[DamagedImage, ...] | None:
+    if (entry := read_array(path, {"key": path.stem})) is None:
+        return None
+    pixels, metadata = entry
+    if metadata["damaged"]:
+        return tuple(DamagedImage(n, images.paths[n], why) for n, why in metadata["damaged"])
+    sizes = np.array(metadata["sizes"], dtype=np.int64).reshape(-1, 2)
+    # As a plain array: torch takes it without a warning, for it may be written to.
+    return DecodedImages(pixels.view(np.ndarray), sizes)
+
+
+def drop_undecodable(
     stream: BucketStream,
     *,
     cache: DecodedCache,
@@ -198,21 +187,30 @@ def sound_stream(
     damaged: str,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[BucketStream, int]:
-    """Decode every image into the cache: what of the stream can be, and how many are left out."""
-    left: dict[int, ImageSet] = {}
-    everything: list[Damaged] = []
+    """Decode every image into the cache, and return the decodable stream and how many were dropped.
+
+    Raises DataError if images are damaged, unless *damaged* is ``leave_out``.
+    """
+    remaining: dict[int, ImageSet] = {}
+    all_damaged: list[DamagedImage] = []
     for images, on_ready in counted([*image_sets(stream)], on_image):
-        found = cache.damaged(images, resize, on_image=on_ready)
-        everything += found
-        gone = [one.position for one in found]
-        rest = images.take(np.delete(np.arange(len(images)), gone)) if gone else images
-        left[id(images)] = rest
-    if not everything:
+        damaged_images = cache.find_damaged(images, resize, on_image=on_ready)
+        all_damaged += damaged_images
+        if damaged_images:
+            dropped = [image.index for image in damaged_images]
+            remaining[id(images)] = images.take(np.delete(np.arange(len(images)), dropped))
+    if not all_damaged:
         return stream, 0
     if damaged != LEAVE_OUT:
-        raise refusal(everything, advice=", or pass damaged=leave_out to train without")
+        raise build_damage_error(
+            all_damaged, advice=", or pass damaged=leave_out to train without them"
+        )
     buckets = tuple(
-        Bucket(bucket.key, left[id(bucket.train)], left[id(bucket.test)])
+        Bucket(
+            bucket.key,
+            remaining.get(id(bucket.train), bucket.train),
+            remaining.get(id(bucket.test), bucket.test),
+        )
         for bucket in stream.buckets
     )
     for bucket in buckets:
@@ -220,15 +218,15 @@ def sound_stream(
             if not len(images):
                 raise DataError(
                     f"none of bucket {bucket.key}'s {split} images can be decoded; the first "
-                    f"damaged image is {path_text(everything[0].path)}: unpack the dataset again"
+                    f"damaged image is {path_text(all_damaged[0].path)}: unpack the dataset again"
                 )
-    listed = everything[:_MOST_LISTED]
     warnings = [
-        f"{path_text(one.path)} is left out: it cannot be decoded: {one.why}" for one in listed
+        f"{path_text(image.path)} is left out: it cannot be decoded: {image.reason}"
+        for image in all_damaged[:_MOST_LISTED]
     ]
-    if more := len(everything) - len(listed):
-        warnings.append(f"{more} more images are left out, which cannot be decoded")
-    sound = dataclasses.replace(
+    if (num_unlisted := len(all_damaged) - _MOST_LISTED) > 0:
+        warnings.append(f"{num_unlisted} more images are left out, which cannot be decoded")
+    decodable = dataclasses.replace(
         stream,
         buckets=buckets,
         digest=stream_digest(buckets, stream.class_names, stream.tested_on, stream.scenario),
@@ -236,13 +234,13 @@ def sound_stream(
     )
     # A set without its damaged images is another one to the cache. It is decoded now, as the others
     # were, and not in the middle of the training.
-    for images, on_ready in counted([*image_sets(sound)], on_image):
-        cache.damaged(images, resize, on_image=on_ready)
-    return sound, len(everything)
+    for images, on_ready in counted([*image_sets(decodable)], on_image):
+        cache.find_damaged(images, resize, on_image=on_ready)
+    return decodable, len(all_damaged)
 
 
 def _npy_header(num_bytes: int) -> bytes:
-    """The beginning of numpy's file format for so many bytes; as long for any number."""
+    """Return the header of a .npy file of bytes, which is as long for any number of them."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": (num_bytes,)}

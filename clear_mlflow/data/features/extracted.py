@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, described, new_array
+from clear_mlflow.data.cache import UnusableFileError, read_array, read_metadata, write_array
 from clear_mlflow.data.decoding.decode import decoder_version
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
@@ -50,7 +50,7 @@ class Extraction:
     def read(self, path: Path, images: ImageSet) -> NDArray[np.float32] | None:
         """The features of some images, (N, width); None where they have to be computed."""
         try:
-            found = CachedArrays().open(path, self._about(images))
+            found = read_array(path, self._about(images))
         except (UnusableFileError, OSError):
             return None
         return None if found is None else found[0]
@@ -59,7 +59,7 @@ class Extraction:
         """Keep the features of some images, (N, width): whole, or not at all."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with new_array(path, self._about(images)) as file:
+            with write_array(path, self._about(images)) as file:
                 np.save(file, array, allow_pickle=False)
         except OSError as error:
             raise DataError(
@@ -103,7 +103,7 @@ def _described(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Each array of a folder, and what it is of."""
     for path in sorted(folder.glob("*.json")):
         try:
-            about = described(path)
+            about = read_metadata(path)
         except (UnusableFileError, OSError) as error:
             raise _unusable(str(error), folder) from None
         if not {*_DECIDING, "contents", "decoder"} <= about.keys():
@@ -154,7 +154,7 @@ class ExtractedFeatures:
     def _open(self, path: Path) -> NDArray[np.float32]:
         if path not in self._arrays:
             try:
-                found = CachedArrays().open(path, {"contents": self._contents[path]})
+                found = read_array(path, {"contents": self._contents[path]})
             except (UnusableFileError, OSError) as error:
                 raise _unusable(str(error), self._folder) from None
             if found is None:

@@ -121,7 +121,7 @@ def pixel_features(
 ) -> NDArray[np.float32]:
     """(N, 768), float32, from -1/4 to 1/4: the central square at 16 x 16 pixels, line by line."""
     cache = DecodedCache(cache_dir / DECODED_FOLDER)
-    decoded = cache.images(images, Resize(_SIDE, square=True), on_image=on_image)
+    decoded = cache.load(images, Resize(_SIDE, square=True), on_image=on_image)
     features = decoded.pixels.reshape(len(images), _SIDE * _SIDE * 3).astype(np.float32)
     features -= np.float32(127.5)  # exact, as all such differences are
     features /= np.float32(510)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clear_mlflow.core.cache_dir import default_data_dir
+from clear_mlflow.core.disk import default_data_dir
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.untrusted import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
-from clear_mlflow.core.importing import imported
+from clear_mlflow.core.importing import import_attribute
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import path_text, reason, resolve_root
 from clear_mlflow.data.sources._entries import StreamArguments
@@ -25,7 +25,7 @@ class FunctionSource:
     def __init__(self, reference: str) -> None:
         self._reference = reference
         try:
-            self._function = imported(reference)
+            self._function = import_attribute(reference)
         except Exception as error:  # whatever a user's import may raise
             raise ConfigError(
                 f"dataset {reference} cannot be loaded ({type(error).__name__}: {reason(error)}); "

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from clear_mlflow.core.anytime.anytime_row import AnytimeRow
+from clear_mlflow.core.anytime import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS, EvalInterval
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import one_line, safe_repr
-from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, sha256_of, size_text
+from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, hash_file, size_text
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file
 from clear_mlflow.data.files import path_text, reason
@@ -112,7 +112,7 @@ def fill(
 def hash_of(path: Path) -> str:
     """SHA-256 of a file of weights."""
     try:
-        return sha256_of(path)
+        return hash_file(path)
     except OSError as error:
         raise DataError(
             f"weights {path_text(path)} cannot be read: {reason(error)}; pass --weights PATH, "

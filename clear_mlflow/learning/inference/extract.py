@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
-from clear_mlflow.data.decoding.decode import OwnTransform, decode_blocks, refusal
+from clear_mlflow.data.decoding.decode import OwnTransform, build_damage_error, decode_blocks
 from clear_mlflow.data.features.extracted import Extraction, array_file
 from clear_mlflow.data.features.stored import refuse_taken_name
 from clear_mlflow.data.stream import BucketStream, ImageSet, counted, image_sets
@@ -113,7 +113,7 @@ def _transformed(images: ImageSet, own: OwnTransform, device: torch.device) -> I
     waiting: list[NDArray[np.float32]] = []
     for block in decode_blocks(images, own):
         if block.damaged:
-            raise refusal(block.damaged)
+            raise build_damage_error(block.damaged)
         waiting += block.images
         while len(waiting) >= _BATCH[device.type]:
             yield _batch(waiting[: _BATCH[device.type]], device)

@@ -22,8 +22,8 @@ from clear_mlflow.learning.inference.description import (
     read_description,
 )
 from clear_mlflow.learning.models import build_model, feature_model, logits_in_float32
-from clear_mlflow.learning.samples.decoded import normalised
-from clear_mlflow.learning.samples.photos import augmentation, photos_of
+from clear_mlflow.learning.samples.decoded import normalise
+from clear_mlflow.learning.samples.photos import augmentation, wrap_photos
 
 # The one column of what is asked, where it is images.
 IMAGE_COLUMN = "image"
@@ -78,8 +78,8 @@ class ServedModel:
             return torch.from_numpy(some).to(self._device)
         size = self.about.image_size
         view = augmentation(self.about.augment, size)
-        photos = photos_of(decode_bytes(some, view.resize), view)
-        return normalised(photos.centre_crops().cut(0, len(some)).to(self._device))
+        photos = wrap_photos(decode_bytes(some, view.resize), view)
+        return normalise(photos.centre_crops().cut(0, len(some)).to(self._device))
 
     def _images(self, model_input: Any) -> Sequence[bytes]:
         if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:

@@ -1,8 +1,8 @@
-"""Which images, photographs of any height and width, and the crops that steps take from them.
+"""Photographs of any height and width, indices of them, and the crops that steps take from them.
 
-Images lie end to end in one flat tensor. A crop is its lines, and a line is so many bytes from
-some place on: a batch is one gather of lines, on a CPU (at the speed of copying) as on an
-accelerator, with no loop over images. A strategy remembers indices: two numbers and no pixels.
+Images are stored end to end in one flat tensor. A crop is a list of lines, each a number of bytes
+from an offset: a batch is one gather of lines, on a CPU (at the speed of copying) and on an
+accelerator, without a loop over images. Strategies keep indices, two numbers per image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clear_mlflow.data.decoding.decode import DecodedImages, Resize
 from clear_mlflow.learning.device import uploaded
 from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP
 
-_MANY = 1 << 62  # so many that a remainder by the number of places favours none
+_MANY = 1 << 62  # so many that the remainder is uniform for any number of offsets
 _SENT_AT_ONCE = 2**26  # bytes of images that are pinned together: pinned memory is not given back
 
 
@@ -26,45 +26,46 @@ _SENT_AT_ONCE = 2**26  # bytes of images that are pinned together: pinned memory
 class SampleIndices:
     """Training images of a stream, in an order."""
 
-    bucket: NDArray[np.int64]  # (N,), position in the stream
-    index: NDArray[np.int64]  # (N,), place in that bucket's training images
+    bucket: NDArray[np.int64]  # (N,), index of the bucket in the stream
+    index: NDArray[np.int64]  # (N,), index in that bucket's training images
 
     def __len__(self) -> int:
         return len(self.index)
 
     def equals(self, other: SampleIndices) -> bool:
-        """Whether these are the same images in the same order."""
+        """Return True if these are the same images in the same order."""
         return np.array_equal(self.bucket, other.bucket) and np.array_equal(self.index, other.index)
 
-    def take(self, places: NDArray[np.int64]) -> SampleIndices:
-        """Those at *places*, in that order."""
-        return SampleIndices(self.bucket[places], self.index[places])
+    def take(self, order: NDArray[np.int64]) -> SampleIndices:
+        """Return the entries at *order*, in that order."""
+        return SampleIndices(self.bucket[order], self.index[order])
 
 
-def whole_bucket(position: int, count: int) -> SampleIndices:
-    """All *count* images of the bucket at a position, in their order."""
-    return SampleIndices(np.full(count, position, dtype=np.int64), np.arange(count, dtype=np.int64))
+def whole_bucket(bucket_index: int, count: int) -> SampleIndices:
+    """Return the indices of all *count* images of a bucket, in their order."""
+    return SampleIndices(np.full(count, bucket_index, dtype=np.int64), np.arange(count))
 
 
-def joined(*picks: SampleIndices) -> SampleIndices:
-    """One after the other."""
+def join_indices(*indices: SampleIndices) -> SampleIndices:
+    """Concatenate indices."""
     return SampleIndices(
-        np.concatenate([p.bucket for p in picks]), np.concatenate([p.index for p in picks])
+        np.concatenate([part.bucket for part in indices]),
+        np.concatenate([part.index for part in indices]),
     )
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to an image; a test sees the centre of what a training may see."""
+    """Augmentation of training images. Tests use the centre of the same resized images."""
 
-    resize: Resize  # what is decoded and kept of the image
-    size: int  # side of the crops, pixels: of the model's input
-    crop: bool  # training crops lie anywhere, each place as likely as any other; else at the centre
-    flip: bool  # half of the training crops are mirrored, left to right
+    resize: Resize  # geometry in which images are decoded
+    size: int  # side of the crops and the model's input, pixels
+    crop: bool  # training crops at uniformly random offsets, else at the centre
+    flip: bool  # mirror half of the training crops, left to right
 
 
 def augmentation(name: str, image_size: int) -> Augmentation:
-    """The augmentation of a name, for a model's input of *image_size* pixels a side."""
+    """Return the augmentation *name* for a model's input of *image_size* pixels a side."""
     # torchvision's Resize and RandomCrop to train on, Resize and CenterCrop to test on: so do the
     # CLEAR authors' example in Avalanche, the starter kit of their challenge, and Renate.
     if name not in (RANDOM_CROP, RANDOM_CROP_FLIP, NONE):
@@ -76,58 +77,58 @@ def augmentation(name: str, image_size: int) -> Augmentation:
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """Photographs on one device; in main memory each stays where its bucket's cache maps it."""
+    """Photographs on one device. In main memory, each is where the cache maps its bucket."""
 
-    parts: tuple[Tensor, ...]  # each (bytes,), uint8; on an accelerator one
-    part: NDArray[np.int64]  # (N,), which of them an image lies in
-    first: NDArray[np.int64]  # (N,), its first byte there
-    sizes: NDArray[np.int64]  # (N, 2), its height and width
+    parts: tuple[Tensor, ...]  # each (bytes,), uint8; on an accelerator only one
+    part: NDArray[np.int64]  # (N,), index of each image's part
+    first: NDArray[np.int64]  # (N,), offset of each image's first byte in its part
+    sizes: NDArray[np.int64]  # (N, 2), height and width of each image
     augmentation: Augmentation
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """Device of the images."""
         return self.parts[0].device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all images."""
+        """Number of bytes of all images."""
         return int((self.sizes.prod(axis=1) * 3).sum())
 
     def to(self, device: torch.device) -> Photos:
-        """The same on an accelerator, end to end in this order."""
+        """Copy the images to an accelerator, end to end in this order."""
         num_bytes = self.sizes.prod(axis=1) * 3
-        first = _starts(num_bytes)
-        placed = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
-        begins = np.flatnonzero(np.diff(first // _SENT_AT_ONCE, prepend=-1)).tolist()
-        for begin, end in zip(begins, [*begins[1:], len(first)], strict=False):
+        first = _compute_offsets(num_bytes)
+        pixels = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+        starts = np.flatnonzero(np.diff(first // _SENT_AT_ONCE, prepend=-1)).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(first)], strict=False):
             images = [
                 self.parts[self.part[n]][self.first[n] : self.first[n] + num_bytes[n]]
-                for n in range(begin, end)
+                for n in range(start, stop)
             ]
-            together, there = torch.cat(images), int(first[begin])
-            placed[there : there + len(together)] = uploaded(together, device)
-        return Photos((placed,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
+            block, offset = torch.cat(images), int(first[start])
+            pixels[offset : offset + len(block)] = uploaded(block, device)
+        return Photos((pixels,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
 
     def training_crops(self, order: Tensor, draws: torch.Generator) -> Crops:
-        """A crop of each image in (M,) *order*, int64, on a CPU, as an epoch takes them."""
+        """Draw a crop of each image in *order*, (M,), int64, on a CPU."""
         chosen = order.numpy()
         corners = self._centre(chosen)
         if self.augmentation.crop:
-            drawn = torch.randint(0, _MANY, (2, len(order)), generator=draws).numpy().T
-            corners = drawn % (self._slack(chosen) + 1)
+            numbers = torch.randint(0, _MANY, (2, len(order)), generator=draws).numpy().T
+            corners = numbers % (self._slack(chosen) + 1)
         mirrored = None
         if self.augmentation.flip:
             mirrored = torch.randint(0, 2, (len(order),), generator=draws).bool()
         return self._crops(chosen, corners, mirrored)
 
     def centre_crops(self) -> Crops:
-        """What each image is tested by."""
+        """Return the central crop of each image, for tests."""
         chosen = np.arange(len(self.sizes))
         return self._crops(chosen, self._centre(chosen), None)
 
     def _slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(M, 2), pixels of height and width that a crop leaves out."""
+        """Return (M, 2), pixels of height and width outside a crop."""
         return self.sizes[chosen] - self.augmentation.size
 
     def _centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -150,89 +151,91 @@ class Photos:
 
 @dataclass(frozen=True, eq=False)
 class Crops:
-    """Where some crops are, in the order of their use."""
+    """Offsets of crops, in the order of their use."""
 
     photos: Photos
-    part: NDArray[np.int64]  # (M,), which tensor of bytes
-    first: Tensor  # (M,), int64: the first byte of the first line; with the photos
-    step: Tensor  # (M,), int64: bytes from one line to the next; with the photos
-    mirrored: Tensor | None  # (M,), bool, with the photos; None where none is
+    part: NDArray[np.int64]  # (M,), index of the crop's part of the photos
+    first: Tensor  # (M,), int64: offset of the first line; on the photos' device
+    step: Tensor  # (M,), int64: bytes from one line to the next; on the photos' device
+    mirrored: Tensor | None  # (M,), bool, on the photos' device, or None if none is
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """Device of the photos."""
         return self.photos.device
 
     @property
     def side(self) -> int:
-        """Of each crop, pixels."""
+        """Side of each crop in pixels."""
         return self.photos.augmentation.size
 
     def cut(self, start: int, stop: int) -> Tensor:
-        """(stop - start, size, size, 3), uint8: some of them, copied."""
+        """Copy crops from index *start* to *stop*: (stop - start, side, side, 3), uint8."""
         side = self.side
-        some = slice(start, stop)
-        along = torch.arange(side, device=self.first.device)
-        lines = self.first[some, None] + along * self.step[some, None]
+        selected = slice(start, stop)
+        line_numbers = torch.arange(side, device=self.first.device)
+        offsets = self.first[selected, None] + line_numbers * self.step[selected, None]
         parts = self.photos.parts
-        used = np.unique(self.part[some])
+        used = np.unique(self.part[selected])
         if self.mirrored is not None and self.device.type != "cpu":
-            return mirrored_lines(parts[0], lines, side, self.mirrored[some])
+            return gather_mirrored_lines(parts[0], offsets, side, self.mirrored[selected])
         if len(used) == 1:
-            found = _lines(parts[used[0]], lines, side)
+            crops = _gather_lines(parts[used[0]], offsets, side)
         else:
-            found = torch.empty((len(lines), side, side, 3), dtype=torch.uint8)
+            crops = torch.empty((len(offsets), side, side, 3), dtype=torch.uint8)
             for n in used:
-                here = torch.from_numpy(np.flatnonzero(self.part[some] == n))
-                found[here] = _lines(parts[n], lines[here], side)
+                in_part = torch.from_numpy(np.flatnonzero(self.part[selected] == n))
+                crops[in_part] = _gather_lines(parts[n], offsets[in_part], side)
         if self.mirrored is None:
-            return found
+            return crops
         # One at a time: in main memory, mirroring a batch at once takes five times as long.
-        for n in self.mirrored[some].nonzero().squeeze(1).tolist():
-            found[n] = found[n].flip(1)
-        return found
+        for n in self.mirrored[selected].nonzero().squeeze(1).tolist():
+            crops[n] = crops[n].flip(1)
+        return crops
 
 
-def photos_of(decoded: DecodedImages, augmentation: Augmentation) -> Photos:
-    """Decoded images, where they are."""
+def wrap_photos(decoded: DecodedImages, augmentation: Augmentation) -> Photos:
+    """Wrap decoded images without copying them."""
     return Photos(
         (torch.from_numpy(decoded.pixels),),
         np.zeros(len(decoded.sizes), dtype=np.int64),
-        _starts(decoded.sizes.prod(axis=1) * 3),
+        _compute_offsets(decoded.sizes.prod(axis=1) * 3),
         decoded.sizes,
         augmentation,
     )
 
 
-def photos_at(buckets: dict[int, Photos], picks: SampleIndices) -> Photos:
-    """Photographs of several buckets, by their position and each in one part, left where it is."""
-    first = np.empty(len(picks), dtype=np.int64)
-    sizes = np.empty((len(picks), 2), dtype=np.int64)
-    part = np.empty(len(picks), dtype=np.int64)
-    for n, (position, photos) in enumerate(buckets.items()):
-        here = np.flatnonzero(picks.bucket == position)
-        part[here] = n
-        first[here] = photos.first[picks.index[here]]
-        sizes[here] = photos.sizes[picks.index[here]]
+def select_photos(buckets: dict[int, Photos], indices: SampleIndices) -> Photos:
+    """Select photographs of several buckets, which have one part each, without copying them.
+
+    buckets: photographs by the bucket's index.
+    """
+    first = np.empty(len(indices), dtype=np.int64)
+    sizes = np.empty((len(indices), 2), dtype=np.int64)
+    part = np.empty(len(indices), dtype=np.int64)
+    for n, (bucket_index, photos) in enumerate(buckets.items()):
+        mask = indices.bucket == bucket_index
+        part[mask] = n
+        first[mask] = photos.first[indices.index[mask]]
+        sizes[mask] = photos.sizes[indices.index[mask]]
     parts = tuple(photos.parts[0] for photos in buckets.values())
     return Photos(parts, part, first, sizes, next(iter(buckets.values())).augmentation)
 
 
-def _starts(num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _compute_offsets(num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.cumsum(num_bytes) - num_bytes
 
 
-def _lines(pixels: Tensor, lines: Tensor, side: int) -> Tensor:
-    """So many pixels from each of (M, side) bytes on, as (M, side, side, 3)."""
-    # A view with a row for each byte that a line may begin at.
-    from_each = pixels.unfold(0, side * 3, 1)
-    return from_each.index_select(0, lines.reshape(-1)).view(-1, side, side, 3)
+def _gather_lines(pixels: Tensor, offsets: Tensor, side: int) -> Tensor:
+    """Copy *side* pixels from each of (M, side) offsets: (M, side, side, 3)."""
+    lines = pixels.unfold(0, side * 3, 1)  # a view with a row for each offset
+    return lines.index_select(0, offsets.reshape(-1)).view(-1, side, side, 3)
 
 
-def mirrored_lines(pixels: Tensor, lines: Tensor, side: int, mirrored: Tensor) -> Tensor:
-    """The same, with (M,) some of them from right to left, in one gather."""
-    along = torch.arange(side, device=pixels.device)
-    places = torch.where(mirrored[:, None], side - 1 - along, along)
-    from_each = pixels.unfold(0, side * 3, 1).view(-1, side, 3)
-    found: Tensor = from_each[lines[:, :, None], places[:, None, :]]
-    return found
+def gather_mirrored_lines(pixels: Tensor, offsets: Tensor, side: int, mirrored: Tensor) -> Tensor:
+    """Copy lines like :func:`_gather_lines`, the (M,) mirrored ones from right to left."""
+    column = torch.arange(side, device=pixels.device)
+    columns = torch.where(mirrored[:, None], side - 1 - column, column)
+    lines = pixels.unfold(0, side * 3, 1).view(-1, side, 3)
+    crops: Tensor = lines[offsets[:, :, None], columns[:, None, :]]
+    return crops

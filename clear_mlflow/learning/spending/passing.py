@@ -11,7 +11,7 @@ from torch import nn
 
 from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.decoded import Samples, TrainingStream, order_of
+from clear_mlflow.learning.samples.decoded import Samples, TrainingStream, draw_order
 from clear_mlflow.learning.samples.photos import whole_bucket
 from clear_mlflow.learning.spending.budget import naive_steps
 from clear_mlflow.learning.spending.meter import CostMeter
@@ -34,8 +34,8 @@ class Passing:
 
     def begin(self, samples: Samples, position: int, bounds: Sequence[tuple[int, int]]) -> None:
         """A bucket begins to pass, batch by batch, in the order of its one epoch."""
-        picks = samples.picks or whole_bucket(position, len(samples))
-        picks = picks.take(order_of(len(picks), self._seed, position, 0).numpy())
+        picks = samples.indices or whole_bucket(position, len(samples))
+        picks = picks.take(draw_order(len(picks), self._seed, position, 0).numpy())
         parts = [picks.take(np.arange(*of_batch)) for of_batch in bounds]
         self._coming = iter([part.index[part.bucket == position] for part in parts])
         self._position, self._taken = position, [np.empty(0, dtype=np.int64)]
@@ -70,7 +70,7 @@ class Passing:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run continues with."""
-        return {"late": self._late, "seen": self._stream.seen}
+        return {"late": self._late, "seen": self._stream.seen_indices}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave."""

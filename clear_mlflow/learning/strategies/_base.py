@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, StateError
-from clear_mlflow.core.importing import imported
+from clear_mlflow.core.importing import import_attribute
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
@@ -331,7 +331,7 @@ def check_strategy(config: TrainConfig) -> Any:
 
 def _of_another_package(name: str) -> Any:
     try:
-        return imported(name)
+        return import_attribute(name)
     except Exception as error:  # whatever another package's import may raise
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.samples.photos import joined, whole_bucket
+from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
 
 
@@ -26,4 +26,4 @@ class Cumulative(Strategy):
     def training_set(self, position: int) -> Samples:
         """The images of all buckets up to this one, in stream order."""
         counts = self.stream.train_counts[: position + 1]
-        return self.stream.select(joined(*(whole_bucket(k, n) for k, n in enumerate(counts))))
+        return self.stream.select(join_indices(*(whole_bucket(k, n) for k, n in enumerate(counts))))

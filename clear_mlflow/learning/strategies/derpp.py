@@ -125,7 +125,7 @@ class Derpp(RehearsalStrategy):
         # Each image is in the batches of one process, and zero in all others: the sum is exact.
         self.group.add_up(self._answers)
         self.group.add_up(self._has_answer)
-        seen = self.stream.seen.get(position, slice(None))
+        seen = self.stream.seen_indices.get(position, slice(None))
         indices = self._has_answer[seen].nonzero()[:, 0].cpu().numpy()
         kept = self._buffer.offer(position, self.stream.labels(position), indices)
         candidates = torch.cat([self._logits, self._answers[self._has_answer > 0]])

@@ -9,7 +9,7 @@ from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.samples.photos import joined, whole_bucket
+from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
 
 
@@ -58,4 +58,4 @@ class Joint(Strategy):
     def training_set(self, position: int) -> Samples:
         """The images of all buckets, in stream order."""
         counts = self.stream.train_counts
-        return self.stream.select(joined(*(whole_bucket(k, n) for k, n in enumerate(counts))))
+        return self.stream.select(join_indices(*(whole_bucket(k, n) for k, n in enumerate(counts))))

@@ -10,7 +10,7 @@ from torch import Tensor
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.samples.photos import joined, whole_bucket
+from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, joint_logits
 
@@ -50,7 +50,7 @@ class Replay(RehearsalStrategy):
         if len(self._buffer) == 0 or self.arguments.batches == BALANCED:
             return super().training_set(position)
         new = whole_bucket(position, self.stream.train_counts[position])
-        return self.stream.select(joined(new, self._buffer.picks))
+        return self.stream.select(join_indices(new, self._buffer.picks))
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """The mean over the bucket's batch and the buffer's; this process's share of it."""

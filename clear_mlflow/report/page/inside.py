@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.text import percent
 from clear_mlflow.report.page.line_chart import Axis, Line, LinePoint, axis_over, line_chart
 from clear_mlflow.report.page.matrix_map import short_key, spread_positions

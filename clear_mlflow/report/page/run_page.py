@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime import AnytimeMatrix
 from clear_mlflow.core.matrix import TEST, whole_grid
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score

@@ -1,0 +1,105 @@
+"""Folders of the cache, and files that are complete on the disk after a power cut."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from clear_mlflow.core.errors import DataError
+
+# Errors of file systems that cannot flush a folder: some network and user-space ones.
+_CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP)
+# Errors of file systems without hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+
+
+def default_cache_dir() -> Path:
+    """Return CLEAR_MLFLOW_CACHE, or clear_mlflow in XDG_CACHE_HOME or in ~/.cache."""
+    try:
+        if folder := os.environ.get("CLEAR_MLFLOW_CACHE"):
+            return Path(folder).expanduser().absolute()
+        # The XDG specification says to ignore a relative path.
+        caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return (caches if caches.is_absolute() else Path.home() / ".cache") / "clear_mlflow"
+    except RuntimeError as error:
+        raise DataError(
+            f"the cache folder is not known: {error}; set CLEAR_MLFLOW_CACHE to one"
+        ) from None
+
+
+def default_data_dir() -> Path:
+    """Return CLEAR_MLFLOW_DATA, or ``data`` in the cache folder, for downloaded datasets."""
+    folder = os.environ.get("CLEAR_MLFLOW_DATA")
+    return Path(folder).expanduser().absolute() if folder else default_cache_dir() / "data"
+
+
+def write_durably(file: Path, content: bytes) -> None:
+    """Write a file and its folders, replacing an existing file: completely or not at all."""
+    with _write_draft(file, content) as draft:
+        draft.replace(file)
+    flush_folder(file.parent)
+
+
+def create_durably(file: Path, content: bytes) -> bool:
+    """Write a file like :func:`write_durably`, or return False if it exists already."""
+    if file.exists():
+        return False
+    with _write_draft(file, content) as draft:
+        try:
+            # Unlike a rename, a link fails if the name is taken: a file that another process wrote
+            # meanwhile is kept.
+            os.link(draft, file)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            draft.replace(file)
+    flush_folder(file.parent)
+    return True
+
+
+@contextmanager
+def _write_draft(file: Path, content: bytes) -> Iterator[Path]:
+    """Write a content to the disk under a temporary name."""
+    _make_folder(file.parent)
+    # A unique name: another process may write the same file, here or on another machine.
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
+    try:
+        flush_into(draft, content)
+        yield draft
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def flush_into(file: Path, content: bytes) -> None:
+    """Write a file and flush its content to the disk, but not its name in the folder."""
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk, if its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_FLUSH:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    flush_folder(folder.parent)

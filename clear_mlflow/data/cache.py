@@ -1,0 +1,258 @@
+"""The cache folder: arrays that results rest on, and hashes of files that were read before.
+
+An array is ``NAME.npy`` and ``NAME.json``: its metadata, its size and modification time, and two
+SHA-256 sums, each of the metadata and of bytes of the array: one of all of them, one of a sample.
+Files are trusted if they belong to the user or to root, and nobody else may write to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.untrusted import MAX_METADATA_BYTES, hash_file, json_object, read_bytes
+from clear_mlflow.data.files import path_text
+
+HASHES_FILE = "hashes-v1.sqlite"
+
+_SAMPLES, _SAMPLE_BYTES = 16, 2**14
+_BLOCK_BYTES = 2**20
+_CHECKS = ("sha256", "sampled_sha256", "num_bytes", "mtime_ns")  # in the JSON, not metadata
+_SETTLED_NANOSECONDS = 2 * 10**9  # the coarsest clock in use is FAT's
+_SECONDS_TO_WAIT = 10.0  # for another process that writes hashes
+
+
+class UnusableFileError(Exception):
+    """A file of the cache is damaged or not private; the message begins with its path."""
+
+
+class ForeignFileError(UnusableFileError):
+    """The file belongs to another user."""
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Make a folder, and wait until no other process builds arrays in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it however a process ends
+        for part in folder.glob("*.part"):  # of builders that were killed
+            part.unlink(missing_ok=True)
+        yield
+
+
+@contextlib.contextmanager
+def write_array(path: Path, metadata: dict[str, Any]) -> Iterator[BinaryIO]:
+    """Open a new array for writing; it appears under its name only when it is complete.
+
+    metadata: its values in JSON, which may be filled in while the array is written.
+    """
+    with _write_file(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        described = json.dumps(metadata, sort_keys=True)
+        status = os.fstat(file.fileno())
+        checks = {
+            "sha256": _hash_all(file, described),
+            "sampled_sha256": _hash_sample(file, described),
+            "num_bytes": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+        }
+    with _write_file(path.with_suffix(".json")) as file:
+        file.write(json.dumps({**metadata, **checks}).encode())
+
+
+@contextlib.contextmanager
+def _write_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that is renamed when it is on the disk; a crash may leave a ``.part``."""
+    part = path.with_suffix(f".{secrets.token_hex(8)}.part")
+    try:
+        # Whatever else the umask would allow, others may not write to it.
+        with open(part, "x+b", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_array(
+    path: Path, expected: Mapping[str, Any]
+) -> tuple[NDArray[Any], dict[str, Any]] | None:
+    """Map an array copy-on-write and return it with its metadata, or None if there is no array.
+
+    Its size, its modification time and a sample of its bytes are checked. If only the time differs,
+    as after copying the cache, all bytes are.
+
+    Raises UnusableFileError if a file is not as it was written, or its metadata are not *expected*.
+    """
+    json_path = path.with_suffix(".json")
+    try:
+        status, _ = check_private(path), check_private(json_path)
+        metadata = read_metadata(json_path)
+        if any(metadata.get(name) != value for name, value in expected.items()):
+            raise _build_damage_error(path)
+        checks = {name: metadata.pop(name, None) for name in _CHECKS}
+        if checks["num_bytes"] not in (status.st_size, None):
+            raise _build_damage_error(path)
+        described = json.dumps(metadata, sort_keys=True)
+        if checks["mtime_ns"] == status.st_mtime_ns:
+            with path.open("rb") as file:
+                intact = checks["sampled_sha256"] == _hash_sample(file, described)
+        else:
+            intact = checks["sha256"] == _hash_unchanged(path, _get_state(status), described)
+        if not intact:
+            raise _build_damage_error(path)
+        if checks["mtime_ns"] not in (status.st_mtime_ns, None):
+            with contextlib.suppress(OSError):  # of root's file
+                os.utime(path, ns=(status.st_atime_ns, checks["mtime_ns"]))
+        return np.load(path, mmap_mode="c", allow_pickle=False), metadata
+    except FileNotFoundError:
+        return None
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read an array's JSON file, which :func:`read_array` verifies."""
+    try:
+        return json_object(read_bytes(path, MAX_METADATA_BYTES), MAX_METADATA_BYTES)
+    except RecordError:
+        raise _build_damage_error(path) from None
+
+
+def check_private(path: Path) -> os.stat_result:
+    """Raise UnusableFileError if another user could have written to a file."""
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ForeignFileError(f"{path_text(path)} belongs to another user (uid {status.st_uid})")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(status.st_mode)
+        raise UnusableFileError(f"{path_text(path)} may be written by other users (mode {mode:o})")
+    if not stat.S_ISREG(status.st_mode):  # whoever opens a pipe waits
+        raise UnusableFileError(f"{path_text(path)} is not a regular file")
+    return status
+
+
+def _build_damage_error(path: Path) -> UnusableFileError:
+    return UnusableFileError(f"{path_text(path)} is not as it was written")
+
+
+@cache
+def _hash_unchanged(path: Path, state: tuple[int, ...], described: str) -> str:
+    """Hash all bytes of a file, once in a process while its *state* is the same."""
+    with path.open("rb") as file:
+        return _hash_all(file, described)
+
+
+def _hash_all(file: BinaryIO, described: str) -> str:
+    content = hashlib.sha256(described.encode())
+    file.seek(0)
+    while block := file.read(_BLOCK_BYTES):
+        content.update(block)
+    return content.hexdigest()
+
+
+def _hash_sample(file: BinaryIO, described: str) -> str:
+    """Hash blocks at equal distances, the first and the last bytes of the file among them."""
+    content = hashlib.sha256(described.encode())
+    last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
+    for n in range(_SAMPLES):
+        content.update(os.pread(file.fileno(), _SAMPLE_BYTES, last * n // (_SAMPLES - 1)))
+    return content.hexdigest()
+
+
+class HashCache:
+    """SHA-256 sums of the files below *root*, kept in *folder* for as long as a file is the same.
+
+    A file is the same if its size, times and inode are. Use it as a context manager.
+    """
+
+    def __init__(self, folder: Path | None, root: Path) -> None:
+        self._file = None if folder is None else folder / HASHES_FILE
+        self._root = root
+        self._stored: dict[bytes, tuple[Any, ...]] = {}  # path to its state and its hash
+        self._new: dict[bytes, tuple[Any, ...]] = {}
+
+    def __enter__(self) -> HashCache:
+        if self._file is not None and self._file.is_file():
+            self._use_database(self._file, self._load)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Store new hashes, also after an error: hashing continues where it stopped."""
+        if self._file is not None and self._new:
+            self._use_database(self._file, self._save)
+
+    def hash_file(self, path: Path, status: os.stat_result) -> str:
+        """Return the SHA-256 of a file, hexadecimal. Threads may call it at the same time.
+
+        status: what ``stat`` returns for the file, links followed.
+        """
+        before, name = _get_state(status), os.fsencode(path)  # not every name is Unicode
+        stored = self._stored.get(name)
+        if stored is not None and stored[:-1] == before:
+            return str(stored[-1])
+        started = time.time_ns()
+        content = hash_file(path)
+        settled = max(status.st_mtime_ns, status.st_ctime_ns) + _SETTLED_NANOSECONDS < started
+        if settled and _get_state(path.stat()) == before:
+            self._new[name] = (*before, content)
+        return content
+
+    @staticmethod
+    def _use_database(file: Path, use: Callable[[sqlite3.Connection], None]) -> None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                check_private(file)
+            database = sqlite3.connect(file, timeout=_SECONDS_TO_WAIT)
+            with contextlib.closing(database), database:
+                use(database)
+        except (ForeignFileError, sqlite3.OperationalError):
+            return  # another user's; or locked, or it cannot be written: it may be in order
+        except (UnusableFileError, OSError, sqlite3.Error):
+            # Damaged, or others may write to it: the next run begins a new one.
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def _load(self, database: sqlite3.Connection) -> None:
+        root = os.fsencode(self._root)
+        first, last = root + b"/", root + b"0"  # 0 is the character after the slash
+        rows = database.execute(
+            "SELECT path, size, mtime_ns, ctime_ns, inode, content FROM hashes "
+            "WHERE path > ? AND path < ?",
+            (first, last),
+        )
+        self._stored = {path: tuple(rest) for path, *rest in rows}
+
+    def _save(self, database: sqlite3.Connection) -> None:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, "
+            "mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER, content TEXT) WITHOUT ROWID"
+        )
+        database.executemany(
+            "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)",
+            [(path, *row) for path, row in self._new.items()],
+        )
+
+
+def _get_state(status: os.stat_result) -> tuple[int, ...]:
+    """Return what changes when a file does: size, times and inode; nobody can set ``ctime``."""
+    inode = status.st_ino % 2**63  # the most that the database stores
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
