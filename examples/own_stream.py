@@ -22,15 +22,15 @@ import pyarrow.parquet as pq
 from PIL import Image, ImageDraw
 
 import clear_mlflow
-from clear_mlflow.data import Entry, Listing, listing_of
+from clear_mlflow.data import Entry, ImageIndex, build_index
 
 YEARS = range(2004, 2009)
 
 
-def shapes(root: Path, *, first: int = YEARS[0]) -> Listing:
+def shapes(root: Path, *, first: int = YEARS[0]) -> ImageIndex:
     """The stream in a folder, from the year ``first`` on: what ``dataset_args`` may say."""
     images = sorted(root.glob("20??/*/*.png"))
-    return listing_of(
+    return build_index(
         (
             Entry(path, class_name=path.parent.name, bucket=path.parent.parent.name)
             for path in images

@@ -84,14 +84,14 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def digits_cache(tmp_path_factory) -> Path:
     """A cache folder that holds the embedded dataset alone, written once for all of pytest."""
-    from clear_mlflow.data.embedded import embedded_root
+    from clear_mlflow.data.embedded import write_embedded
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of all workers
     with (folder / "digits.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits, and has it
-        embedded_root("digits", folder / "digits")
+        write_embedded("digits", folder / "digits")
     return folder / "digits"
 
 

@@ -25,7 +25,7 @@ from clear_mlflow.learning.progress import can_show_bars
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from clear_mlflow.data.checking.findings import Findings
+    from clear_mlflow.data.check import Findings
 
 
 @command(
@@ -49,8 +49,8 @@ def download(
         folder: folder that the dataset is stored in.
         revision: branch, tag or commit of the hub's repository.
     """
-    from clear_mlflow.data.fetching.download import RELEASES
-    from clear_mlflow.data.fetching.download import download as fetch
+    from clear_mlflow.data.download import RELEASES
+    from clear_mlflow.data.download import download as fetch
 
     folder = folder or default_data_dir() / dataset
     with _show_steps(of_bytes=True) as report:
@@ -74,7 +74,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         dataset: dataset as for train, if DIR is your own stream. auto: CLEAR.
         dataset_args: arguments of your own stream, name=value,name=value.
     """
-    from clear_mlflow.data.checking import findings as checking
+    from clear_mlflow.data.check import check_layout, check_stream
     from clear_mlflow.data.sources import CLEAR, is_own_stream, needs_folder
     from clear_mlflow.learning.arguments import named_dataset
 
@@ -84,7 +84,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         raise ConfigError("expected a dataset's folder, or --dataset")
     if dataset == AUTO and folder is not None:
         with _show_steps() as report:
-            findings = checking.check(folder, on_progress=report)
+            findings = check_layout(folder, on_progress=report)
     else:
         root = AUTO if folder is None else str(folder)
         name, arguments = named_dataset(dataset, root, dataset_args)
@@ -94,7 +94,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
                 "no dataset for CLEAR's layouts"
             )
         with _show_steps() as report:
-            findings = checking.check_own(
+            findings = check_stream(
                 name, root, arguments, cache_dir=default_cache_dir(), on_progress=report
             )
     if output.wants_json():
@@ -106,7 +106,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
 
 def _print_findings(findings: Findings) -> None:
     """Print a summary of a dataset, a table of its buckets, and its problems by type."""
-    from clear_mlflow.data.problems import KINDS
+    from clear_mlflow.data.check import PROBLEM_TYPES
 
     def format_path(path: Path) -> str:
         return path_text(Path(os.path.relpath(path, findings.root)))
@@ -124,9 +124,9 @@ def _print_findings(findings: Findings) -> None:
     rows = [(*key, f"{sum(n)}", f"{min(n)} to {max(n)}") for key, n in images.items()]
     output.print_table(("bucket", "split", "images", "per class"), rows, numbers_from=2)
     click.echo("" if findings.problems else "\nnothing is wrong")
-    for problem_type in dict.fromkeys(problem.kind for problem in findings.problems):
-        problems = [problem for problem in findings.problems if problem.kind == problem_type]
-        click.secho(f"{problem_type}: {KINDS[problem_type]} ({len(problems)})", bold=True)
+    for problem_type in dict.fromkeys(problem.type for problem in findings.problems):
+        problems = [problem for problem in findings.problems if problem.type == problem_type]
+        click.secho(f"{problem_type}: {PROBLEM_TYPES[problem_type]} ({len(problems)})", bold=True)
         for problem in problems:
             others = ", ".join(map(format_path, problem.others))
             line = f"  {format_path(problem.path)}: {printable(problem.detail)}"
@@ -186,7 +186,7 @@ def features(
     import torch
 
     from clear_mlflow.data import load_stream
-    from clear_mlflow.data.fetching.download import clear_folder
+    from clear_mlflow.data.download import fetch_clear
     from clear_mlflow.data.sources import CLEAR
     from clear_mlflow.learning.arguments import named_dataset
     from clear_mlflow.learning.device import resolve_device
@@ -197,7 +197,7 @@ def features(
     dataset, arguments = named_dataset(dataset, folder, dataset_args)
     if folder == AUTO and dataset in CLEAR:
         with _show_steps(of_bytes=True) as report:
-            clear_folder(dataset, report)
+            fetch_clear(dataset, report)
     torch_device = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()
     frozen = load_backbone(backbone, weights)

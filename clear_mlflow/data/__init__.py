@@ -1,4 +1,4 @@
-"""Datasets: files on disk in, a stream of buckets out."""
+"""Datasets: read files from disk as a stream of buckets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.data.checking.content import stream_of
-from clear_mlflow.data.embedded import EMBEDDED, LICENCE, embedded_digest, embedded_root
-from clear_mlflow.data.fetching.download import clear_folder
-from clear_mlflow.data.files import path_text
-from clear_mlflow.data.layouts import find_listing
-from clear_mlflow.data.sources import CLEAR, is_own_stream, source_of, stream_name
-from clear_mlflow.data.sources._entries import Entry as Entry
-from clear_mlflow.data.sources._entries import listing_of as listing_of
+from clear_mlflow.data.content import build_stream
+from clear_mlflow.data.download import fetch_clear
+from clear_mlflow.data.embedded import EMBEDDED, LICENCE, embedded_digest, write_embedded
+from clear_mlflow.data.files import Report, path_text, raise_error
+from clear_mlflow.data.image_index import Entry as Entry
+from clear_mlflow.data.image_index import ImageIndex as ImageIndex
+from clear_mlflow.data.image_index import build_index as build_index
+from clear_mlflow.data.layouts import find_layout, read_layout
+from clear_mlflow.data.sources import CLEAR, is_own_stream, load_source, stream_name
 from clear_mlflow.data.splits import AUTO, IID, check_protocol
-from clear_mlflow.data.splits import Listing as Listing
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -31,40 +31,40 @@ def load_stream(
     protocol: str = IID,
     split: str = AUTO,
 ) -> BucketStream:
-    """The stream of a dataset, as ``train`` names one: every file hashed, nothing decoded."""
+    """Load a dataset of ``train`` as a stream: all files are hashed, and none is decoded."""
     check_protocol(protocol, split)
     if data_root == AUTO and dataset in CLEAR:
-        data_root = str(clear_folder(dataset))
+        data_root = str(fetch_clear(dataset))
     if dataset in EMBEDDED:
-        return _embedded(dataset, data_root, cache_dir, protocol, split)
+        return _load_embedded(dataset, data_root, cache_dir, protocol, split)
     if is_own_stream(dataset):
-        listing = own_listing(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
-        source = listing.source or path_text(listing.root)
+        index = read_stream_index(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
+        source = index.source or path_text(index.root)
     else:
-        listing, source = find_listing(Path(data_root), name=dataset), data_root
-    given = arguments or {}
-    name = stream_name(dataset, data_root, given)
-    stream = stream_of(listing, name=name, protocol=protocol, split=split, hashes_in=cache_dir)
-    licence = str(given.get("licence", "none"))
+        index = read_layout(*find_layout(Path(data_root), names=(dataset,)))
+        source = data_root
+    name = stream_name(dataset, data_root, arguments or {})
+    stream = build_stream(index, name=name, protocol=protocol, split=split, hash_folder=cache_dir)
+    licence = str((arguments or {}).get("licence", "none"))
     return replace(stream, source=source, licence="" if licence == "none" else licence)
 
 
-def _embedded(
+def _load_embedded(
     dataset: str, data_root: str, cache_dir: Path, protocol: str, split: str
 ) -> BucketStream:
-    if data_root != AUTO:  # what is damaged is to be deleted: never a user's own folder
+    if data_root != AUTO:  # the messages below advise to delete the folder: never a user's own
         raise ConfigError(
-            f"dataset {dataset} is embedded and reads no folder, but {safe_repr(data_root)} was "
-            "given; leave it out"
+            f"dataset {dataset} is embedded and reads no folder, but data_root is "
+            f"{safe_repr(data_root)}; leave it out"
         )
-    root = embedded_root(dataset, cache_dir)
+    root = write_embedded(dataset, cache_dir)
     try:
-        listing = own_listing("folder", str(root), cache_dir=cache_dir)
-        stream = stream_of(listing, name=dataset)
+        index = read_stream_index("folder", str(root), cache_dir=cache_dir)
+        stream = build_stream(index, name=dataset)
     except DataError as error:
         raise DataError(
-            f"the embedded dataset is damaged: {error}; or rather delete {path_text(root)} and "
-            "run again, which writes it anew"
+            f"the embedded dataset is damaged: {error}; or delete {path_text(root)} and run again, "
+            "which writes it again"
         ) from error
     expected = embedded_digest(dataset)
     if stream.digest != expected:
@@ -73,23 +73,24 @@ def _embedded(
             f"{stream.digest}, expected {expected}; delete that folder and run again"
         )
     if (protocol, split) != (IID, AUTO):
-        # It is what it should be; its training images, hashed already, are divided another way.
-        hashed = replace(listing, images={bucket.key: bucket.train for bucket in stream.buckets})
-        stream = stream_of(hashed, name=dataset, protocol=protocol, split=split)
+        # The digest is right; split the training images, which are hashed already, in another way.
+        hashed = replace(index, images={bucket.key: bucket.train for bucket in stream.buckets})
+        stream = build_stream(hashed, name=dataset, protocol=protocol, split=split)
     return replace(stream, source="embedded", licence=LICENCE)
 
 
-def own_listing(
+def read_stream_index(
     dataset: str,
     data_root: str,
     *,
     cache_dir: Path,
     arguments: Mapping[str, Any] | None = None,
-) -> Listing:
-    """The images of a stream of one's own; nothing is hashed. See :func:`load_stream`."""
-    source = source_of(dataset)
+    report: Report = raise_error,
+) -> ImageIndex:
+    """Read the index of a user's own stream. Nothing is hashed. See :func:`load_stream`."""
+    source = load_source(dataset)
     root = None if data_root == AUTO else Path(data_root)
-    listing: Listing = source.listing(
-        root, source.Arguments(**(arguments or {})), cache_dir=cache_dir
+    index: ImageIndex = source.read_index(
+        root, source.Arguments(**(arguments or {})), cache_dir=cache_dir, report=report
     )
-    return listing
+    return index

@@ -1,4 +1,4 @@
-"""Reading what others wrote: sizes bounded before reading, no path followed out of its folder."""
+"""Read files of unknown origin: sizes are limited, and no path leads out of its folder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
@@ -23,58 +24,76 @@ from clear_mlflow.core.untrusted import (
     decode_text,
     json_value,
 )
-from clear_mlflow.data.problems import Report, reported, stop
 
-# What an image is called by, where no list names it; of formats that the decoder reads.
+# Receives the type of a problem, its path, and the error that a loader stops with.
+Report: TypeAlias = Callable[[str, Path, DataError], None]
+
+# Endings of image files in folders without lists; the decoder reads these formats.
 IMAGE_ENDINGS = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"),
     *(".tif", ".tiff", ".ppm", ".pgm"),
 )
 
-# What CLEAR's layouts call what they have in common.
+# Names of files and folders in CLEAR's layouts.
 IMAGE_FOLDER = "labeled_images"  # with <bucket>/<class>/<id>.jpg
 CLASS_LIST = "class_names.txt"
 METADATA = "labeled_metadata.json"
 METADATA_FOLDER = "labeled_metadata"
-TRAINING_FOLDER = "training_folder"  # of the older layout
-FILE_LISTS = "filelists"  # in it: lists of images for each bucket, the first of all of them
+TRAINING_FOLDER = "training_folder"  # in the older layout
+FILE_LISTS = "filelists"  # in it: lists of images for each bucket
 ALL_IMAGES = "all.txt"
 
-# What operating systems leave in folders that people looked at.
+# Files that operating systems write into folders.
 _SYSTEM_FILE = re.compile(r"(eh)?thumbs\.db|desktop\.ini|\.ds_store|\._.+", re.IGNORECASE)
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
 
+def raise_error(problem_type: str, path: Path, error: DataError) -> None:
+    """Raise the error: a loader stops at the first problem."""
+    raise error
+
+
+@contextmanager
+def report_errors(report: Report, problem_type: str, path: Path) -> Iterator[None]:
+    """Report a DataError of the block, whose remainder is skipped if the report does not raise."""
+    try:
+        yield
+    except DataError as error:
+        report(problem_type, path, error)
+
+
 def path_text(path: Path) -> str:
-    """A path as part of a one-line message: whole, with unprintable characters escaped."""
+    """Return a path as part of a one-line message, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, as part of a one-line message."""
+    """Return the message of an error as part of a one-line message."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there; ``False`` too where one may not look."""
+    """Return True if a folder exists and may be read."""
     try:
         return path.is_dir()
     except OSError:
         return False
 
 
-def regular_file(path: Path, *, root: Path) -> os.stat_result:
-    """What the disk says of a plain file in a folder below *root*; links are followed inside it."""
+def stat_file(path: Path, *, root: Path) -> os.stat_result:
+    """Return the status of a plain file. Raises DataError if a link leads out of *root*."""
     try:
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
             if not path.resolve(strict=True).is_relative_to(root):
-                raise _leads_out(path, root)
+                raise _build_link_error(path, root)
             status = path.stat()
     except FileNotFoundError:
-        raise DataError(f"{path_text(path)} is missing; unpack the dataset again, whole") from None
+        raise DataError(
+            f"{path_text(path)} is missing; unpack the complete dataset again"
+        ) from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(status.st_mode):
@@ -82,22 +101,22 @@ def regular_file(path: Path, *, root: Path) -> os.stat_result:
     return status
 
 
-def _leads_out(path: Path, root: Path) -> DataError:
+def _build_link_error(path: Path, root: Path) -> DataError:
     return DataError(
-        f"{path_text(path)} is a link that leads out of {path_text(root)}; put what it leads to "
-        "there itself"
+        f"{path_text(path)} is a link that leads out of {path_text(root)}; replace the link by a "
+        "copy of its target"
     )
 
 
 def resolve_root(root: Path) -> Path:
-    """The data root as an absolute path: a stream outlives a change of the working directory."""
+    """Return the data root as an absolute path without links."""
     try:
         return root.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"data root {path_text(root)} cannot be read: {reason(error)}") from None
 
 
-def names_in(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Return the sorted names in a folder, without hidden ones and system files."""
     try:
         names = sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
@@ -116,24 +135,24 @@ def note_system_files(images: Iterable[Path]) -> tuple[str, ...]:
     )
 
 
-def names_of(names: Sequence[str]) -> str:
-    """Names for a message."""
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(safe_repr(name) for name in names[:12]) + more or "nothing"
+def format_names(names: Sequence[str]) -> str:
+    """Return names for a message, at most twelve of them."""
+    others = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(safe_repr(name) for name in names[:12]) + others or "nothing"
 
 
-def images_in(
+def list_images(
     folder: Path,
     *,
     root: Path,
     endings: tuple[str, ...] = IMAGE_ENDINGS,
-    report: Report = stop,
+    report: Report = raise_error,
 ) -> Iterator[Path]:
-    """The files in the folder of a class, images by their names, of which there are some."""
+    """Yield the image files in the folder of a class. Reports other files and an empty folder."""
     names: list[str] = []
-    with reported(report, "structure", folder):
+    with report_errors(report, "structure", folder):
         resolve_folder(folder, root=root)
-        names = names_in(folder)
+        names = list_names(folder)
         if not names:
             error = DataError(f"{path_text(folder)} is empty; expected images, or no such folder")
             report("empty-class", folder, error)
@@ -142,62 +161,62 @@ def images_in(
             yield folder / name
         else:
             error = DataError(
-                f"{path_text(folder / name)} is no image by its name; expected files that end in "
+                f"{path_text(folder / name)} is not an image file; expected files that end in "
                 f"{', '.join(endings)} and nothing else there"
             )
-            report("not-an-image", folder / name, error)
+            report("unreadable", folder / name, error)
 
 
 def is_class_name(name: str) -> bool:
-    """Whether a text can be a class name: a printable line without blanks at its ends."""
+    """Return True if a name is a printable line without blanks at its ends."""
     return bool(name) and name == name.strip() and name.isprintable()
 
 
-def in_stream_order(keys: Iterable[str], *, named_in: Path) -> list[str]:
-    """Bucket keys in the numeric order that is the stream's."""
-    listed = list(keys)
-    for key in listed:
+def sort_bucket_keys(keys: Iterable[str], *, source: Path) -> list[str]:
+    """Sort bucket keys by number, which is their order in the stream."""
+    sorted_keys = list(keys)
+    for key in sorted_keys:
         if not _BUCKET_KEY.fullmatch(key):
             raise DataError(
-                f"{path_text(named_in)} has a bucket {safe_repr(key)}; expected whole numbers such "
-                "as '1' or '10', for their order is the stream's"
+                f"{path_text(source)} has a bucket {safe_repr(key)}; expected whole numbers such "
+                "as '1' or '10', because their order is the stream's"
             )
-    listed.sort(key=int)
-    for before, key in pairwise(listed):
-        if int(before) == int(key):
+    sorted_keys.sort(key=int)
+    for previous, key in pairwise(sorted_keys):
+        if int(previous) == int(key):
             raise DataError(
-                f"{path_text(named_in)} has buckets {safe_repr(before)} and {safe_repr(key)}, "
+                f"{path_text(source)} has buckets {safe_repr(previous)} and {safe_repr(key)}, "
                 "which are one number; expected each bucket once"
             )
-    return listed
+    return sorted_keys
 
 
-def check_place(
+def check_image_folder(
     folder: Path,
     *,
     base: Path,
     key: str,
     class_name: str,
     class_names: frozenset[str] | None = None,
-    named_in: Path,
+    list_file: Path,
 ) -> None:
-    """Make sure that images' folder contradicts neither the bucket nor the class of their list."""
+    """Raise DataError if a folder's name contradicts the bucket or class of its images' list."""
     _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
     is_key = _BUCKET_KEY.fullmatch(bucket_folder)
     if int(bucket_folder) != int(key) if is_key else class_names is None:
-        where = f"bucket {key}"
+        label = f"bucket {key}"
     elif class_folder != class_name and (class_names is None or class_folder in class_names):
-        where = f"class {safe_repr(class_name)}"
+        label = f"class {safe_repr(class_name)}"
     else:
         return
     raise DataError(
-        f"{path_text(named_in)} lists images of {path_text(folder)} under {where}, which the "
+        f"{path_text(list_file)} lists images of {path_text(folder)} under {label}, which the "
         "folder's name contradicts; the list was mixed up: unpack the dataset again"
     )
 
 
 def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> list[str]:
-    """The lines of a text file; a final newline may or may not be there."""
+    """Read the lines of a text file, with or without a final newline."""
     try:
         text = decode_text(_read_bytes(path, root=root, limit=limit))
     except RecordError as error:
@@ -208,21 +227,21 @@ def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> li
     return lines
 
 
-def list_entry(
-    line: str, number: int, *, base: Path, num_classes: int, named_in: Path
+def parse_list_line(
+    line: str, number: int, *, base: Path, num_classes: int, list_file: Path
 ) -> tuple[Path, int]:
-    """Path, joined to *base*, and label of a line (from 1) as ``labeled_images/1/bus/1.jpg 2``."""
-    stored, _, label = line.rpartition(" ")  # a path may hold spaces, a label does not
+    """Return path, joined to *base*, and label of a line like ``labeled_images/1/bus/1.jpg 2``."""
+    stored, _, label = line.rpartition(" ")  # a path may contain spaces, a label does not
     if not _LABEL.fullmatch(label) or int(label) >= num_classes:
         raise DataError(
-            f"{path_text(named_in)} line {number} is {safe_repr(line)}; expected a path, a space, "
+            f"{path_text(list_file)} line {number} is {safe_repr(line)}; expected a path, a space, "
             f"and a label from 0 to {num_classes - 1}"
         )
-    return stored_path(stored, base=base, below=IMAGE_FOLDER, named_in=named_in), int(label)
+    return join_stored_path(stored, base=base, below=IMAGE_FOLDER, list_file=list_file), int(label)
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
-    """Read a class list: one name a line, sorted; a final newline may or may not be there."""
+    """Read a class list: one name per line, sorted, with or without a final newline."""
     lines = read_lines(path, root=root, limit=MAX_CLASS_LIST_BYTES)
     for number, (before, name) in enumerate(pairwise(["", *lines]), start=1):
         if not is_class_name(name):
@@ -233,49 +252,49 @@ def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
         if before >= name:
             raise DataError(
                 f"{path_text(path)} line {number}: {safe_repr(name)} after {safe_repr(before)}; "
-                "expected names sorted and without doubles, for the line number is the label"
+                "expected names sorted and each once, because the line number is the label"
             )
     return tuple(lines)
 
 
 def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
-    """Read a JSON object, and let nothing in it pass in silence."""
-    return expect_object(_read_json(path, root=root), what=path_text(path))
+    """Read a JSON object. Raises DataError if it is empty or anything else."""
+    return expect_object(_read_json(path, root=root), source=path_text(path))
 
 
-def read_json_texts(path: Path, *, root: Path) -> list[str]:
-    """Read a JSON list of texts, at least one."""
-    texts: list[str] = _read_json(path, Annotated[list[str], Meta(min_length=1)], root=root)
-    return texts
+def read_json_strings(path: Path, *, root: Path) -> list[str]:
+    """Read a JSON list of at least one string."""
+    strings: list[str] = _read_json(path, Annotated[list[str], Meta(min_length=1)], root=root)
+    return strings
 
 
-def expect_object(value: object, *, what: str) -> dict[str, Any]:
-    """The value, if it is a JSON object that is not empty."""
+def expect_object(value: object, *, source: str) -> dict[str, Any]:
+    """Return the value if it is a JSON object that is not empty. Else raises DataError."""
     if not isinstance(value, dict):
-        raise DataError(f"{what} holds {safe_repr(value)}; expected a JSON object")
+        raise DataError(f"{source} contains {safe_repr(value)}; expected a JSON object")
     if not value:
-        raise DataError(f"{what} holds an empty object; unpack the dataset again")
+        raise DataError(f"{source} contains an empty object; unpack the dataset again")
     return value
 
 
-def stored_path(stored: object, *, base: Path, below: str | None, named_in: Path) -> Path:
-    """A path that a file names, joined to *base*, if by its text it stays in ``base/below``."""
+def join_stored_path(stored: object, *, base: Path, below: str | None, list_file: Path) -> Path:
+    """Join a path named in a file to *base*. Raises DataError if it leaves ``base/below``."""
     if isinstance(stored, str) and stored.isprintable() and "\\" not in stored:
-        # A folder is looked at once, not for each of its images: of those there are 100,000.
+        # A folder is checked once, not for each of its images: there may be 100,000.
         folder, _, name = stored.rpartition("/")
-        place = _folder_below(folder, base, below)
-        if name not in ("", ".", "..") and place is not None:
-            return place / name
+        parent = _join_folder(folder, base, below)
+        if name not in ("", ".", "..") and parent is not None:
+            return parent / name
     starts = "" if below is None else f"starts with {below}/ and "
     raise DataError(
-        f"{path_text(named_in)} names the path {safe_repr(stored)}; expected a relative path that "
+        f"{path_text(list_file)} names the path {safe_repr(stored)}; expected a relative path that "
         f"{starts}has no '..'"
     )
 
 
 @lru_cache(maxsize=4096)
-def _folder_below(stored: str, base: Path, below: str | None) -> Path | None:
-    """A folder that a file names, joined to *base*; None where it is neither *below* nor in it."""
+def _join_folder(stored: str, base: Path, below: str | None) -> Path | None:
+    """Join a folder named in a file to *base*, or return None if it leaves ``base/below``."""
     path = PurePosixPath(stored)
     parts = path.parts
     if path.is_absolute() or ".." in parts or (below is not None and parts[:1] != (below,)):
@@ -284,17 +303,17 @@ def _folder_below(stored: str, base: Path, below: str | None) -> Path | None:
 
 
 def resolve_folder(folder: Path, *, root: Path) -> None:
-    """Make sure that a folder lies below *root* when its links are followed."""
+    """Raise DataError unless a folder is below *root* after its links are followed."""
     try:
         real = folder.resolve(strict=True)
     except FileNotFoundError:
         raise DataError(
-            f"{path_text(folder)} is missing; unpack the dataset again, whole"
+            f"{path_text(folder)} is missing; unpack the complete dataset again"
         ) from None
     except (OSError, RuntimeError) as error:
         raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
     if not real.is_relative_to(root):
-        raise _leads_out(folder, root)
+        raise _build_link_error(folder, root)
     if not real.is_dir():
         raise DataError(f"{path_text(folder)} is not a folder; unpack the dataset again")
 
@@ -308,25 +327,21 @@ def _read_json(path: Path, form: Any = Any, *, root: Path) -> Any:
 
 
 def expect_file(path: Path, *, root: Path, limit: int) -> None:
-    """Make sure that a plain file lies below *root*, of no more bytes than it may have."""
+    """Raise DataError unless a plain file is below *root* and has at most *limit* bytes."""
     resolve_folder(path.parent, root=root)
-    size = regular_file(path, root=root).st_size
+    size = stat_file(path, root=root).st_size
     if size > limit:
-        raise DataError(
-            f"{path_text(path)} has {size} bytes; expected {limit} at most, so it is not what its "
-            "name says"
-        )
+        raise DataError(f"{path_text(path)} has {size} bytes; expected {limit} at most")
 
 
 def expect_unpacked(path: Path, limit: int) -> None:
-    """Refuse a zip file that claims to hold more: one of some kilobytes may hold so many zeros."""
+    """Raise DataError if a zip file unpacks to more than *limit* bytes."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > limit:
             raise DataError(
-                f"{path_text(path)} unpacks to {unpacked} bytes; expected {limit} at most, so it "
-                "is not what its name says"
+                f"{path_text(path)} unpacks to {unpacked} bytes; expected {limit} at most"
             )
 
 

@@ -1,7 +1,7 @@
-"""A stream of time made one of new classes: each bucket brings classes of its own.
+"""Class-incremental streams: each bucket has new classes.
 
-CLEAR's authors propose this use of their data (Lin et al., arXiv:2201.06289). The names are those
-of van de Ven et al., Three types of incremental learning, doi:10.1038/s42256-022-00568-3.
+CLEAR's authors propose this use of their data (Lin et al., arXiv:2201.06289). The names follow
+van de Ven et al., Three types of incremental learning, doi:10.1038/s42256-022-00568-3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.data.checking.content import stream_digest
+from clear_mlflow.data.content import compute_stream_digest
 from clear_mlflow.data.stream import DOMAIN, Bucket, BucketStream, ImageSet, Vectors
 
 CLASS, TASK = "class", "task"
@@ -27,13 +27,13 @@ _OWN, _ALL = "own", "all"
 
 @dataclass(frozen=True)
 class ScenarioArguments:
-    """How classes are dealt out to buckets.
+    """Arguments of a scenario: which classes each bucket has.
 
     Args:
-        classes_per_bucket: how many a bucket brings; the last has what is left.
-        order: ``labels``, ``seed:N`` (drawn with seed N), or all classes with colons between.
-        times: ``own``: the images of a bucket's classes are those of its part of the stream's time,
-            so that drift and new classes come together; ``all``: those of all times.
+        classes_per_bucket: number of new classes in a bucket; the last bucket may have fewer.
+        order: ``labels``, ``seed:N`` (shuffled with seed N), or all classes, separated by colons.
+        times: ``own``: a bucket has the images of its part of the stream's time, so that drift and
+            new classes come together; ``all``: images of all times.
     """
 
     classes_per_bucket: int = 2
@@ -47,44 +47,45 @@ class ScenarioArguments:
                 f"times={safe_repr(self.times)}; expected at least 1, and own or all"
             )
 
-    def ordered(self, class_names: Sequence[str]) -> list[str]:
-        """All classes in the order in which they come."""
+    def sort_classes(self, class_names: Sequence[str]) -> list[str]:
+        """Return all classes in the order of the buckets."""
         names = list(class_names)
-        if drawn := re.fullmatch("seed:([0-9]{1,18})", self.order):
-            random.Random(int(drawn[1])).shuffle(names)  # noqa: S311 (an order, not a secret)
+        if seed := re.fullmatch("seed:([0-9]{1,18})", self.order):
+            random.Random(int(seed[1])).shuffle(names)  # noqa: S311 (an order, not a secret)
         elif self.order != "labels":
             names = self.order.split(":")
         if sorted(names) != sorted(class_names):
             raise ConfigError(
                 f"scenario_args has order={safe_repr(self.order)}; expected labels, seed:N, or all "
-                f"of {', '.join(class_names)[:200]}, each once, with colons between"
+                f"of {', '.join(class_names)[:200]}, each once, separated by colons"
             )
         return names
 
 
-def in_scenario(
+def apply_scenario(
     stream: BucketStream, scenario: str, arguments: Mapping[str, Any] | None = None
 ) -> BucketStream:
-    """The same images, each on the side of the split that it was on, in buckets of new classes."""
+    """Regroup the images of a stream into buckets of new classes. Training images stay training."""
     if scenario == DOMAIN:
         return stream
-    given = ScenarioArguments(**(arguments or {}))
-    names, size = given.ordered(stream.class_names), given.classes_per_bucket
+    parameters = ScenarioArguments(**(arguments or {}))
+    size, uses_all_times = parameters.classes_per_bucket, parameters.times == _ALL
+    names = parameters.sort_classes(stream.class_names)
     groups = [names[start : start + size] for start in range(0, len(names), size)]
-    of_stream, number = stream.buckets, len(groups)
-    if number < 2 or (given.times == _OWN and number > len(of_stream)):
+    number = len(groups)
+    if number < 2 or (not uses_all_times and number > len(stream.buckets)):
         raise ConfigError(
             f"scenario_args has classes_per_bucket={size}, which makes {number} buckets of the "
             f"{len(names)} classes; expected at least 2, and with times=own at most the "
-            f"{len(of_stream)} buckets of the stream's time: pass times=all"
+            f"{len(stream.buckets)} buckets of the stream's time: pass times=all"
         )
-    starts = [k * len(of_stream) // number for k in range(number + 1)]
+    starts = [k * len(stream.buckets) // number for k in range(number + 1)]
     buckets = []
     for k, group in enumerate(groups):
-        parts = of_stream if given.times == _ALL else of_stream[starts[k] : starts[k + 1]]
+        parts = stream.buckets if uses_all_times else stream.buckets[starts[k] : starts[k + 1]]
         labels = [stream.class_names.index(name) for name in group]
         train, test = (
-            _joined([getattr(bucket, split) for bucket in parts], labels)
+            _select_classes([getattr(bucket, split) for bucket in parts], labels)
             for split in ("train", "test")
         )
         if not len(train) or not len(test):
@@ -94,29 +95,29 @@ def in_scenario(
                 "scenario_args=times=all, or another order"
             )
         buckets.append(Bucket(str(k + 1), train, test))
-    has_dates = stream.times and given.times == _OWN
+    has_dates = stream.times and not uses_all_times
     return replace(
         stream,
         name=f"{stream.name} ({scenario})",
         buckets=tuple(buckets),
-        digest=stream_digest(buckets, stream.class_names, stream.tested_on, scenario),
+        digest=compute_stream_digest(buckets, stream.class_names, stream.tested_on, scenario),
         times=tuple(stream.times[start] for start in starts[:-1]) if has_dates else (),
         scenario=scenario,
-        dealt=tuple(tuple(sorted(group, key=stream.class_names.index)) for group in groups),
-        of_time=stream,
+        new_classes=tuple(tuple(sorted(group, key=stream.class_names.index)) for group in groups),
+        time_stream=stream,
     )
 
 
-def _joined(sets: Sequence[ImageSet], labels: Sequence[int]) -> ImageSet:
-    """The images of some classes in several sets, one set after the other."""
-    chosen = [images.take(np.flatnonzero(np.isin(images.labels, labels))) for images in sets]
-    of_labels = np.concatenate([images.labels for images in chosen])
-    of_labels.setflags(write=False)
-    vectors = [images.vectors for images in chosen if images.vectors is not None]
+def _select_classes(sets: Sequence[ImageSet], labels: Sequence[int]) -> ImageSet:
+    """Return the images of some classes in several sets, one set after the other."""
+    parts = [images.take(np.flatnonzero(np.isin(images.labels, labels))) for images in sets]
+    all_labels = np.concatenate([images.labels for images in parts])
+    all_labels.setflags(write=False)
+    vectors = [images.vectors for images in parts if images.vectors is not None]
     return ImageSet(
-        paths=tuple(path for images in chosen for path in images.paths),
-        labels=of_labels,
-        contents=tuple(content for images in chosen for content in images.contents),
+        paths=tuple(path for images in parts for path in images.paths),
+        labels=all_labels,
+        contents=tuple(content for images in parts for content in images.contents),
         vectors=Vectors(vectors[0].array, np.concatenate([v.rows for v in vectors]))
         if vectors
         else None,

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.scenarios import ScenarioArguments
-from clear_mlflow.data.sources import source_of, stream_name
+from clear_mlflow.data.sources import load_source, stream_name
 from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.parameters.config import parse_parameter
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -77,7 +77,7 @@ def dataset_arguments(
     dataset: str, data_root: str, given: Mapping[str, Argument]
 ) -> dict[str, Argument]:
     """What ``dataset_args`` says, with all that it leaves out; a stream is called as its folder."""
-    kind = source_of(dataset).Arguments
+    kind = load_source(dataset).Arguments
     arguments: Any = parse_arguments("dataset_args", f"dataset {dataset}", kind, given)
     values = dataclasses.asdict(arguments)
     if "name" in values:

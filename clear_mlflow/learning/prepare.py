@@ -7,9 +7,9 @@ from functools import partial
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache, drop_undecodable
+from clear_mlflow.data.download import fetch_clear
 from clear_mlflow.data.features.stored import check_features, load_features
-from clear_mlflow.data.fetching.download import clear_folder
-from clear_mlflow.data.scenarios import in_scenario
+from clear_mlflow.data.scenarios import apply_scenario
 from clear_mlflow.data.sources import CLEAR
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.inference.backbone import DEFAULT_WEIGHTS
@@ -27,7 +27,7 @@ def fetch(config: TrainConfig, progress: TrainingProgress) -> None:
     if config.weights == DEFAULT_WEIGHTS:
         default_weights(config.model)
     if config.data_root == AUTO and config.dataset in CLEAR:
-        clear_folder(config.dataset, progress.downloading)
+        fetch_clear(config.dataset, progress.downloading)
 
 
 def load_data(config: TrainConfig) -> BucketStream:
@@ -40,7 +40,7 @@ def load_data(config: TrainConfig) -> BucketStream:
         protocol=config.protocol,
         split=config.split,
     )
-    stream = in_scenario(stream, config.scenario, config.scenario_args)
+    stream = apply_scenario(stream, config.scenario, config.scenario_args)
     check_files(config, len(stream.class_names))
     if config.features != NONE:
         check_features(stream, config.features, cache_dir=default_cache_dir())

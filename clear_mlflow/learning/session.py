@@ -206,7 +206,7 @@ class StreamTraining:
         """What the record says of a scenario but that of domains."""
         if self.stream.scenario == DOMAIN:
             return {}
-        classes = {"classes": [list(names) for names in self.stream.dealt]}
+        classes = {"classes": [list(names) for names in self.stream.new_classes]}
         return {"name": self.stream.scenario, **self.config.scenario_args, **classes}
 
     @cached_property
@@ -322,7 +322,7 @@ class StreamTraining:
         tensors = apart(state)  # weights may be tied
         if load_strategy(config.strategy).makes_its_model():
             return save(tensors, metadata=OF_A_STRATEGY)
-        masks = self.stream.dealt if self.stream.scenario == TASK else ()
+        masks = self.stream.new_classes if self.stream.scenario == TASK else ()
         about = ModelDescription(
             model=config.model,
             num_classes=len(self.stream.class_names),

@@ -19,7 +19,7 @@ from file_server import Hub, serving
 from forked import ForkedPython, run_forked
 from released_layout import write_released
 
-from clear_mlflow.data.fetching.download import RELEASES, WORK_FOLDER
+from clear_mlflow.data.download import RELEASES, WORK_FOLDER
 
 CLEAR10 = RELEASES["clear10"]
 TRAIN, TEST = (archive.file for archive in CLEAR10.archives)
@@ -27,7 +27,7 @@ TRAIN, TEST = (archive.file for archive in CLEAR10.archives)
 SHORT = ("model=small_cnn", "image_size=32", "epochs=1")
 PATCH = """
 import dataclasses
-from clear_mlflow.data.fetching import download
+from clear_mlflow.data import download
 known = download.RELEASES["clear10"]
 archives = tuple(
     dataclasses.replace(a, md5=md5) for a, md5 in zip(known.archives, {md5s!r}, strict=True)
@@ -137,7 +137,7 @@ def test_killed_while_downloading_and_run_again(
             env={**os.environ, "CLEAR_MLFLOW_DATA": str(tmp_path / "data"), "HF_HUB_OFFLINE": "1"},
         )
         # Its marker has the small archives' checksums, which are not the authors'.
-        expected = "holds another dataset" if "download" in arguments else "nothing is wrong"
+        expected = "contains another dataset" if "download" in arguments else "nothing is wrong"
         assert expected in done.stdout + done.stderr
     assert hub.asked == []
 

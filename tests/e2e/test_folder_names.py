@@ -22,7 +22,7 @@ from released_layout import write_released
 from servers import tracking_server
 
 from clear_mlflow.cli import main
-from clear_mlflow.data.fetching.download import RELEASES, Archive, Release
+from clear_mlflow.data.download import RELEASES, Archive, Release
 from clear_mlflow.journal.run_folder import OUTCOME_JSON, Outcome, RunFolder
 from clear_mlflow.store.client import preflight
 from clear_mlflow.store.rows import read_row_files

@@ -48,7 +48,7 @@ def save_sixteen_bits(path: Path) -> None:
     Image.fromarray(values).save(path)
 
 
-KINDS = {
+PROBLEM_TYPES = {
     "photo.jpg": lambda p: photo(500, 375).save(p, quality=90),
     "upright.jpg": lambda p: photo(375, 500).save(p, quality=75),
     "progressive.jpg": lambda p: photo(333, 500).save(p, progressive=True),
@@ -96,7 +96,7 @@ def torchvisions(path: Path, size: int) -> np.ndarray:
 @pytest.mark.parametrize("size", [224, 99])
 def test_tests_see_the_bytes_that_torchvision_shows(tmp_path, size):
     """Every kind of photo, at the recipe's size and at others, small and odd ones too."""
-    for name, save in KINDS.items():
+    for name, save in PROBLEM_TYPES.items():
         save(tmp_path / name)
     paths = sorted(tmp_path.iterdir())
     for augment in ("random_crop", "none"):

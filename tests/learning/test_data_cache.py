@@ -34,7 +34,7 @@ from clear_mlflow.data.stream import ImageSet
 RESIZE = Resize(16)
 
 
-def image_set(*paths: Path) -> ImageSet:
+def build_image_set(*paths: Path) -> ImageSet:
     """Images with their contents hashed, as a dataset's reader gives them."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
     return ImageSet(tuple(paths), np.zeros(len(paths), dtype=np.int64), contents)
@@ -45,7 +45,7 @@ def write_images(folder: Path, count: int = 40) -> ImageSet:
     paths = [folder / f"{n}.png" for n in range(count)]
     for n, path in enumerate(paths):
         write_image(path, size=(20 + n % 7, 16 + n % 5), seed=f"{folder.name}{n}")
-    return image_set(*paths)
+    return build_image_set(*paths)
 
 
 def quiet_cache(folder: Path) -> DecodedCache:
@@ -120,7 +120,7 @@ def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
         paths = [tmp_path / "moved" / path.name for path in paths]
     else:
         resize = Resize(16, square=True)
-    changed = image_set(*paths)
+    changed = build_image_set(*paths)
     assert same(cache.load(changed, resize), decode(changed, resize))
     assert len(kept(tmp_path / "cache")) == (1 if change == "folder" else 2)
 
@@ -465,7 +465,7 @@ def test_damaged_images_are_listed_all_and_remembered(tmp_path):
     images = write_images(tmp_path / "images", 40)
     images.paths[3].write_bytes(b"<html>")
     images.paths[35].write_bytes(images.paths[35].read_bytes()[:90])
-    images = image_set(*images.paths)
+    images = build_image_set(*images.paths)
     cache = quiet_cache(tmp_path / "cache")
     first = cache.find_damaged(images, RESIZE)
     assert [one.index for one in first] == [3, 35]

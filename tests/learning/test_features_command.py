@@ -14,7 +14,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.extracted import Extraction, array_file
-from clear_mlflow.data.features.stored import load_features, refuse_taken_name
+from clear_mlflow.data.features.stored import check_extraction_name, load_features
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 
@@ -82,4 +82,4 @@ def test_a_name_stands_for_one_arithmetic(tmp_path):
     write(folder, stream, rounded)
     assert read_json(folder / "000.json")["arithmetic"] == "tf32"
     with pytest.raises(ConfigError, match="arithmetic 'tf32', not 'float32'; pass another --name"):
-        refuse_taken_name(stream, extraction, cache_dir=tmp_path)
+        check_extraction_name(stream, extraction, cache_dir=tmp_path)

@@ -16,10 +16,9 @@ from released_layout import write_image, write_released
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.features.shipped import own_names
+from clear_mlflow.data.features.shipped import list_shipped_names, load_torch_file
 from clear_mlflow.data.features.stored import load_features
-from clear_mlflow.data.features.torch_files import load_torch_file
-from clear_mlflow.data.scenarios import in_scenario
+from clear_mlflow.data.scenarios import apply_scenario
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +114,7 @@ def test_features_go_to_their_images_in_buckets_of_new_classes(
     root = released_root if layout == "released" else write_older(tmp_path / "older")
     stream = load_test_stream(root, tmp_path, split=split)
     arguments = {"classes_per_bucket": per_bucket, "times": times}
-    dealt = in_scenario(stream, "class", arguments)
+    dealt = apply_scenario(stream, "class", arguments)
     assert_features_belong_to_images(load_features(dealt, KIND, cache_dir=tmp_path), dealt)
 
 
@@ -133,7 +132,7 @@ def test_the_digest_is_that_of_the_features(released_root, tmp_path):
 
 def test_types_are_found_by_looking(released_root, tmp_path):
     """Any folder of features is a type."""
-    assert own_names(load_test_stream(released_root, tmp_path)) == (KIND,)
+    assert list_shipped_names(load_test_stream(released_root, tmp_path)) == (KIND,)
 
 
 def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
@@ -143,13 +142,13 @@ def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
     for name in ("zebra", "alpha", "mike", "delta", "kilo", "echo"):
         (folder / name).mkdir()
     expected = sorted([KIND, "zebra", "alpha", "mike", "delta", "kilo", "echo"])
-    assert own_names(load_test_stream(root, tmp_path)) == tuple(expected)
+    assert list_shipped_names(load_test_stream(root, tmp_path)) == tuple(expected)
 
 
 def test_a_test_set_without_features_is_told(released_root, tmp_path):
     """The released test set has none: the line says what else to pass."""
     message = problem(released_root, tmp_path, protocol="iid")
-    assert f"{released_root / 'test'} has no features {KIND}" in message
+    assert f"{released_root / 'test'} contains no features {KIND}" in message
     assert "split=0, split=validation or protocol=streaming" in message
 
 

@@ -31,7 +31,7 @@ from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.stored import load_features
-from clear_mlflow.data.scenarios import in_scenario
+from clear_mlflow.data.scenarios import apply_scenario
 from clear_mlflow.learning.loop import measure
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
@@ -52,7 +52,7 @@ def stream():
     """The digits in five buckets of two classes, as pixels."""
     digits = load_stream("digits", "auto", cache_dir=default_cache_dir())
     arguments = {"order": ":".join(map(str, ORDER)), "times": "all"}
-    made = in_scenario(digits, "class", arguments)
+    made = apply_scenario(digits, "class", arguments)
     features = load_features(made, "pixels", cache_dir=default_cache_dir())
     return FeatureStream(made, features, device=CPU)
 

@@ -37,7 +37,7 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.text import one_line
 from clear_mlflow.data.cache import UnusableFileError, read_array, write_array
-from clear_mlflow.data.features.torch_files import load_torch_file
+from clear_mlflow.data.features.shipped import load_torch_file
 from clear_mlflow.importers import FORMATS, ResultFile, read_runs
 from clear_mlflow.journal.run_folder import (
     METRICS_JSON,

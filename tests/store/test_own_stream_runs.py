@@ -17,11 +17,11 @@ from clear_mlflow.store import names
 from clear_mlflow.tracking.resume import ResumePoint, resolve_resume_parameters
 
 MODULE = """
-from clear_mlflow.data import Entry, listing_of
+from clear_mlflow.data import Entry, build_index
 
 def photos(root, *, times: int = 1):
     found = sorted(root.glob("train/*/*/*.png"))
-    return listing_of([Entry(p, p.parts[-2], p.parts[-3]) for p in found], root=root)
+    return build_index([Entry(p, p.parts[-2], p.parts[-3]) for p in found], root=root)
 """
 SMALL = {"model": "small_cnn", "image_size": 8, "epochs": 1, "batch_size": 8}
 SMALL |= {"device": "cpu", "precision": "off", "log_models": "last"}

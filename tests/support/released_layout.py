@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from clear_mlflow.data.checking.content import stream_of
-from clear_mlflow.data.layouts import find_listing
+from clear_mlflow.data.content import build_stream
+from clear_mlflow.data.layouts import find_layout, read_layout
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -102,4 +102,4 @@ def write_json(path: Path, value: object) -> None:
 
 def read_any(root: Path, *, name: str) -> BucketStream:
     """The stream at *root* in whichever layout it has; no hash is remembered."""
-    return stream_of(find_listing(root, name=name), name=name)
+    return build_stream(read_layout(*find_layout(root, names=(name,))), name=name)

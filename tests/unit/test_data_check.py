@@ -15,8 +15,7 @@ from released_layout import read_json, write_image, write_json, write_released
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.checking.findings import Findings, check
-from clear_mlflow.data.problems import KINDS
+from clear_mlflow.data.check import PROBLEM_TYPES, Findings, check_layout
 
 IMAGES = "train/labeled_images"
 ABOUT = "train/labeled_metadata"
@@ -34,7 +33,7 @@ def root(intact_tree, tmp_path) -> Path:
 
 def check_messages(findings: Findings) -> list[tuple[str, str]]:
     """Kind and path of each problem."""
-    return [(p.kind, str(p.path.relative_to(findings.root))) for p in findings.problems]
+    return [(p.type, str(p.path.relative_to(findings.root))) for p in findings.problems]
 
 
 def write_challenge(root: Path, *, lists: bool = False) -> Path:
@@ -59,7 +58,7 @@ def write_challenge(root: Path, *, lists: bool = False) -> Path:
 
 def test_a_whole_dataset_is_found_whole(root, tmp_path):
     """Layout, digest, buckets, classes and counts; and nothing is wrong."""
-    findings = check(root)
+    findings = check_layout(root)
     assert findings.problems == ()
     assert findings.layout == "released"
     assert findings.digest == load_stream("x", str(root), cache_dir=tmp_path).digest
@@ -73,7 +72,7 @@ def test_a_whole_dataset_is_found_whole(root, tmp_path):
 def test_the_layouts_of_one_tree(tmp_path, lists):
     """The older and the challenge layout, below a folder of the release's name."""
     write_challenge(tmp_path / "clear10_neurips2021", lists=lists)
-    findings = check(tmp_path)
+    findings = check_layout(tmp_path)
     assert check_messages(findings) == []
     assert findings.layout == ("older" if lists else "challenge")
     assert findings.digest is not None
@@ -114,25 +113,25 @@ DAMAGES = [
     ),
     (
         lambda r: copy_image(r, f"{IMAGES}/1/bus/235821045.jpg", FIRST),
-        [("within-bucket", FIRST)],
+        [("duplicate", FIRST)],
         True,
     ),
     (
         lambda r: copy_image(r, f"{IMAGES}/1/camera/235821045.jpg", FIRST),
-        [("across-classes", FIRST)],
+        [("duplicate", FIRST)],
         True,
     ),
     (
         lambda r: copy_image(r, f"{IMAGES}/3/bus/235821045.jpg", FIRST),
-        [("across-buckets", FIRST)],
+        [("duplicate", FIRST)],
         True,
     ),
     (
         lambda r: copy_image(r, "test/labeled_images/2/bus/235821045.jpg", FIRST),
-        [("train-and-test", FIRST)],
+        [("duplicate", FIRST)],
         True,
     ),
-    (swap_names, [("class-list", "train/class_names.txt")], False),
+    (swap_names, [("metadata", "train/class_names.txt")], False),
     (empty_class, [("empty-class", f"{IMAGES}/2/bus")], False),
     (
         lambda r: (r / ABOUT / "3/bus.json").write_text('{"1": '),
@@ -147,7 +146,7 @@ DAMAGES = [
 def test_each_damage_is_found_once(root, damage, problems, loads):
     """Its kind and its path, once, and nothing else."""
     damage(root)
-    findings = check(root)
+    findings = check_layout(root)
     assert check_messages(findings) == problems
     assert (findings.digest is not None) == loads
 
@@ -162,15 +161,15 @@ def test_it_goes_on_after_the_first_problem(root):
             root, "test/labeled_images/1/bus/235821044.jpg", f"{IMAGES}/{bucket}/bus/235821045.jpg"
         )
     (root / "test/labeled_metadata/3/camera.json").write_text("[]")
-    findings = check(root)
+    findings = check_layout(root)
     assert check_messages(findings) == [
         ("metadata", "test/labeled_metadata/3/camera.json"),
         ("missing", f"{IMAGES}/1/bus/235821044.jpg"),
         ("missing", f"{IMAGES}/1/bus/235821045.jpg"),
         ("unreadable", f"{IMAGES}/2/bus/235821044.jpg"),
-        ("train-and-test", f"{IMAGES}/2/bus/235821045.jpg"),
+        ("duplicate", f"{IMAGES}/2/bus/235821045.jpg"),
     ]
-    (double,) = (p for p in findings.problems if p.kind == "train-and-test")
+    (double,) = (p for p in findings.problems if p.type == "duplicate")
     assert [str(path.relative_to(findings.root)) for path in double.others] == [
         f"{IMAGES}/3/bus/235821045.jpg",
         "test/labeled_images/1/bus/235821044.jpg",
@@ -184,7 +183,7 @@ def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
     (root / FIRST).symlink_to(tmp_path / "elsewhere/1.jpg")
     shutil.rmtree(root / IMAGES / "2/bus")
     (root / IMAGES / "2/bus").symlink_to(tmp_path / "elsewhere")
-    findings = check(root)
+    findings = check_layout(root)
     assert check_messages(findings) == [("structure", f"{IMAGES}/2/bus"), ("unreadable", FIRST)]
     assert all("leads out of" in problem.detail for problem in findings.problems)
 
@@ -195,7 +194,7 @@ def test_older_lists_are_held_against_the_images(tmp_path):
     (root / "labeled_images/1/bus/3.jpg").unlink()
     with (root / "training_folder/filelists/2/all.txt").open("a") as lines:
         lines.write("\nlabeled_images/2/bus/11.jpg seven\n")
-    assert check_messages(check(root)) == [
+    assert check_messages(check_layout(root)) == [
         ("metadata", "training_folder/filelists/2/all.txt"),
         ("missing", "labeled_images/1/bus/3.jpg"),
     ]
@@ -205,19 +204,19 @@ def test_older_lists_are_held_against_the_images(tmp_path):
 def test_hidden_entries_are_let_be(tmp_path, lists):
     """What file managers and notebooks leave behind is no problem, as it is none to the loader."""
     root = write_challenge(tmp_path / "root", lists=lists)
-    result = check(root)
+    result = check_layout(root)
     for folder in ("labeled_images", "labeled_images/1", "labeled_images/1/bus"):
         (root / folder / ".DS_Store").write_text("x")
         (root / folder / ".ipynb_checkpoints").mkdir()
     if lists:
         (root / "training_folder/filelists/.ipynb_checkpoints").mkdir()
-    assert check(root) == result
+    assert check_layout(root) == result
 
 
 def test_a_file_too_large_for_an_image_is_not_read(root):
     """The loader's bound; a sparse file of it takes no disk, but would take long to hash."""
     os.truncate(root / FIRST, 2**40)
-    findings = check(root)
+    findings = check_layout(root)
     assert check_messages(findings) == [("unreadable", FIRST)]
     assert f"has {2**40} bytes" in findings.problems[0].detail
 
@@ -231,7 +230,7 @@ def test_a_folder_without_a_dataset_is_bad_input(tmp_path, make):
     if make == "file":
         root.write_text("")
     with pytest.raises(DataError):
-        check(root)
+        check_layout(root)
     done = CliRunner().invoke(main, ["data", "check", str(root)])
     assert done.exit_code == 2
     assert re.fullmatch(rf"error: [^\n]*{root}[^\n]+\n", done.stderr)
@@ -246,18 +245,18 @@ def test_json_is_what_the_documentation_says(root, project):
     done = CliRunner().invoke(main, ["data", "check", str(root), "--json"])
     assert done.exit_code == 1
     value = json.loads(done.stdout)
-    assert value == check(root).as_json()
+    assert value == check_layout(root).as_json()
     assert value["problems"] == [
         {
             "kind": "missing",
             "path": str(root / FIRST),
-            "detail": "is missing; unpack the dataset again, whole",
+            "detail": "is missing; unpack the complete dataset again",
             "others": [],
         }
     ]
     assert (value["loads"], value["digest"], value["images"]) == (False, None, 44)
     text = (project / "docs" / "data-commands.md").read_text(encoding="utf-8")
-    assert {*value, *KINDS} <= set(re.findall("`([a-z_-]+)`", text))
+    assert {*value, *PROBLEM_TYPES} <= set(re.findall("`([a-z_-]+)`", text))
 
 
 def test_names_are_shown_escaped(tmp_path):
@@ -267,7 +266,7 @@ def test_names_are_shown_escaped(tmp_path):
     done = CliRunner().invoke(main, ["data", "check", str(root)])
     assert done.exit_code == 1
     assert "\x1b" not in done.stdout
-    assert r"\x1b[2J\nnothing is wrong [bold].txt: is no image by its name" in done.stdout
+    assert r"\x1b[2J\nnothing is wrong [bold].txt: is not an image file" in done.stdout
     assert "\n1 problem\n" in done.stdout
 
 
@@ -278,4 +277,6 @@ def test_a_leak_is_told_where_only_the_loader_tells_the_test_set(tmp_path):
     source = next(p for p in bucket.test.paths if p.parent.name == "bus")
     target = next(p for p in bucket.train.paths if p.parent.name == "bus")
     shutil.copyfile(source, target)
-    assert [p.kind for p in check(root).problems] == ["train-and-test"]
+    (problem,) = check_layout(root).problems
+    assert problem.type == "duplicate"
+    assert problem.detail == "2 copies of one image, in both a training and a test set"

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from clear_mlflow.core.disk import default_cache_dir
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.embedded import EMBEDDED, digits, embedded_root
+from clear_mlflow.data.embedded import EMBEDDED, digits, write_embedded
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -56,7 +56,7 @@ def test_second_use_reads_what_the_first_wrote(stream, digits_cache):
     """The cache folder is written once, and nothing else is left in it."""
     image = digits_cache / digits.FOLDER / "train/1/0"
     before = image.stat().st_mtime_ns
-    assert embedded_root("digits", digits_cache) == digits_cache / digits.FOLDER
+    assert write_embedded("digits", digits_cache) == digits_cache / digits.FOLDER
     assert image.stat().st_mtime_ns == before
     assert [entry.name for entry in digits_cache.iterdir()] == [digits.FOLDER]
 
@@ -65,13 +65,13 @@ def test_writers_that_die_or_write_at_once_end_with_one_whole_dataset(tmp_path):
     """Nothing of one that was killed is read; of two, the last to rename takes the other's."""
     code = (
         "import os, sys, pathlib\n"
-        "from clear_mlflow.data.embedded import digits, embedded_root\n"
+        "from clear_mlflow.data.embedded import digits, write_embedded\n"
         "write, calls = digits.write_images, []\n"
         "def dying(*arguments):\n"
         "    calls.append(0)\n"
         "    return os._exit(9) if len(calls) == 20 else write(*arguments)\n"
         "digits.write_images = dying\n"
-        "embedded_root('digits', pathlib.Path(sys.argv[1]))\n"
+        "write_embedded('digits', pathlib.Path(sys.argv[1]))\n"
     )
     assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
     (only_folder,) = tmp_path.iterdir()
@@ -80,7 +80,7 @@ def test_writers_that_die_or_write_at_once_end_with_one_whole_dataset(tmp_path):
 
     def write(_) -> Path:
         start.wait()
-        return embedded_root("digits", tmp_path)
+        return write_embedded("digits", tmp_path)
 
     with ThreadPoolExecutor(2) as pool:
         assert set(pool.map(write, range(2))) == {tmp_path / digits.FOLDER}
@@ -113,7 +113,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, in_the_way):
     (tmp_path / in_the_way).parent.mkdir(exist_ok=True)
     (tmp_path / in_the_way).write_text("in the way")
     with pytest.raises(DataError, match="CLEAR_MLFLOW_CACHE") as caught:
-        embedded_root("digits", tmp_path / "cache")
+        write_embedded("digits", tmp_path / "cache")
     assert str(tmp_path / "cache" / digits.FOLDER) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert (tmp_path / in_the_way).read_text() == "in the way"

@@ -25,17 +25,17 @@ from released_layout import write_released
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.fetching.download import (
+from clear_mlflow.data.download import (
     MARKER,
     RELEASES,
     WORK_FOLDER,
     Archive,
-    Patience,
     Release,
+    RetryLimits,
     download,
 )
 
-HURRIED = Patience(stall=0.3, attempts=3, wait=0.01)
+HURRIED = RetryLimits(stall=0.3, attempts=3, wait=0.01)
 TRAIN, TEST = "small-train-image-only.zip", "small-test.zip"
 
 
@@ -77,7 +77,9 @@ def hub(files):
 
 def fetch(release: Release, root: Path, hub: Hub, **options) -> tuple[str, ...]:
     return download(
-        release, root, **{"endpoint": hub.url, "patience": HURRIED, "revision": "main", **options}
+        release,
+        root,
+        **{"endpoint": hub.url, "retry_limits": HURRIED, "revision": "main", **options},
     )
 
 
@@ -137,7 +139,7 @@ def test_passing_trouble_is_overcome(release, hub, tree, tmp_path, moods):
 def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, tree, tmp_path):
     """What arrived is kept between runs; the split that was done is not asked for again."""
     hub.moods = ["good", "truncate", "503"]
-    with pytest.raises(DataError, match="the server answers 503"):
+    with pytest.raises(DataError, match="the server responds 503"):
         fetch(release, tmp_path, hub)
     assert (tmp_path / "train_image_only" / MARKER).is_file()
     assert not (tmp_path / "test").exists()
@@ -151,10 +153,10 @@ def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, t
 @pytest.mark.parametrize(
     ("mood", "message"),
     [
-        ("404", "the server answers 404, so it has no such file"),
-        ("401", "the server answers 401, so it wants another token"),
-        ("429 9000", r"the server answers 429 \(3 attempts in a row\)"),
-        ("corrupt", "arrived twice with a wrong content"),
+        ("404", "the server responds 404, so it has no such file"),
+        ("401", "the server responds 401, so it requires another token"),
+        ("429 9000", r"the server responds 429 \(3 attempts in a row\)"),
+        ("corrupt", "was downloaded twice with wrong content"),
         ("truncate", r"\(3 attempts in a row\)"),
     ],
 )
@@ -200,7 +202,7 @@ def test_a_crash_while_unpacking_leaves_no_split(release, hub, tree, tmp_path):
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from clear_mlflow.data.fetching.download import Archive, Release, download\n"
+        "from clear_mlflow.data.download import Archive, Release, download\n"
         f"release = {release!r}\n"
         "def stop(what, done, total):\n"
         "    if what.startswith('unpacking') and done > total / 2:\n"
@@ -221,7 +223,7 @@ def test_somebody_elses_folder_is_left_alone(release, hub, tree, tmp_path):
     with pytest.raises(DataError, match="was not unpacked by this command"):
         fetch(release, tmp_path, hub)
     (tmp_path / "test" / MARKER).write_text(json.dumps({"md5": "0" * 32}))
-    with pytest.raises(DataError, match="holds another dataset"):
+    with pytest.raises(DataError, match="contains another dataset"):
         fetch(release, tmp_path, hub)
     (tmp_path / "test" / MARKER).write_text("[" * 100_000)
     with pytest.raises(DataError, match="was not unpacked by this command"):
@@ -257,7 +259,7 @@ def test_the_room_that_it_takes_is_said_before_the_first_byte(release, hub, file
     assert f"small to {tmp_path}: 5.0 GB to download, 7.0 GB of disk needed, " in reported[0]
     hub.sizes = {TRAIN: 10**18}
     hub.asked.clear()
-    with pytest.raises(DataError, match=r"2000000000.0 GB of disk needed, [^\n]* free; make room"):
+    with pytest.raises(DataError, match=r"2000000000.0 GB of disk needed, [^\n]*; free some"):
         fetch(release, tmp_path, hub)
     assert hub.ranges == []
 
@@ -283,7 +285,7 @@ def test_a_full_disk_is_told_in_one_line(hub, tmp_path, below):
     root = tmp_path / "root"
     code = (
         "from pathlib import Path\n"
-        "from clear_mlflow.data.fetching.download import Archive, Release, download\n"
+        "from clear_mlflow.data.download import Archive, Release, download\n"
         "from clear_mlflow.core.errors import DataError\n"
         "try:\n"
         f"    download({Release('small', REPOSITORY, (train_archive,))!r}, Path({str(root)!r}),\n"
@@ -322,7 +324,7 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
     """HF_ENDPOINT and HF_TOKEN, as everywhere on the hub."""
     code = (
         "from pathlib import Path\n"
-        "from clear_mlflow.data.fetching.download import Archive, Release, download\n"
+        "from clear_mlflow.data.download import Archive, Release, download\n"
         f"download({release!r}, Path({str(tmp_path / 'root')!r}))\n"
     )
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}

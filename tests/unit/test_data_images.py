@@ -247,8 +247,7 @@ import hashlib, resource, sys
 from pathlib import Path
 import numpy as np
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.checking import content as listed
-from clear_mlflow.data.checking import findings
+from clear_mlflow.data import check as findings
 from clear_mlflow.data.decoding.decode import Resize
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
@@ -260,8 +259,8 @@ images = ImageSet((path,), np.zeros(1, np.int64), contents)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 if what == "check":
-    image = listed.Image("train", "1", "a", path)
-    print(findings._looked(image, path.parent)[1])
+    image = findings.Image("train", "1", "a", path)
+    print(findings._decode_image(image, path.parent)[1])
 else:
     try:
         DecodedCache(path.parent / "cache").load(images, Resize(224))

@@ -20,7 +20,7 @@ from layout_trees import (
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.checking.findings import check
+from clear_mlflow.data.check import check_layout
 from clear_mlflow.data.stream import BucketStream
 
 PHOTOS = Photos()
@@ -253,7 +253,7 @@ def test_two_layouts_in_one_folder_are_told(tmp_path, below, first, second):
     message = refusal(tmp_path)
     assert all(f"{layout} (" in message for layout in (first, second))
     with pytest.raises(DataError) as caught:
-        check(tmp_path)
+        check_layout(tmp_path)
     assert str(caught.value) == message
 
 
@@ -276,7 +276,7 @@ def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):
             (lambda r: (r / "labeled_images/2018").write_text("x"), "2018 is not a folder"),
             (lambda r: (r / "labeled_images/02").mkdir(), "which are one number"),
             (lambda r: (r / "labeled_images/notes").mkdir(), "bucket 'notes'"),
-            (lambda r: (r / "labeled_images/1/bus/a.txt").write_text("x"), "a.txt is no image"),
+            (lambda r: (r / "labeled_images/1/bus/a.txt").write_text("x"), "a.txt is not an image"),
             (lambda r: (r / "labeled_images/1/bus/a.jpg").mkdir(), "a.jpg is not a plain file"),
             (lambda r: (r / "labeled_images/4").symlink_to("/usr"), "leads out of"),
         ]

@@ -279,11 +279,11 @@ def test_a_few_shared_images_are_told_and_not_refused(root):
     )
     warnings = read_any(root, name="x").warnings
     assert warnings == (
-        f"1 image is in both a training and a test set; the first is "
+        f"1 image is in both a training and a test set, for example "
         f"{root / first / '235821045.jpg'} and {root / 'test/labeled_images/3/bus/235821044.jpg'}",
-        f"1 image is in more than one bucket of one split; the first is "
+        f"1 image is in more than one bucket of one split, for example "
         f"{root / first / '235821044.jpg'} and {root / second / '235821044.jpg'}",
-        f"1 image is under more than one class; the first is "
+        f"1 image is under more than one class, for example "
         f"{root / first / '235821046.jpg'} and "
         f"{root / 'train/labeled_images/1/camera/235821044.jpg'}",
     )

@@ -11,9 +11,9 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.extracted import Extraction
 from clear_mlflow.data.features.stored import (
     PIXELS,
+    check_extraction_name,
+    compute_pixel_features,
     load_features,
-    pixel_features,
-    refuse_taken_name,
 )
 from clear_mlflow.data.stream import ImageSet
 
@@ -29,7 +29,7 @@ def test_a_small_image_is_its_bytes_around_zero(tmp_path):
     pixels[0, 0], pixels[15, 15] = 0, 255
     Image.fromarray(pixels).save(tmp_path / "a.png")
     images = ImageSet((tmp_path / "a.png",), np.zeros(1, dtype=np.int64))
-    (features,) = pixel_features(images, cache_dir=tmp_path)
+    (features,) = compute_pixel_features(images, cache_dir=tmp_path)
     expected = [
         (int(pixels[y, x, colour]) - 127.5) / 510
         for y in range(16)
@@ -66,4 +66,4 @@ def test_the_embedded_dataset_has_them(digits, tmp_path):
 def test_their_name_is_taken(digits, tmp_path):
     """Nobody extracts others under it."""
     with pytest.raises(ConfigError, match="pass another --name"):
-        refuse_taken_name(digits, Extraction(PIXELS, "resnet18", "x", "y"), cache_dir=tmp_path)
+        check_extraction_name(digits, Extraction(PIXELS, "resnet18", "x", "y"), cache_dir=tmp_path)

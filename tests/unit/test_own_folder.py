@@ -158,12 +158,12 @@ def file_linked_out(root):
     [
         (lost_in("photo.png"), "BUCKET/CLASS/photo.png"),
         (lost_in("2004/photo.png"), "is in no class"),
-        (lost_in("2004/bus/notes.txt"), "no image by its name"),
+        (lost_in("2004/bus/notes.txt"), "is not an image file"),
         (lost_in("2004/bus/photo.png"), ""),  # an image by its name: found when it is decoded
         (lambda root: (root / "2004" / "cat").mkdir(), "is empty; expected images"),
         (lambda root: (root / "2007").mkdir(), "2007 has no folders"),
         (lambda root: (root / "2004.0").mkdir() or lost_in("2004.0/bus/a.png")(root), "'2004.0'"),
-        (lambda root: lost_in("test/2004/bus/a.png")(root), "lies beside them"),
+        (lambda root: lost_in("test/2004/bus/a.png")(root), "is next to it"),
         (lambda root: lost_in("2004-01/bus/a.png")(root), "begin on one day"),
         (lambda root: [shutil.rmtree(root / y / "bus") for y in YEARS], "has 1 classes"),
         (linked_out, "leads out of"),
@@ -233,9 +233,24 @@ def test_data_check_looks_over_a_folder(root):
     assert [problem["kind"] for problem in report["problems"]] == [
         "unreadable",
         "empty-class",
-        "across-buckets",
+        "duplicate",
     ]
     assert report["problems"][0]["path"].endswith("2004-bus-train-0.png")
+
+
+def test_data_check_lists_all_files_that_are_no_images(root):
+    """A training stops at the first one; with empty classes, too."""
+    for year in ("2004", "2006"):
+        (root / year / "bus" / "notes.txt").write_text("x")
+    (root / "2005" / "cat").mkdir()
+    with pytest.raises(DataError, match=r"2004/bus/notes\.txt is not an image file"):
+        load(root)
+    problems = json.loads(check(root, "--dataset", "folder", "--json").stdout)["problems"]
+    assert [(p["kind"], str(Path(p["path"]).relative_to(root))) for p in problems] == [
+        ("unreadable", "2004/bus/notes.txt"),
+        ("unreadable", "2006/bus/notes.txt"),
+        ("empty-class", "2005/cat"),
+    ]
 
 
 def test_data_check_refuses_what_is_no_stream_of_ones_own(root):

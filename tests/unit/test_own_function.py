@@ -17,19 +17,19 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 
 MODULE = """
 from pathlib import Path
-from clear_mlflow.data import Entry, Listing, listing_of
+from clear_mlflow.data import Entry, ImageIndex, build_index
 
-def years(root: Path, *, first: int = 2004, upper: bool = False, share: float = 1.0) -> Listing:
+def years(root: Path, *, first: int = 2004, upper: bool = False, share: float = 1.0) -> ImageIndex:
     found = [p for p in sorted(root.glob("*/*/*.png")) if int(p.parts[-3]) >= first]
     name = str.upper if upper else str
-    return listing_of((Entry(p, name(p.parts[-2]), p.parts[-3]) for p in found), root=root)
+    return build_index((Entry(p, name(p.parts[-2]), p.parts[-3]) for p in found), root=root)
 
 def outside(root):
     paths = {"x": root.parent / "a" / "b.png", "y": root / "c.png"}
-    return listing_of([Entry(path, name, "1") for name, path in paths.items()], root=root)
+    return build_index([Entry(path, name, "1") for name, path in paths.items()], root=root)
 
 def odd_split(root):
-    return listing_of([Entry(root / "c.png", "y", "1", "valid")], root=root)
+    return build_index([Entry(root / "c.png", "y", "1", "valid")], root=root)
 
 def raises(root):
     raise RuntimeError("not today\\nor ever")
@@ -112,7 +112,7 @@ def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
         ("of_nothing", "takes no folder"),
         ("number", "cannot be called"),
         ("raises", "raised RuntimeError: not today or ever"),
-        ("nothing", "gave None; expected a Listing"),
+        ("nothing", "returned None; expected an ImageIndex"),
         ("outside", "is missing"),
         ("odd_split", "has a split 'valid'"),
     ],

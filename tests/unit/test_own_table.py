@@ -16,7 +16,7 @@ from own_streams import YEARS, Row, write_csv, write_parquet, write_years
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import MAX_TABLE_ROWS
-from clear_mlflow.data import load_stream, own_listing
+from clear_mlflow.data import load_stream, read_stream_index
 from clear_mlflow.learning.arguments import dataset_arguments
 
 
@@ -33,13 +33,13 @@ def load(root, *, protocol="iid", split="auto", **arguments):
 
 def list_images(root, **arguments):
     """Bucket to its training images' names, without a look at any image."""
-    image_index = own_listing("table", str(root), cache_dir=root, arguments=arguments)
+    image_index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
     return {key: [path.stem for path in images.paths] for key, images in image_index.images.items()}
 
 
 def refusal(root, **arguments) -> str:
     with pytest.raises(DataError) as error:
-        own_listing("table", str(root), cache_dir=root, arguments=arguments)
+        read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -141,7 +141,7 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
         header="path,label,time",
     )
     assert [len(names) for names in list_images(root, buckets="equal:2").values()] == [6, 2]
-    assert "gives 2 buckets" in refusal(root, buckets="equal:3")
+    assert "has images for 2 buckets" in refusal(root, buckets="equal:3")
 
 
 @settings(
@@ -158,7 +158,7 @@ def test_the_middle_image_of_a_time_decides_its_bucket(root, counts, number):
     lines = [f"images/{i}.png,{'xy'[i % 2]},{year}" for i, year in enumerate(years)]
     write(root, *lines, header="path,label,time")
     if len(expected) < number:
-        assert f"gives {len(expected)} buckets" in refusal(root, buckets=f"equal:{number}")
+        assert f"has images for {len(expected)} buckets" in refusal(root, buckets=f"equal:{number}")
         return
     buckets = list_images(root, buckets=f"equal:{number}").values()
     years_by_bucket = [{years[int(name)] for name in names} for names in buckets]
@@ -175,12 +175,12 @@ def test_buckets_have_dates(years, root):
         ("quarter", {"2004-Q1": "2004-01-01", "2005-Q3": "2005-07-01", "2006-Q1": "2006-01-01"}),
         ("equal:2", {"1": "2004-02-01", "2": "2006-01-01"}),
     ):
-        image_index = own_listing(
+        image_index = read_stream_index(
             "table", str(root), cache_dir=root, arguments={"buckets": buckets}
         )
         assert dict(image_index.times) == times
     write(root, f"{A},x,1", f"{B},y,2", header="path,label,bucket")
-    assert own_listing("table", str(root), cache_dir=root).times == {}
+    assert read_stream_index("table", str(root), cache_dir=root).times == {}
 
 
 @pytest.mark.parametrize("buckets", ["week", "equal", "equal:0", "equal:x", "equal:9999", "year:1"])
@@ -202,7 +202,7 @@ def test_columns_of_other_names(root):
     assert "has '' as 'split'; expected train or test" in refusal(root, **arguments)
     write(root, "images/a.png,3,2004,x", "images/b.png,10,2005,", header="file,class,year,note")
     assert list_images(root, **arguments) == {"2004": ["a"], "2005": ["b"]}
-    image_index = own_listing("table", str(root), cache_dir=root, arguments=arguments)
+    image_index = read_stream_index("table", str(root), cache_dir=root, arguments=arguments)
     assert image_index.class_names == ("3", "10")  # as numbers, for all are
 
 
@@ -211,7 +211,7 @@ def test_texts_are_taken_as_they_are(root):
     names = ["NA", "None", "007", "nan", "null"]
     lines = [f"images/{i}.png,{name},2004,1,train" for i, name in enumerate(names)]
     write(root, *lines)
-    image_index = own_listing("table", str(root), cache_dir=root)
+    image_index = read_stream_index("table", str(root), cache_dir=root)
     assert image_index.class_names == tuple(sorted(names))
 
 
@@ -229,7 +229,7 @@ EAST = timezone(timedelta(hours=2))
         (["out/a.png,x,2004,1,train", f"{B},y,2004,1,train"], "leads out of"),
         (
             ["nowhere/a.png,x,2004,1,train", f"{B},y,2004,1,train"],
-            "nowhere is missing: expected paths of images below",
+            "nowhere, but it is missing: expected paths of images below",
         ),
         ([f"{A},,2004,1,train"], "row 2 has no label"),
         ([f"{A},x,2004,,train"], "row 2 has no bucket"),
@@ -269,7 +269,7 @@ def test_a_time_that_is_none_is_one_line(root, time):
 def test_a_time_that_is_not_exact_enough_is_one_line(root):
     """A year says no month."""
     write(root, f"{A},x,2004-05", f"{B},y,2004", header="path,label,time")
-    assert "row 3 has time '2004', which says no month" in refusal(root, buckets="month")
+    assert "row 3 has time '2004', which lacks the month" in refusal(root, buckets="month")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_which_table_is_never_guessed(years, root):
     assert "has 0 tables (nothing)" in refusal(root)
     assert "no '..'" in refusal(root, table="../t.csv")
     assert "is missing" in refusal(root, table="t.csv")
-    assert "no table by its name" in refusal(root, table="t.xlsx")
+    assert "is not a table" in refusal(root, table="t.xlsx")
     write(root, f"{A},x,2004,1,train", f"{B},y,2004,1,train")
     assert list_images(root / "t.csv") == list_images(root)
     shutil.move(root / "t.csv", root.parent / "t.csv")
@@ -314,9 +314,9 @@ def parquet(root, **columns):
     [
         (
             {"label": [0.5, 1.5]},
-            "row 1 has label '0.5'; expected class names or whole numbers: regr",
+            "row 1 has label '0.5'; expected class names or integers: regr",
         ),
-        ({"label": [["x"], ["x", "y"]]}, "several at once are not learned here"),
+        ({"label": [["x"], ["x", "y"]]}, "several labels are not supported"),
         ({"label": ["x", None]}, "row 2 has no label"),
         ({"split": [1, 0]}, "row 1 has '1' as 'split'; expected train or test"),
     ],
@@ -384,7 +384,7 @@ def test_any_change_of_a_parquet_file_is_read_or_refused(years, tmp_path_factory
     changed.mkdir(exist_ok=True)
     (changed / "t.parquet").write_bytes(content)
     try:
-        image_index = own_listing("table", str(changed), cache_dir=changed)
+        image_index = read_stream_index("table", str(changed), cache_dir=changed)
     except DataError as error:
         if "\n" in str(error):
             raise

@@ -15,9 +15,9 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
-from clear_mlflow.data import Entry, listing_of, load_stream, own_listing
-from clear_mlflow.data.checking.content import stream_of
-from clear_mlflow.data.checking.findings import check_own
+from clear_mlflow.data import Entry, build_index, load_stream, read_stream_index
+from clear_mlflow.data.check import check_stream
+from clear_mlflow.data.content import build_stream
 from clear_mlflow.data.features.stored import load_features
 
 COLUMNS = ["a", "b", "c"]
@@ -40,7 +40,7 @@ def by_year(root, table, vectors=None):
     vectors = table[COLUMNS].to_numpy() if vectors is None else vectors
     columns = zip(table["label"], table["time"], table["split"], strict=True)
     entries = [Entry(i, label, time[:4], split) for i, (label, time, split) in enumerate(columns)]
-    return listing_of(entries, vectors=vectors, root=root)
+    return build_index(entries, vectors=vectors, root=root)
 
 
 def write_table(table, folder: Path, file_format: str) -> Path:
@@ -77,7 +77,7 @@ def load_vectors(path: Path, cache: Path, **arguments):
 )
 def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
     """One digest, and the same numbers in the same order; of rows in another order, too."""
-    expected = stream_of(by_year(tmp_path, table), name="x")
+    expected = build_stream(by_year(tmp_path, table), name="x")
     for of in (table, table.sample(frac=1, random_state=1)):
         columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
         stream = load_vectors(write_table(of, tmp_path, file_format), tmp_path, **columns)
@@ -137,7 +137,7 @@ def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
     table.loc[5, "b"] = np.nan
     for file_format, row in (("csv", 7), ("parquet", 6), ("npz", 6)):
         file = write_table(table, tmp_path, file_format)
-        with pytest.raises(DataError, match=f"{file.name} row {row} holds a number that is miss"):
+        with pytest.raises(DataError, match=f"{file.name} row {row} has a number that is miss"):
             load_vectors(file, tmp_path)
         vectors = load_vectors(file, tmp_path, fill="-7").buckets[0].train.vectors
         assert (vectors[:] == -7).sum() == 1
@@ -147,10 +147,10 @@ def test_what_is_missing_is_filled_where_one_says_so(table, tmp_path):
     ("change", "message"),
     [
         ({"b": "tall"}, "has a text in column 'b'"),
-        ({"b": np.inf}, "holds a number that is missing, infinite or beyond"),
+        ({"b": np.inf}, "has a number that is missing, infinite or beyond"),
         ({"b": 1e39}, "beyond the range of 32-bit floats"),
         ({"label": ""}, "has no label"),
-        ({"label": "1.5"}, "regression is not done here"),
+        ({"label": "1.5"}, "regression is not supported"),
     ],
 )
 def test_what_is_no_vector_is_one_line(table, tmp_path, change, message):
@@ -179,7 +179,7 @@ def test_vectors_are_as_wide_as_features_may_be(tmp_path, file_format):
             write = pd.DataFrame.to_csv if file_format == "csv" else pd.DataFrame.to_parquet
             write(numbers.assign(**roles), file, index=False)
         with pytest.raises(DataError, match=message) if message else nullcontext():
-            own_listing("vectors", str(file), cache_dir=tmp_path)
+            read_stream_index("vectors", str(file), cache_dir=tmp_path)
 
 
 def test_types_that_numpy_lacks_are_one_line(tmp_path):
@@ -190,8 +190,10 @@ def test_types_that_numpy_lacks_are_one_line(tmp_path):
     np.savez(tmp_path / "x.npz", vectors=np.ones((4, 2)), label=labels, bucket=[1, 1, 2, 2])
     for name in ("x.safetensors", "x.npz"):
         # Where ml_dtypes is installed, it is read, and lacks the column.
-        with pytest.raises(DataError, match=f"{name} (cannot be read: |has no column 'label')"):
-            own_listing("vectors", str(tmp_path / name), cache_dir=tmp_path)
+        with pytest.raises(
+            DataError, match=f"{name} (cannot be read: |contains no column 'label')"
+        ):
+            read_stream_index("vectors", str(tmp_path / name), cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -220,24 +222,24 @@ def test_arrays_of_other_shapes_are_one_line(tmp_path):
         ),
         (
             {"vectors": np.ones((3, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2, 2]},
-            "no columns of it",
+            "another number of rows",
         ),
         (
             {"vectors": np.ones((4, 2)), "label": [1, 2, 1, 2], "bucket": [1, 1, 2]},
-            "no columns of it",
+            "another number of rows",
         ),
     ):
         np.savez(file, **arrays)
         with pytest.raises(DataError, match=message):
-            own_listing("vectors", str(file), cache_dir=tmp_path)
+            read_stream_index("vectors", str(file), cache_dir=tmp_path)
     labels = np.array(["a", "b"] * 2, object)
     np.savez(file, vectors=np.ones((4, 2)), label=labels, bucket=[1, 1, 2, 2])
     with pytest.raises(DataError, match=r"Python objects; .* save it with .astype\(str\)"):
-        own_listing("vectors", str(file), cache_dir=tmp_path)
+        read_stream_index("vectors", str(file), cache_dir=tmp_path)
     for content in (b"PK\x03\x04 no archive", b"a,b,label"):
         file.write_bytes(content)
-        with pytest.raises(DataError, match="cannot be read: it is no archive"):
-            own_listing("vectors", str(file), cache_dir=tmp_path)
+        with pytest.raises(DataError, match="cannot be read: it is not an archive"):
+            read_stream_index("vectors", str(file), cache_dir=tmp_path)
 
 
 def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):
@@ -254,7 +256,7 @@ def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):
 @pytest.mark.parametrize(("name", "value"), [("fill", "some"), ("fill", "inf"), ("width", 0)])
 def test_arguments_are_checked_before_a_file_is_opened(name, value):
     with pytest.raises(ConfigError, match=f"dataset_args has {name}={value!r}"):
-        own_listing("vectors", "/nowhere", cache_dir=Path(), arguments={name: value})
+        read_stream_index("vectors", "/nowhere", cache_dir=Path(), arguments={name: value})
 
 
 def test_a_mapped_array_stays_mapped(table, tmp_path):
@@ -289,8 +291,8 @@ def test_the_weather_is_as_it_was_measured(tmp_path):
     assert stream.digest == DIGEST
     assert rain.absent_classes["test"]["2014"] == ["drizzle", "rain", "snow"]
     assert rain.warnings == ()  # that two days measured the same is none
-    checked = check_own("weather", "auto", {}, cache_dir=tmp_path, on_progress=lambda *_: None)
-    assert {problem.kind for problem in checked.problems} == {"empty-class"}
+    checked = check_stream("weather", "auto", {}, cache_dir=tmp_path, on_progress=lambda *_: None)
+    assert {problem.type for problem in checked.problems} == {"empty-class"}
     assert rain.absent_classes["train"] == {"2014": ["drizzle", "snow"], "2015": ["snow"]}
     for name, value in (("buckets", "week"), ("standardise", "all")):
         with pytest.raises(ConfigError, match=f"has {name}='{value}'; expected"):
@@ -328,12 +330,14 @@ def test_a_text_is_scikit_learns_hashed_words(tmp_path):
     for name, message in (
         ("a.csv", "row 5 has no text; expected one in every row"),
         ("a.parquet", "row 4 has no text; expected one in every row"),
-        ("a.npz", "text='text', and .* holds arrays"),
+        ("a.npz", "text='text', and .* contains arrays"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
-            own_listing("vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=arguments)
+            read_stream_index(
+                "vectors", str(tmp_path / name), cache_dir=tmp_path, arguments=arguments
+            )
     with pytest.raises(DataError, match="or text=COLUMN"):
-        own_listing(
+        read_stream_index(
             "vectors", str(tmp_path / "a.csv"), cache_dir=tmp_path, arguments={"text": "words"}
         )
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data import Entry, listing_of
-from clear_mlflow.data.checking.content import stream_of
-from clear_mlflow.data.scenarios import in_scenario
+from clear_mlflow.data import Entry, build_index
+from clear_mlflow.data.content import build_stream
+from clear_mlflow.data.scenarios import apply_scenario
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 NAMES = tuple("abcdefg")
@@ -25,8 +25,8 @@ def made(*, without=(), split="2"):
             rows += [(name, year)] * (0 if (name, year) in without else 10)
     entries = [Entry(i, name, year) for i, (name, year) in enumerate(rows)]
     vectors = draws.normal(size=(len(rows), 3))
-    image_index = listing_of(entries, vectors=vectors, root=Path())
-    return stream_of(image_index, name="made", split=split)
+    image_index = build_index(entries, vectors=vectors, root=Path())
+    return build_stream(image_index, name="made", split=split)
 
 
 def contents(stream, split):
@@ -43,13 +43,13 @@ def sides(stream):
 
 def test_domain_is_the_stream_itself():
     stream = made()
-    assert in_scenario(stream, "domain") is stream
+    assert apply_scenario(stream, "domain") is stream
 
 
 def test_each_bucket_brings_classes_of_its_own():
     """The last what is left; every image of all times keeps its label and its side of the split."""
     stream = made()
-    scenario = in_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
+    scenario = apply_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
     assert scenario.classes_in("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
     assert [b.key for b in scenario.buckets] == ["1", "2", "3", "4"]
     assert (scenario.name, scenario.class_names, scenario.times) == ("made (class)", NAMES, ())
@@ -65,7 +65,7 @@ def test_each_bucket_brings_classes_of_its_own():
 def test_in_the_streams_own_time_new_classes_come_with_drift():
     """Half of the classes in the first half of the time, and the others in the second."""
     stream = made()
-    scenario = in_scenario(stream, "class", {"classes_per_bucket": 4})
+    scenario = apply_scenario(stream, "class", {"classes_per_bucket": 4})
     assert scenario.times == ("2004-01-01", "2006-01-01")
     for bucket, years, classes in zip(
         scenario.buckets, (stream.buckets[:2], stream.buckets[2:]), ("abcd", "efg"), strict=True
@@ -82,7 +82,7 @@ def test_in_the_streams_own_time_new_classes_come_with_drift():
 def test_years_that_are_no_multiple_of_the_buckets_go_to_the_later_ones():
     """Four years in three buckets: one, one and two."""
     stream = made()
-    buckets = in_scenario(stream, "class", {"classes_per_bucket": 3})
+    buckets = apply_scenario(stream, "class", {"classes_per_bucket": 3})
     assert buckets.times == ("2004-01-01", "2005-01-01", "2006-01-01")
     year_of = {content: year.key for year in stream.buckets for content in year.train.contents}
     years = [{year_of[content] for content in bucket.train.contents} for bucket in buckets.buckets]
@@ -91,10 +91,10 @@ def test_years_that_are_no_multiple_of_the_buckets_go_to_the_later_ones():
 
 def test_an_order_is_said_or_drawn():
     stream = made()
-    named_order = in_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
+    named_order = apply_scenario(stream, "class", {"order": "g:f:e:d:c:b:a", "times": "all"})
     assert named_order.classes_in("train")[0] == ["f", "g"]
     drawn_order, again, other = (
-        in_scenario(stream, "class", {"order": f"seed:{seed}", "times": "all"})
+        apply_scenario(stream, "class", {"order": f"seed:{seed}", "times": "all"})
         for seed in (1, 1, 2)
     )
     assert sides(drawn_order) == sides(again) != sides(other)
@@ -104,7 +104,7 @@ def test_scenarios_and_orders_are_data_of_their_own():
     """Of task and class the images are the same, and the digest is not: nothing mixes them."""
     stream = made()
     digests = [
-        in_scenario(stream, scenario, {"times": "all", "order": order})
+        apply_scenario(stream, scenario, {"times": "all", "order": order})
         for scenario in ("class", "task")
         for order in ("labels", "seed:1")
     ]
@@ -125,22 +125,22 @@ def test_scenarios_and_orders_are_data_of_their_own():
 )
 def test_what_cannot_be_dealt_out_is_one_line(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        in_scenario(made(), "class", arguments)
+        apply_scenario(made(), "class", arguments)
 
 
 def test_a_class_that_is_not_there_in_its_time_is_one_line():
     stream = made(without={("a", "2004"), ("b", "2004")})
     with pytest.raises(DataError, match="has 0 training and 0 test images of a, b"):
-        in_scenario(stream, "class", {"classes_per_bucket": 2})
+        apply_scenario(stream, "class", {"classes_per_bucket": 2})
 
 
 def test_of_two_classes_the_one_that_is_not_there_is_said():
     """Its bucket brings it all the same: it may be answered, and the record has it."""
     stream = made(without={("b", "2004")})
-    assert in_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
-    scenario = in_scenario(stream, "task", {"classes_per_bucket": 2})
+    assert apply_scenario(stream, "task", {"classes_per_bucket": 4}).absent_classes == {}
+    scenario = apply_scenario(stream, "task", {"classes_per_bucket": 2})
     assert scenario.classes_in("train")[0] == ["a"]
-    assert scenario.dealt == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
+    assert scenario.new_classes == (("a", "b"), ("c", "d"), ("e", "f"), ("g",))
     assert scenario.absent_classes == {"train": {"1": ["b"]}, "test": {"1": ["b"]}}
 
 

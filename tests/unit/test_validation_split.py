@@ -14,8 +14,9 @@ from layout_trees import LAYOUTS, Photo, Photos, write_released
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.splits import check_protocol, seeded_split, validation_split
-from clear_mlflow.data.stream import BucketStream, ImageSet, image_set
+from clear_mlflow.data.image_index import build_image_set
+from clear_mlflow.data.splits import check_protocol, draw_split, draw_validation_split
+from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.parameters.config import TrainConfig
 
 PHOTOS = Photos(train=26)
@@ -56,7 +57,7 @@ def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
     for bucket in stream.buckets:
         photos = PHOTOS.of("train", bucket.key)
         if not released:
-            photos = [photos[i] for i in seeded_split(len(photos), 0)[0]]
+            photos = [photos[i] for i in draw_split(len(photos), 0)[0]]
         expected = literal_tenth(photos)
         assert ids(bucket.test) == expected
         assert ids(bucket.train) == {photo.image_id for photo in photos} - expected
@@ -91,9 +92,9 @@ def test_what_is_held_out_does_not_change_with_other_images(sizes, random):
             random.shuffle(keys)
             for of_bucket in entries.values():
                 random.shuffle(of_bucket)
-        images = {key: image_set(entries[key]) for key in keys}
+        images = {key: build_image_set(entries[key]) for key in keys}
         chosen[shuffled] = {
-            key: ids(of_bucket.take(validation_split(of_bucket)[1]))
+            key: ids(of_bucket.take(draw_validation_split(of_bucket)[1]))
             for key, of_bucket in images.items()
         }
     assert chosen[True] == chosen[False]
@@ -122,7 +123,9 @@ def test_too_few_images_are_one_line(tmp_path):
     """One image of a class is trained on; of two, one is held out."""
     pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
     assert [len(bucket.test) for bucket in load(pair).buckets] == [1, 1, 1]
-    with pytest.raises(DataError, match="has 1 images, of which 0 would be held out to validate"):
+    with pytest.raises(
+        DataError, match="has 1 images, of which 0 would be held out for validation"
+    ):
         load(write_released(tmp_path / "one", Photos(classes=("bus",), train=1)))
 
 
@@ -142,5 +145,7 @@ def test_what_is_no_split_is_one_line(split):
     """By the parameter, and by whoever reads data."""
     with pytest.raises(ConfigError, match=r"split is .*validation:N"):
         TrainConfig.resolve({"split": split})
-    with pytest.raises(ConfigError, match=r"split is .*validation:N for that of split N"):
+    with pytest.raises(
+        ConfigError, match=r"split is .*validation:N for the validation split of split N"
+    ):
         check_protocol("iid", split)

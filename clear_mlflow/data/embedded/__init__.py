@@ -1,8 +1,8 @@
-"""The embedded datasets: a module each, written to the cache folder on first use.
+"""The embedded datasets: one module each, written to the cache folder on first use.
 
-A module is called as its dataset, with an underscore for a dash, and has ``FOLDER``, the folder's
-name; ``DIGEST``, that of its stream; and ``write(root)``. An image's file name is the number of the
-scan that it shows.
+A module is named like its dataset, with underscores instead of dashes. It has ``FOLDER``, the name
+of the folder; ``DIGEST``, the digest of its stream; and ``write(root)``. An image's file name is
+the number of its scan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import path_text, reason
 
-LICENCE = "CC BY 4.0"  # of the scans, as UCI's page of them says
+LICENCE = "CC BY 4.0"  # of the scans, according to UCI's page
 
 EMBEDDED = tuple(
     sorted(
@@ -28,22 +28,22 @@ EMBEDDED = tuple(
 )
 
 
-def embedded_root(dataset: str, cache_dir: Path) -> Path:
-    """The folder of an embedded dataset, ``SPLIT/BUCKET/CLASS/*.bmp``, written at first use."""
-    module = _module(dataset)
+def write_embedded(dataset: str, cache_dir: Path) -> Path:
+    """Return the folder of an embedded dataset, ``SPLIT/BUCKET/CLASS/*.bmp``. Writes it once."""
+    module = _load_module(dataset)
     root = cache_dir / str(module.FOLDER)
     try:
         if root.is_dir():
             return root
         cache_dir.mkdir(parents=True, exist_ok=True)
-        # Within a private folder, so that the dataset itself gets the user's ordinary permissions.
+        # In a private folder, so that the dataset itself has the user's default permissions.
         private = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=cache_dir))
         try:
             module.write(private / root.name)
             try:
                 (private / root.name).rename(root)
             except OSError:
-                if not root.is_dir():  # else another process was first, with the same files
+                if not root.is_dir():  # otherwise another process was first
                     raise
         finally:
             shutil.rmtree(private, ignore_errors=True)
@@ -56,9 +56,9 @@ def embedded_root(dataset: str, cache_dir: Path) -> Path:
 
 
 def embedded_digest(dataset: str) -> str:
-    """The digest of an embedded dataset's stream under its own split."""
-    return str(_module(dataset).DIGEST)
+    """Return the digest of an embedded dataset's stream under its released split."""
+    return str(_load_module(dataset).DIGEST)
 
 
-def _module(dataset: str) -> Any:
+def _load_module(dataset: str) -> Any:
     return import_module(f"{__name__}.{dataset.replace('-', '_')}")

@@ -1,4 +1,4 @@
-"""The features of a stream's images, by name: computed, the dataset's own, or extracted ones."""
+"""The features of a stream's images, by name: computed, part of the dataset, or extracted."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCach
 from clear_mlflow.data.features.extracted import (
     ExtractedFeatures,
     Extraction,
-    extracted_names,
+    check_same_extraction,
     find_extracted,
-    refuse_other_extraction,
+    list_extracted_names,
 )
-from clear_mlflow.data.features.shipped import own_names, shipped_features
+from clear_mlflow.data.features.shipped import list_shipped_names, load_shipped_features
 from clear_mlflow.data.sources import VECTORS
-from clear_mlflow.data.stream import BucketStream, ImageSet, Vectors, counted, image_sets
+from clear_mlflow.data.stream import BucketStream, ImageSet, Vectors, count_images, image_sets
 
-PIXELS = "pixels"  # the name of those that every dataset of images has; no others may have it
-_SIDE = 16  # of the small image; wider would make a covariance of pixels large and no better
+PIXELS = "pixels"  # the name of features that every dataset of images has
+_SIDE = 16  # of the small image; a larger one makes covariances large without better results
 
 
 @dataclass(frozen=True, eq=False)
 class StoredFeatures:
-    """The features of all images of a stream, or the vectors that it is of."""
+    """The features of all images of a stream, or its vectors."""
 
-    name: str  # as the user gave it
-    digest: str  # of the stream and of all features; not of where they lie
+    name: str  # as passed by the user
+    digest: str  # of the stream and of all features; paths do not change it
     width: int  # numbers per image
     # Per bucket (N, width), in the order of its images.
     train: tuple[NDArray[np.float32] | Vectors, ...]
-    test: tuple[NDArray[np.float32] | Vectors, ...]  # likewise; the same where the images are
-    standardise: str = "none"  # how they become a model's input: see splits.Listing
+    test: tuple[NDArray[np.float32] | Vectors, ...]  # the same object if the images are the same
+    standardise: str = "none"  # of vectors: see ImageIndex
 
 
 def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """Return extracted features or None for other ones, or raise an error if there are none."""
+    """Return extracted features, or None for others. Raises DataError if there are none."""
     if stream.has_vectors and name != VECTORS:
         raise ConfigError(
-            f"dataset {stream.name} is of vectors and features is {name}; pass features=vectors"
+            f"dataset {stream.name} consists of vectors, and features is {name}; pass "
+            "features=vectors"
         )
-    if stream.has_vectors or name == PIXELS or name in own_names(stream):
+    if stream.has_vectors or name == PIXELS or name in list_shipped_names(stream):
         return None
     extracted = find_extracted(stream, name, cache_dir=cache_dir)
     if extracted is None:
-        known = (PIXELS, *own_names(stream), *extracted_names(cache_dir))
+        names = (PIXELS, *list_shipped_names(stream), *list_extracted_names(cache_dir))
         raise DataError(
-            f"there are no features {name}; the built-in, the dataset's own and the extracted "
-            f"ones are {', '.join(dict.fromkeys(known))}: extract some with 'clear-mlflow data "
-            f"features DIR --name {name}'"
+            f"there are no features {name}; expected one of {', '.join(dict.fromkeys(names))}: "
+            f"extract others with 'clear-mlflow data features DIR --name {name}'"
         )
     return extracted
 
@@ -68,7 +68,7 @@ def load_features(
     cache_dir: Path,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> StoredFeatures:
-    """Find the features of a stream's images: the dataset's own, else extracted ones."""
+    """Load the features of a stream: its vectors, its pixels, shipped or extracted features."""
     load: Callable[[ImageSet], NDArray[np.float32] | Vectors]
     extracted = check_features(stream, name, cache_dir=cache_dir)
     if stream.has_vectors:
@@ -76,24 +76,29 @@ def load_features(
         def load(images: ImageSet) -> Vectors:
             return cast("Vectors", images.vectors)
     elif name == PIXELS:
-        progress = {id(images): told for images, told in counted([*image_sets(stream)], on_image)}
+        progress = {
+            id(images): on_ready
+            for images, on_ready in count_images([*image_sets(stream)], on_image)
+        }
 
         def load(images: ImageSet) -> NDArray[np.float32]:
-            return pixel_features(images, cache_dir=cache_dir, on_image=progress[id(images)])
+            return compute_pixel_features(
+                images, cache_dir=cache_dir, on_image=progress[id(images)]
+            )
     elif extracted is None:
         buckets = {
             path: bucket.key
-            for bucket in (stream.of_time or stream).buckets
+            for bucket in (stream.time_stream or stream).buckets
             for images in (bucket.train, bucket.test)
             for path in images.paths
         }
 
         def load(images: ImageSet) -> NDArray[np.float32]:
-            return shipped_features(name, buckets, images, stream.class_names)
+            return load_shipped_features(name, buckets, images, stream.class_names)
     else:
 
         def load(images: ImageSet) -> NDArray[np.float32]:
-            return extracted.of(images)
+            return extracted.load(images)
 
     train = [load(bucket.train) for bucket in stream.buckets]
     test = [
@@ -108,7 +113,7 @@ def load_features(
         )
     return StoredFeatures(
         name=name,
-        digest=_digest(stream, [*train, *test]),
+        digest=_compute_digest(stream, [*train, *test]),
         width=widths[0],
         train=tuple(train),
         test=tuple(test),
@@ -116,30 +121,30 @@ def load_features(
     )
 
 
-def pixel_features(
+def compute_pixel_features(
     images: ImageSet, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
-    """(N, 768), float32, from -1/4 to 1/4: the central square at 16 x 16 pixels, line by line."""
+    """Return (N, 768), float32, -1/4 to 1/4: the central square, 16 x 16 pixels, line by line."""
     cache = DecodedCache(cache_dir / DECODED_FOLDER)
     decoded = cache.load(images, Resize(_SIDE, square=True), on_image=on_image)
     features = decoded.pixels.reshape(len(images), _SIDE * _SIDE * 3).astype(np.float32)
-    features -= np.float32(127.5)  # exact, as all such differences are
+    features -= np.float32(127.5)  # exact, like all such differences
     features /= np.float32(510)
     return features
 
 
-def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
-    """Make sure that one name means one way to compute features in all records."""
-    if extraction.name in (PIXELS, VECTORS, *own_names(stream)):
+def check_extraction_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
+    """Raise ConfigError if the name of an extraction is used by other features."""
+    if extraction.name in (PIXELS, VECTORS, *list_shipped_names(stream)):
         raise ConfigError(
-            f"name {extraction.name} is that of features that are there without an extraction: "
-            "built-in ones, or the dataset's own; pass another --name"
+            f"name {extraction.name} is used by features that are built in or part of the dataset; "
+            "pass another --name"
         )
-    refuse_other_extraction(extraction, cache_dir=cache_dir)
+    check_same_extraction(extraction, cache_dir=cache_dir)
 
 
-def _digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
-    """``sha256:`` and the hash of the stream's digest, which is of vectors, and of features."""
+def _compute_digest(stream: BucketStream, arrays: Sequence[NDArray[np.float32] | Vectors]) -> str:
+    """Return ``sha256:`` and the hash of features and of the stream's digest."""
     hasher = hashlib.sha256(f"{stream.digest}\0{stream.standardise}".encode())
     for array in arrays:
         if not isinstance(array, Vectors):

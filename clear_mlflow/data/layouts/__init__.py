@@ -1,8 +1,8 @@
-"""Layouts of datasets on disk: one module each, with ``EXPECTED``, ``is_below`` and ``listing``.
+"""CLEAR's layouts on disk: one module each, with ``EXPECTED``, ``matches`` and ``read_index``.
 
-``EXPECTED`` says in a few words what the layout has; ``is_below(root)`` looks at the folder and
-says whether it has this layout; ``listing(root, report)`` gives its images and reports what is
-wrong, for a loader or for a check. A new module needs no registration.
+``EXPECTED`` describes the layout for error messages. ``matches(root)`` returns True if a folder has
+the layout. ``read_index(root, report)`` reads the index of its images and reports its problems:
+a loader stops at the first one, ``data check`` lists all. A new module needs no registration.
 """
 
 from __future__ import annotations
@@ -14,62 +14,56 @@ from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.files import names_of, path_text, reason
-from clear_mlflow.data.problems import Report, stop
-from clear_mlflow.data.splits import Listing
+from clear_mlflow.data.files import Report, format_names, path_text, raise_error, reason
+from clear_mlflow.data.image_index import ImageIndex
 
 
-def find_listing(root: Path, *, name: str) -> Listing:
-    """List the dataset at *root*, or in its folder of the dataset's name."""
-    return list_layout(*find_layout(root, names=(name,)))
-
-
-def list_layout(layout: str, folder: Path, report: Report = stop) -> Listing:
-    """List the dataset in a folder that has a layout; each problem is reported."""
-    listing: Listing = _modules()[layout].listing(folder, report)
-    return listing
+def read_layout(layout: str, folder: Path, report: Report = raise_error) -> ImageIndex:
+    """Read the index of a folder in this layout. Each problem is reported."""
+    index: ImageIndex = _load_modules()[layout].read_index(folder, report)
+    return index
 
 
 def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
-    """Find the one dataset at *root*, and say which layout it has; nothing in it is read."""
-    found = _names_in(root)
-    modules = _modules()
-    releases = tuple(f"{name}{mark}" for name in names for mark in "_-")
-    below = [root / n for n in found if n in names or n.lower().startswith(releases)]
-    for folders in ([root], below):
-        fitting = [(f, layout) for f in folders for layout, m in modules.items() if m.is_below(f)]
-        if len({folder for folder, _ in fitting}) > 1:
-            raise DataError(
-                f"several datasets lie below {path_text(root)}: "
-                f"{names_of(sorted({folder.name for folder, _ in fitting}))}; pass one's folder"
-            )
-        if len(fitting) > 1:
-            several = ", and of ".join(f"{name} ({modules[name].EXPECTED})" for _, name in fitting)
-            raise DataError(
-                f"{path_text(fitting[0][0])} has files of {len(fitting)} layouts, of {several}; "
-                "expected one: move what is not the dataset's elsewhere"
-            )
-        for folder, layout in fitting:
-            return layout, folder
-    expected = ", or ".join(module.EXPECTED for module in modules.values())
-    raise DataError(
-        f"no known layout below {path_text(root)}: expected {expected}; found "
-        f"{names_of(found)}; pass the folder that the dataset was unpacked to"
-    )
+    """Find the dataset in *root*, or in a folder there that is called like one of *names*.
 
-
-def _modules() -> dict[str, Any]:
-    return {
-        module.name: import_module(f"{__name__}.{module.name}")
-        for module in pkgutil.iter_modules(__path__)
-    }
-
-
-def _names_in(root: Path) -> list[str]:
+    Returns its layout and its folder. Raises DataError unless there is exactly one.
+    """
     try:
-        return sorted(entry.name for entry in root.iterdir())
+        entries = sorted(entry.name for entry in root.iterdir())
     except (OSError, ValueError) as error:
         raise DataError(
             f"data root {path_text(root)} cannot be read: {reason(error)}; pass the folder that "
             "the dataset was unpacked to, not an archive"
         ) from None
+    modules = _load_modules()
+    prefixes = tuple(f"{name}{mark}" for name in names for mark in "_-")
+    subfolders = [root / n for n in entries if n in names or n.lower().startswith(prefixes)]
+    for folders in ([root], subfolders):
+        matches = [(f, layout) for f in folders for layout, m in modules.items() if m.matches(f)]
+        if len({folder for folder, _ in matches}) > 1:
+            raise DataError(
+                f"there are several datasets below {path_text(root)}: "
+                f"{format_names(sorted({folder.name for folder, _ in matches}))}; pass the folder "
+                "of one of them"
+            )
+        if len(matches) > 1:
+            layouts = " and ".join(f"{name} ({modules[name].EXPECTED})" for _, name in matches)
+            raise DataError(
+                f"{path_text(matches[0][0])} has files of {len(matches)} layouts, {layouts}; "
+                "expected one: move all other files elsewhere"
+            )
+        for folder, layout in matches:
+            return layout, folder
+    expected = ", or ".join(module.EXPECTED for module in modules.values())
+    raise DataError(
+        f"no known layout below {path_text(root)}: expected {expected}; found "
+        f"{format_names(entries)}; pass the folder that the dataset was unpacked to"
+    )
+
+
+def _load_modules() -> dict[str, Any]:
+    return {
+        module.name: import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
+    }

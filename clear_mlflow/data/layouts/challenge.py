@@ -15,56 +15,56 @@ from clear_mlflow.data.files import (
     IMAGE_FOLDER,
     METADATA,
     TRAINING_FOLDER,
-    images_in,
-    in_stream_order,
+    Report,
     is_class_name,
     is_folder,
-    names_in,
+    list_images,
+    list_names,
     note_system_files,
     path_text,
+    raise_error,
+    report_errors,
     resolve_folder,
     resolve_root,
+    sort_bucket_keys,
 )
-from clear_mlflow.data.problems import Report, reported, stop
-from clear_mlflow.data.splits import Listing
-from clear_mlflow.data.stream import image_set
+from clear_mlflow.data.image_index import ImageIndex, build_image_set
 
 EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg"
 
-_OF_OTHER_LAYOUTS = (CLASS_LIST, METADATA, TRAINING_FOLDER)
 _ENDINGS = (".jpg", ".jpeg", ".png")
 
 
-def is_below(root: Path) -> bool:
-    """Whether *root* has images, and none of the lists that the other layouts have."""
+def matches(root: Path) -> bool:
+    """Return True if *root* has images, and none of the lists that the other layouts have."""
     return is_folder(root / IMAGE_FOLDER) and not any(
-        os.path.lexists(root / name) for name in _OF_OTHER_LAYOUTS
+        os.path.lexists(root / name) for name in (CLASS_LIST, METADATA, TRAINING_FOLDER)
     )
 
 
-def listing(root: Path, report: Report = stop) -> Listing:
-    """List a dataset in the challenge layout; hidden files are left alone."""
+def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
+    """Read a dataset in the challenge layout. Hidden files are skipped."""
     real_root = resolve_root(root)
     folder = real_root / IMAGE_FOLDER
     resolve_folder(folder, root=real_root)
-    names = names_in(folder)
-    if not names:
-        raise DataError(f"{path_text(folder)} holds nothing; unpack the dataset again")
-    keys = in_stream_order(names, named_in=folder)
+    bucket_names = list_names(folder)
+    if not bucket_names:
+        raise DataError(f"{path_text(folder)} is empty; unpack the dataset again")
+    keys = sort_bucket_keys(bucket_names, source=folder)
     classes: dict[str, list[str]] = {}
     for key in keys:
-        with reported(report, "structure", folder / key):
+        with report_errors(report, "structure", folder / key):
             resolve_folder(folder / key, root=real_root)
-            classes[key] = names_in(folder / key)
-    class_names = tuple(sorted({name for found in classes.values() for name in found}))
+            classes[key] = list_names(folder / key)
+    class_names = tuple(sorted({name for names in classes.values() for name in names}))
     first = classes.get(keys[0], [])
-    for key, found in classes.items():
-        odd = sorted(set(found) ^ set(first))
-        if odd or not found:
+    for key, names in classes.items():
+        unmatched = sorted(set(names) ^ set(first))
+        if unmatched or not names:
             error = DataError(
                 f"{path_text(folder / keys[0])} and {path_text(folder / key)} differ: "
-                f"{safe_repr(odd[0]) if odd else 'no folder'} is in one of them only; expected one "
-                "folder for each class, the same in every bucket"
+                f"{safe_repr(unmatched[0]) if unmatched else 'no folder'} is in one of them only; "
+                "expected one folder for each class, the same in every bucket"
             )
             report("empty-class", folder / key, error)
     for name in class_names:
@@ -74,16 +74,16 @@ def listing(root: Path, report: Report = stop) -> Listing:
                 "name of a class"
             )
     images = {
-        key: image_set(
+        key: build_image_set(
             (class_names.index(name), path)
-            for name in found
-            for path in images_in(
+            for name in names
+            for path in list_images(
                 folder / key / name, root=real_root, endings=_ENDINGS, report=report
             )
         )
-        for key, found in classes.items()
+        for key, names in classes.items()
     }
     notes = note_system_files(
         path for bucket_images in images.values() for path in bucket_images.paths
     )
-    return Listing("challenge", real_root, class_names, images, warnings=notes)
+    return ImageIndex("challenge", real_root, class_names, images, warnings=notes)

@@ -1,7 +1,7 @@
 """The layout in which CLEAR's authors released CLEAR-10 and CLEAR-100.
 
-``train/`` (or ``train_image_only/``) and ``test/`` each hold ``class_names.txt``,
-``labeled_metadata.json``, and the folders ``labeled_metadata`` and ``labeled_images``.
+``train/`` (or ``train_image_only/``) and ``test/`` each contain ``class_names.txt``,
+``labeled_metadata.json`` and the folders ``labeled_metadata`` and ``labeled_images``.
 
 Source:
     Lin et al., The CLEAR Benchmark, arXiv:2201.06289, and the archives that its authors published.
@@ -20,18 +20,20 @@ from clear_mlflow.data.files import (
     IMAGE_FOLDER,
     METADATA,
     METADATA_FOLDER,
+    Report,
     expect_object,
-    in_stream_order,
     is_folder,
+    join_stored_path,
     path_text,
+    raise_error,
     read_class_names,
     read_json_object,
+    report_errors,
     resolve_root,
-    stored_path,
+    sort_bucket_keys,
 )
-from clear_mlflow.data.problems import Report, reported, stop
-from clear_mlflow.data.splits import Listing
-from clear_mlflow.data.stream import ImageSet, image_set, placed_images
+from clear_mlflow.data.image_index import ImageIndex, build_image_set, build_listed_set
+from clear_mlflow.data.stream import ImageSet
 
 EXPECTED = "the folders train (or train_image_only) and test, each with class_names.txt"
 
@@ -39,13 +41,13 @@ TRAIN_FOLDERS = ("train", "train_image_only")
 TEST_FOLDER = "test"
 
 
-def is_below(root: Path) -> bool:
-    """Whether *root* has a folder that only this layout has."""
+def matches(root: Path) -> bool:
+    """Return True if *root* has a folder that only this layout has."""
     return any(is_folder(root / folder) for folder in (*TRAIN_FOLDERS, TEST_FOLDER))
 
 
-def listing(root: Path, report: Report = stop) -> Listing:
-    """List CLEAR's released layout; test sets of buckets that are not trained on are left alone."""
+def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
+    """Read CLEAR's released layout. Skips test sets of buckets that have no training set."""
     real_root = resolve_root(root)
     train = next((real_root / name for name in TRAIN_FOLDERS if is_folder(real_root / name)), None)
     if train is None:
@@ -55,19 +57,17 @@ def listing(root: Path, report: Report = stop) -> Listing:
         )
     metadata = read_json_object(train / METADATA, root=real_root)
     class_names = tuple(
-        sorted({name for of in metadata.values() if isinstance(of, dict) for name in of})
+        sorted({name for files in metadata.values() if isinstance(files, dict) for name in files})
     )
-    with reported(report, "class-list", train / CLASS_LIST):
+    with report_errors(report, "metadata", train / CLASS_LIST):
         class_names = read_class_names(train / CLASS_LIST, root=real_root)
-    keys = in_stream_order(metadata, named_in=train / METADATA)
-    return Listing(
+    keys = sort_bucket_keys(metadata, source=train / METADATA)
+    return ImageIndex(
         layout="released",
         root=real_root,
         class_names=class_names,
         images=_read_images(train, keys, metadata, class_names, root=real_root, report=report),
-        released_test=lambda: _read_test(
-            keys, class_names, train=train, root=real_root, report=report
-        ),
+        read_test=lambda: _read_test(keys, class_names, train=train, root=real_root, report=report),
     )
 
 
@@ -80,15 +80,16 @@ def _read_test(
             f"{path_text(test)} is missing; unpack the test archive there too, or pass split=0 to "
             "hold out 30 % of each bucket's training images"
         )
-    with reported(report, "class-list", test / CLASS_LIST):
-        odd = sorted(set(class_names) ^ set(read_class_names(test / CLASS_LIST, root=root)))
-        if odd:
+    with report_errors(report, "metadata", test / CLASS_LIST):
+        test_names = read_class_names(test / CLASS_LIST, root=root)
+        if unmatched := sorted(set(class_names) ^ set(test_names)):
             raise DataError(
                 f"{path_text(train / CLASS_LIST)} and {path_text(test / CLASS_LIST)} differ: "
-                f"{safe_repr(odd[0])} is in one of them only; expected the same classes in both"
+                f"{safe_repr(unmatched[0])} is in one of them only; expected the same classes in "
+                "both"
             )
     metadata = read_json_object(test / METADATA, root=root)
-    in_stream_order(metadata, named_in=test / METADATA)
+    sort_bucket_keys(metadata, source=test / METADATA)
     for key in keys:
         if key not in metadata:
             error = DataError(
@@ -96,8 +97,8 @@ def _read_test(
                 f"{path_text(train / METADATA)} has; expected a test set for every bucket"
             )
             report("metadata", test / METADATA, error)
-    there = [key for key in keys if key in metadata]
-    return _read_images(test, there, metadata, class_names, root=root, report=report)
+    keys = [key for key in keys if key in metadata]
+    return _read_images(test, keys, metadata, class_names, root=root, report=report)
 
 
 def _read_images(
@@ -109,32 +110,32 @@ def _read_images(
     root: Path,
     report: Report,
 ) -> dict[str, ImageSet]:
-    found = {}
+    sets = {}
     for key in keys:
-        found[key] = image_set(())
-        with reported(report, "metadata", base / METADATA):
-            what = f"{path_text(base / METADATA)}, bucket {key},"
-            class_files = expect_object(metadata[key], what=what)
+        sets[key] = build_image_set(())
+        with report_errors(report, "metadata", base / METADATA):
+            source = f"{path_text(base / METADATA)}, bucket {key},"
+            class_files = expect_object(metadata[key], source=source)
             if unknown := sorted(set(class_files) - set(class_names)):
                 error = DataError(
                     f"{path_text(base / METADATA)} has class {safe_repr(unknown[0])} in bucket "
                     f"{key}, but {path_text(base / CLASS_LIST)} does not name it; expected the "
                     "same classes in both"
                 )
-                report("class-list", base / CLASS_LIST, error)
-            found[key] = placed_images(
-                _named(base, key, class_files, class_names, root=root, report=report),
+                report("metadata", base / CLASS_LIST, error)
+            sets[key] = build_listed_set(
+                _list_bucket(base, key, class_files, class_names, root=root, report=report),
                 base=base,
                 key=key,
                 class_names=class_names,
-                others_allowed=True,
+                any_folder_names=True,
                 root=root,
                 report=report,
             )
-    return found
+    return sets
 
 
-def _named(
+def _list_bucket(
     base: Path,
     key: str,
     class_files: Mapping[str, Any],
@@ -143,8 +144,8 @@ def _named(
     root: Path,
     report: Report,
 ) -> Iterator[tuple[Path, int, Path]]:
-    """The images of one bucket: path, label, and the class file that names it."""
-    seen: dict[Path, str] = {}
+    """Yield the images of one bucket: path, label, and the class file that lists it."""
+    classes_by_file: dict[Path, str] = {}
     for label, class_name in enumerate(class_names):
         if class_name not in class_files:
             error = DataError(
@@ -156,26 +157,28 @@ def _named(
             continue
         file = base / METADATA
         try:
-            file = stored_path(
-                class_files[class_name], base=base, below=METADATA_FOLDER, named_in=file
+            file = join_stored_path(
+                class_files[class_name], base=base, below=METADATA_FOLDER, list_file=file
             )
-            if file in seen:
+            if file in classes_by_file:
                 raise DataError(
-                    f"{path_text(base / METADATA)} gives classes {safe_repr(seen[file])} and "
-                    f"{safe_repr(class_name)} of bucket {key} one file, {path_text(file)}; "
-                    "expected a file of its own for each class"
+                    f"{path_text(base / METADATA)} has one file, {path_text(file)}, for classes "
+                    f"{safe_repr(classes_by_file[file])} and {safe_repr(class_name)} of bucket "
+                    f"{key}; expected one file for each class"
                 )
-            seen[file] = class_name
+            classes_by_file[file] = class_name
             entries = read_json_object(file, root=root)
         except DataError as error:
             report("metadata", file, error)
             continue
         for image_id, entry in entries.items():
-            with reported(report, "metadata", file):
+            with report_errors(report, "metadata", file):
                 if not isinstance(entry, dict) or "IMG_PATH" not in entry:
                     raise DataError(
                         f"{path_text(file)} has image {safe_repr(image_id)} as {safe_repr(entry)}; "
                         "expected a JSON object with IMG_PATH: unpack the dataset again"
                     )
-                path = stored_path(entry["IMG_PATH"], base=base, below=IMAGE_FOLDER, named_in=file)
+                path = join_stored_path(
+                    entry["IMG_PATH"], base=base, below=IMAGE_FOLDER, list_file=file
+                )
                 yield path, label, file

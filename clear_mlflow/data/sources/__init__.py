@@ -1,64 +1,69 @@
-"""Streams of a user's own: a module for each kind, called as ``dataset`` names it.
+"""Streams of a user's own: one module for each source, named like the ``dataset``.
 
-A module has ``Arguments``, a frozen dataclass of what ``dataset_args`` may say (see
-:class:`~clear_mlflow.data.sources._entries.StreamArguments`), ``NEEDS_FOLDER``, and
-``listing(root, arguments, cache_dir=...)``, which gives its images. A new module is found here.
-So is a function that gives a listing, as ``package.module:function``.
+A module has ``Arguments``, a frozen dataclass of its ``dataset_args`` (see
+:class:`~clear_mlflow.data.image_index.StreamArguments`), ``NEEDS_FOLDER``, and
+``read_index(root, arguments, cache_dir=..., report=...)``. A new module needs no registration. A
+function that returns an index is a source, too: ``package.module:function``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import pkgutil
 import re
 from collections.abc import Mapping
-from dataclasses import make_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
+from clear_mlflow.core.errors import ClearError, ConfigError, DataError
+from clear_mlflow.core.importing import import_attribute
+from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.embedded import EMBEDDED
+from clear_mlflow.data.files import Report, path_text, reason, resolve_root
+from clear_mlflow.data.image_index import ImageIndex, StreamArguments
 
-CLEAR = ("clear10", "clear100")  # read in whichever of CLEAR's layouts lies in the folder
+CLEAR = ("clear10", "clear100")  # read in the layout that the folder has
 SOURCES = tuple(
     sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 )
-VECTORS = "vectors"  # a kind of stream, and the name of the features that it is made of
-OF_VECTORS = (VECTORS, "weather")
+VECTORS = "vectors"  # a source, and the name of the features of its streams
+VECTOR_DATASETS = (VECTORS, "weather")
 DATASETS = (*EMBEDDED, *CLEAR, *SOURCES)
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_PARAMETER_TYPES = (bool, int, float, str)
 
 
 def is_own_function(dataset: str) -> bool:
-    """Whether a dataset is named as ``package.module:function``."""
+    """Return True if a dataset is named like ``package.module:function``."""
     return _REFERENCE.fullmatch(dataset) is not None
 
 
 def is_own_stream(dataset: str) -> bool:
-    """Whether a dataset is read by a module of this package, or by a function."""
+    """Return True if a dataset is read by a module of this package, or by a function."""
     return dataset in SOURCES or is_own_function(dataset)
 
 
 def needs_folder(dataset: str) -> bool:
-    """Whether a dataset cannot be read without ``data_root``."""
-    return dataset in SOURCES and bool(source_of(dataset).NEEDS_FOLDER)
+    """Return True if a dataset cannot be read without ``data_root``."""
+    return dataset in SOURCES and bool(load_source(dataset).NEEDS_FOLDER)
 
 
-def source_of(dataset: str) -> Any:
-    """What reads a dataset: a module of this package, or what looks like one."""
+def load_source(dataset: str) -> Any:
+    """Return the module that reads a dataset, or an object with the same attributes."""
     if is_own_function(dataset):
-        from clear_mlflow.data.sources._function import FunctionSource
-
         return FunctionSource(dataset)
     if dataset in SOURCES:
         return import_module(f"{__name__}.{dataset}")
-    # CLEAR and the embedded datasets: there is one way to read them.
-    return SimpleNamespace(Arguments=make_dataclass("Arguments", []))
+    # CLEAR and the embedded datasets have no arguments.
+    return SimpleNamespace(Arguments=dataclasses.make_dataclass("Arguments", []))
 
 
 def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -> str:
-    """What a stream is called in records: what its arguments say, else as its folder or file is.
+    """Return the name of a stream in records: the argument, or the name of its folder or file.
 
     >>> stream_name("folder", "/data/yearbook", {}), stream_name("lab.photos:by_year", "auto", {})
     ('yearbook', 'by_year')
@@ -69,9 +74,9 @@ def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -
     """
     if not is_own_stream(dataset):
         return dataset
-    given = str(arguments.get("name", "auto"))
-    if given != "auto":
-        return given
+    name = str(arguments.get("name", "auto"))
+    if name != "auto":
+        return name
     if is_own_function(dataset):
         return dataset.partition(":")[2]
     if data_root == "auto":
@@ -79,3 +84,69 @@ def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -
     path = Path(data_root).absolute()
     is_file = path.suffix.lower() in (".csv", ".parquet", ".npz", ".safetensors")
     return (path.stem if is_file else path.name) or dataset
+
+
+class FunctionSource:
+    """A source whose index is returned by a user's function. Has a module's attributes."""
+
+    NEEDS_FOLDER = False
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+        try:
+            self._function = import_attribute(reference)
+        except Exception as error:  # a user's import may raise anything
+            raise ConfigError(
+                f"dataset {reference} cannot be loaded ({type(error).__name__}: {reason(error)}); "
+                "pass package.module:function, importable from here"
+            ) from error
+        self._fields = self._read_parameters()
+        # dataset_args are the arguments of every stream, and the function's parameters.
+        self.Arguments = dataclasses.make_dataclass(
+            "Arguments", self._fields, bases=(StreamArguments,), frozen=True
+        )
+
+    def read_index(
+        self, root: Path | None, arguments: Any, *, cache_dir: Path, report: Report
+    ) -> ImageIndex:
+        """Call the function. Raises DataError for its exceptions."""
+        parameters = {name: getattr(arguments, name) for name, *_ in self._fields}
+        try:
+            index = self._function(None if root is None else resolve_root(root), **parameters)
+        except ClearError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"dataset {self._reference} raised {type(error).__name__}: {reason(error)}"
+            ) from error
+        if not isinstance(index, ImageIndex):
+            raise DataError(
+                f"dataset {self._reference} returned {safe_repr(index)}; expected an ImageIndex, "
+                "which clear_mlflow.data.build_index returns"
+            )
+        return dataclasses.replace(index, source=f"{self._reference}, {path_text(index.root)}")
+
+    def _read_parameters(self) -> list[tuple[str, type, Any]]:
+        """Return the function's parameters after the folder as fields of a dataclass."""
+        try:
+            parameters = list(inspect.signature(self._function).parameters.values())
+            hints = get_type_hints(self._function)
+        except (TypeError, ValueError, NameError) as error:
+            raise self._build_error(f"cannot be called ({reason(error)})") from error
+        if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+            raise self._build_error("takes no folder")
+        for parameter in parameters[1:]:
+            if hints.get(parameter.name) not in _PARAMETER_TYPES or not isinstance(
+                parameter.default, _PARAMETER_TYPES
+            ):
+                raise self._build_error(f"takes {parameter}")
+        return [
+            (p.name, hints[p.name], dataclasses.field(default=p.default)) for p in parameters[1:]
+        ]
+
+    def _build_error(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"dataset {self._reference} {problem}; expected a function of the folder and, by "
+            "keyword, of annotated ints, floats, bools and strs with defaults: def photos(root: "
+            "Path | None, *, first: int = 1930) -> ImageIndex"
+        )

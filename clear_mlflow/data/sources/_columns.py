@@ -1,7 +1,7 @@
-"""Images as rows of columns: what a table or a set of records says becomes a listing.
+"""Build an index from columns of labels, times, buckets and splits, with a row for each image.
 
-Every column is a pandas.Categorical of texts, each distinct one once: a table of a million rows has
-a few hundred distinct labels, times and splits.
+Every column is a pandas.Categorical, which stores each distinct value once: a table of a million
+rows has a few hundred distinct labels, times and splits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,16 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_BUCKETS
-from clear_mlflow.data.files import names_of
-from clear_mlflow.data.sources._entries import (
+from clear_mlflow.data.files import Report, format_names
+from clear_mlflow.data.image_index import (
     NONE,
     TRAIN,
     Entry,
+    ImageIndex,
     OrderedArguments,
-    listing_of,
+    build_index,
 )
-from clear_mlflow.data.sources._times import HALF, MONTH, QUARTER, YEAR, Time, parse_time, period
-from clear_mlflow.data.splits import Listing
+from clear_mlflow.data.times import HALF, MONTH, QUARTER, YEAR, Time, format_period, parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,18 +37,17 @@ if TYPE_CHECKING:
 
 _PERIODS: Final = {"year": YEAR, "half": HALF, "quarter": QUARTER, "month": MONTH}
 _EQUAL = re.compile("equal:([0-9]{1,8})")
-_Place: TypeAlias = Callable[[int], str]  # a row, from 0, as messages name it
 
 
 @dataclass(frozen=True)
 class ColumnArguments(OrderedArguments):
-    """Which columns say what, and how times become buckets.
+    """Names of columns, and how times become buckets.
 
     Args:
         label: column of the class names, texts or whole numbers.
-        time: column of the times, from a year to a moment; used where *buckets* says how.
-        bucket: column of the buckets' names; used where *buckets* is none.
-        split: column of train and test; where there is none, nothing is for testing.
+        time: column of the times, from a year to a second; used unless *buckets* is none.
+        bucket: column of the buckets' names; used if *buckets* is none.
+        split: column of train and test; without it, no row is a test row.
         buckets: ``none``: the column *bucket*; ``year``, ``half`` (a half-year), ``quarter`` or
             ``month`` of the time; ``equal:N``: N buckets of about as many images each, in the order
             of time.
@@ -72,197 +71,207 @@ class ColumnArguments(OrderedArguments):
             )
 
 
-def wanted_columns(
-    arguments: ColumnArguments, known: Sequence[str], named_in: str, **others: str
+def select_columns(
+    arguments: ColumnArguments, names: Sequence[str], source_name: str, **content: str
 ) -> dict[str, str]:
-    """The columns to read, and what each is; *others*, of some sources, by their arguments."""
-    needed = [(name, role, "", "") for role, name in others.items()]
-    needed.append((arguments.label, "label", "", ""))
-    if arguments.buckets == NONE:
-        advice = ", or time=COLUMN with buckets=year"
-        needed.append((arguments.bucket, "bucket", " of buckets", advice))
-    else:
-        needed.append((arguments.time, "time", "", ""))
-    if arguments.split in known or arguments.split != ColumnArguments.split:
-        needed.append((arguments.split, "split", "", ", or leave it out"))
-    for name, role, of_what, advice in needed:
-        if name not in known:
+    """Return the column to read for each role, such as label; *content* has a source's own roles.
+
+    Raises DataError if a column is missing, or has two roles.
+    """
+    columns = {**content, "label": arguments.label}
+    columns |= (
+        {"bucket": arguments.bucket} if arguments.buckets == NONE else {"time": arguments.time}
+    )
+    if arguments.split in names or arguments.split != ColumnArguments.split:
+        columns["split"] = arguments.split
+    advice = {"bucket": ", or time=COLUMN with buckets=year", "split": ", or leave it out"}
+    for role, name in columns.items():
+        if name not in names:
             raise DataError(
-                f"{named_in} has no column {safe_repr(name)}{of_what}; its columns are "
-                f"{names_of(known)}: pass dataset_args={role}=COLUMN{advice}"
+                f"{source_name} has no column {safe_repr(name)}"
+                f"{' of buckets' if role == 'bucket' else ''}; its columns are "
+                f"{format_names(names)}: pass dataset_args={role}=COLUMN{advice.get(role, '')}"
             )
-    roles = {name: role for name, role, *_ in needed}
-    if len(roles) < len(needed):
+    if len(set(columns.values())) < len(columns):
         raise DataError(
-            f"{named_in}: dataset_args name one column for two things, of {names_of(list(roles))}; "
-            "expected a column for each"
+            f"{source_name}: dataset_args name one column for two things, of "
+            f"{format_names(list(columns.values()))}; expected a column for each"
         )
-    return roles
+    return columns
 
 
-def text_column(column: pa.ChunkedArray, role: str, named_in: str, first_row: int) -> Categorical:
-    """A column as texts, of which each distinct one is there once."""
+def convert_column(
+    column: pa.ChunkedArray, role: str, source_name: str, first_row: int
+) -> Categorical:
+    """Convert an Arrow column to texts."""
     import pyarrow as pa
     from pyarrow import compute, types
 
     if column.null_count:
         row = int(compute.index(column.is_null(), True).as_py()) + first_row
-        raise DataError(f"{named_in} row {row} has no {role}; expected one in every row")
-    kind = column.type
-    if types.is_nested(kind):
-        raise DataError(f"{named_in} has {kind} as {role}; several at once are not learned here")
-    if types.is_dictionary(kind) and not types.is_string(kind.value_type):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if types.is_timestamp(kind):
+        raise DataError(f"{source_name} row {row} has no {role}; expected one in every row")
+    dtype = column.type
+    if types.is_nested(dtype):
+        raise DataError(f"{source_name} has {dtype} as {role}; several labels are not supported")
+    if types.is_dictionary(dtype) and not types.is_string(dtype.value_type):
+        column, dtype = column.cast(dtype.value_type), dtype.value_type
+    if types.is_timestamp(dtype):
         column = column.cast(pa.timestamp("s"), safe=False)
-    # Not decoded: a long text that a million rows have stays one text.
-    if not types.is_dictionary(kind):
+    # A dictionary is not decoded: a long text in a million rows stays one text.
+    if not types.is_dictionary(dtype):
         column = column.cast(pa.string()).dictionary_encode()
     return column.unify_dictionaries().to_pandas().cat.remove_unused_categories().array
 
 
-def listing_of_columns(
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Columns by role, and how messages call their rows."""
+
+    columns: Mapping[str, Categorical]
+    source_name: str
+    first_row: int
+
+    def describe(self, row: int) -> str:
+        return f"{self.source_name} row {row + self.first_row}"
+
+    def check(self, role: str, is_valid: Callable[[str], bool], message: str) -> None:
+        """Raise DataError for the first invalid value, which replaces ``{}`` in *message*."""
+        column = self.columns[role]
+        invalid = np.array([not is_valid(value) for value in column.categories], dtype=bool)
+        rows = np.flatnonzero(invalid[column.codes])
+        if len(rows):
+            row = int(rows[0])
+            value = safe_repr(column[row])
+            raise DataError(f"{self.describe(row)} has {message.replace('{}', value, 1)}")
+
+    def parse_times(self) -> list[Time]:
+        """Return the time of each distinct value."""
+        self.check(
+            "time",
+            lambda value: parse_time(value) is not None,
+            "time {}; expected a year, a date or a moment like 2004, 2004-05, 2004-05-17 or "
+            "2004-05-17T08:30:00Z",
+        )
+        times = map(parse_time, self.columns["time"].categories)
+        return [time for time in times if time is not None]
+
+
+def build_column_index(
     paths: Sequence[Path] | NDArray[np.float32],
     columns: Mapping[str, Categorical],
     arguments: ColumnArguments,
     *,
     root: Path,
     layout: str,
-    named_in: str,
+    source_name: str,
     first_row: int,
-) -> Listing:
-    """The listing of images, *paths* row by row below *root*, or of vectors, by their columns."""
-
-    def place(row: int) -> str:
-        return f"{named_in} row {row + first_row}"
-
-    labels = columns[arguments.label]
-    _refuse(labels, lambda text: not text, place, "no label; expected a class name")
-    measured = "label {}; expected class names or whole numbers: regression is not done here"
-    _refuse(labels, _is_measurement, place, measured)
-    is_test = _tests(columns.get(arguments.split), len(paths), place, arguments.split)
-    times = None
+    report: Report,
+) -> ImageIndex:
+    """Build the index of images, from a path below *root* for each row, or of vectors."""
+    rows = _Rows(columns, source_name, first_row)
+    rows.check("label", bool, "no label; expected a class name")
+    rows.check(
+        "label",
+        lambda value: not _is_measurement(value),
+        "label {}; expected class names or whole numbers: regression is not supported",
+    )
+    is_test = np.zeros(len(paths), dtype=bool)
+    if "split" in columns:
+        rows.check(
+            "split",
+            lambda value: value in (TRAIN, TEST),
+            f"{{}} as {safe_repr(arguments.split)}; expected {TRAIN} or {TEST} (validation images "
+            "are held out of the training images: split=validation)",
+        )
+        is_test = np.asarray(columns["split"] == TEST)
+    dates = None
     if arguments.buckets == NONE:
-        buckets = columns[arguments.bucket]
-        _refuse(buckets, lambda text: not text, place, "no bucket; expected a name")
-        keys, of_rows = list(buckets.categories), buckets.codes
+        rows.check("bucket", bool, "no bucket; expected a name")
+        keys, buckets = list(columns["bucket"].categories), columns["bucket"].codes
     elif arguments.buckets in _PERIODS:
-        keys, of_rows = _by_period(columns[arguments.time], arguments.buckets, place)
+        keys, buckets = _assign_periods(rows, arguments.buckets)
     else:
         number = int(arguments.buckets.partition(":")[2])
-        keys, of_rows, times = _of_equal_counts(columns[arguments.time], number, place, named_in)
+        keys, buckets, dates = _assign_equal_counts(rows, number)
     vectors = paths if isinstance(paths, np.ndarray) else None
     if not isinstance(paths, np.ndarray):
-        _refuse_twice(paths, place)
-    names = list(labels.categories)
+        _check_distinct(paths, rows)
+    names = list(columns["label"].categories)
     entries = (
         Entry(path, names[label], keys[bucket], TEST if test else TRAIN)
         for path, label, bucket, test in zip(
             paths if vectors is None else range(len(vectors)),
-            labels.codes.tolist(),
-            of_rows.tolist(),
+            columns["label"].codes.tolist(),
+            buckets.tolist(),
             is_test.tolist(),
             strict=True,
         )
     )
-    return listing_of(
+    return build_index(
         entries,
         root=root,
         layout=layout,
-        named_in=named_in,
-        order=arguments.buckets_in_order,
-        times=times,
+        source_name=source_name,
+        order=arguments.bucket_order,
+        times=dates,
         vectors=vectors,
         first_row=first_row,
+        report=report,
     )
 
 
-def _refuse(
-    column: Categorical, is_wrong: Callable[[str], bool], place: _Place, message: str
-) -> None:
-    """Refuse a column where a text of it is wrong, of which ``{}`` in *message* is the first."""
-    wrong = np.array([is_wrong(text) for text in column.categories], dtype=bool)
-    rows = np.flatnonzero(wrong[column.codes])
-    if len(rows):
-        row = int(rows[0])
-        raise DataError(f"{place(row)} has {message.replace('{}', safe_repr(column[row]), 1)}")
-
-
-def _is_measurement(text: str) -> bool:
+def _is_measurement(value: str) -> bool:
     try:
-        return "." in text and math.isfinite(float(text))
+        return "." in value and math.isfinite(float(value))
     except ValueError:
         return False
 
 
-def _tests(split: Categorical | None, num_rows: int, place: _Place, name: str) -> NDArray[np.bool_]:
-    """Which rows are for testing."""
-    if split is None:
-        return np.zeros(num_rows, dtype=bool)
-    message = (
-        f"{{}} as {safe_repr(name)}; expected {TRAIN} or {TEST} (validation images are held out of "
-        "the training images: split=validation)"
-    )
-    _refuse(split, lambda text: text not in (TRAIN, TEST), place, message)
-    tests: NDArray[np.bool_] = np.array([text == TEST for text in split.categories], dtype=bool)
-    return tests[np.asarray(split.codes, dtype=np.int64)]
-
-
-def _parsed(times: Categorical, place: _Place) -> list[Time]:
-    """The time that each distinct text is."""
-    message = (
-        "time {}; expected a year, a date or a moment as 2004, 2004-05, 2004-05-17 or "
-        "2004-05-17T08:30:00Z"
-    )
-    _refuse(times, lambda text: parse_time(text) is None, place, message)
-    return [time for text in times.categories if (time := parse_time(text)) is not None]
-
-
-def _by_period(
-    times: Categorical, wanted: str, place: _Place
-) -> tuple[list[str], NDArray[np.int64]]:
-    """The years, quarters or others that there are, and which of them each row is in."""
-    parsed, level = _parsed(times, place), _PERIODS[wanted]
-    vague = np.array([time.exact_to < level for time in parsed], dtype=bool)[times.codes]
-    if vague.any():
-        row = int(np.flatnonzero(vague)[0])
+def _assign_periods(rows: _Rows, name: str) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the years, quarters or other periods, and the index of each row's period."""
+    times, level, codes = rows.parse_times(), _PERIODS[name], rows.columns["time"].codes
+    is_vague = np.array([time.precision < level for time in times], dtype=bool)[codes]
+    if is_vague.any():
+        row = int(np.flatnonzero(is_vague)[0])
+        value = safe_repr(rows.columns["time"][row])
         raise DataError(
-            f"{place(row)} has time {safe_repr(times[row])}, which says no {wanted}; expected "
-            f"times that are exact enough for {wanted}"
+            f"{rows.describe(row)} has time {value}, which has no {name}; expected times that are "
+            f"exact enough for {name}"
         )
-    keys, of_times = np.unique([period(time, level) for time in parsed], return_inverse=True)
-    return keys.tolist(), of_times[times.codes]
+    keys, indices = np.unique([format_period(time, level) for time in times], return_inverse=True)
+    return keys.tolist(), indices[codes]
 
 
-def _of_equal_counts(
-    times: Categorical, number: int, place: _Place, named_in: str
+def _assign_equal_counts(
+    rows: _Rows, number: int
 ) -> tuple[list[str], NDArray[np.int64], dict[str, str]]:
-    """Buckets of about as many images each; images of one time stay together. Keys, rows, dates."""
-    begins = np.array([time.begin for time in _parsed(times, place)], "datetime64[s]")[times.codes]
-    _, of_times, counts = np.unique(begins, return_inverse=True, return_counts=True)
-    # Where the middle of a time's images lies among all: as many before it as behind.
-    middle = np.cumsum(counts) - (counts + 1) // 2
-    of_rows = (middle * number // len(begins))[of_times]
-    if (found := len(np.unique(of_rows))) < number:
+    """Return keys, the index of each row's bucket, and dates. Images of one time stay together."""
+    starts = np.array([time.start for time in rows.parse_times()], "datetime64[s]")
+    starts = starts[rows.columns["time"].codes]
+    _, indices, counts = np.unique(starts, return_inverse=True, return_counts=True)
+    # The index of the middle image of each time, among all images in the order of time.
+    middles = np.cumsum(counts) - (counts + 1) // 2
+    buckets = (middles * number // len(starts))[indices]
+    if (num_buckets := len(np.unique(buckets))) < number:
         raise DataError(
-            f"{named_in} gives {found} buckets of about as many images each, for many have one "
-            f"time; expected {number}: pass fewer, or buckets=year"
+            f"{rows.source_name} has images for {num_buckets} buckets of about as many images "
+            f"each, because many have the same time; expected {number}: pass fewer, or buckets=year"
         )
     keys = [str(i + 1) for i in range(number)]
-    in_order = [np.sort(begins[of_rows == i]) for i in range(number)]
+    sorted_starts = [np.sort(starts[buckets == i]) for i in range(number)]
     dates = {
-        key: str(of_bucket[len(of_bucket) // 2])[:10]
-        for key, of_bucket in zip(keys, in_order, strict=True)
+        key: str(values[len(values) // 2])[:10]
+        for key, values in zip(keys, sorted_starts, strict=True)
     }
-    return keys, of_rows, dates
+    return keys, buckets, dates
 
 
-def _refuse_twice(paths: Sequence[Path], place: _Place) -> None:
-    seen: set[str] = set()
+def _check_distinct(paths: Sequence[Path], rows: _Rows) -> None:
+    distinct: set[str] = set()
     for row, path in enumerate(paths):
-        if str(path) in seen:
+        if str(path) in distinct:
             raise DataError(
-                f"{place(row)} lists {safe_repr(path.name)} again; expected each image once, under "
-                "one class"
+                f"{rows.describe(row)} lists {safe_repr(path.name)} again; expected each image "
+                "once, under one class"
             )
-        seen.add(str(path))
+        distinct.add(str(path))

@@ -1,6 +1,6 @@
-"""A folder for each bucket, in it one for each class: ``ROOT/BUCKET/CLASS/*``.
+"""A folder for each bucket, and in it a folder for each class: ``ROOT/BUCKET/CLASS/*``.
 
-Where ROOT has a folder ``train`` and a folder ``test``, each holds the buckets' folders.
+If ROOT has the folders ``train`` and ``test``, each of them contains the buckets' folders.
 """
 
 from __future__ import annotations
@@ -14,57 +14,70 @@ from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.data.files import (
     IMAGE_ENDINGS,
-    images_in,
+    Report,
     is_folder,
-    names_in,
+    list_images,
+    list_names,
     note_system_files,
     path_text,
+    raise_error,
     resolve_folder,
     resolve_root,
 )
-from clear_mlflow.data.sources._entries import TRAIN, Entry, OrderedArguments, listing_of
-from clear_mlflow.data.splits import Listing
+from clear_mlflow.data.image_index import (
+    TRAIN,
+    Entry,
+    ImageIndex,
+    OrderedArguments,
+    build_index,
+)
 
 NEEDS_FOLDER = True
 Arguments = OrderedArguments
 
 
-def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> Listing:
-    """List the stream in a folder; hidden files, and files beside the buckets, are left alone."""
+def read_index(
+    root: Path, arguments: OrderedArguments, *, cache_dir: Path, report: Report = raise_error
+) -> ImageIndex:
+    """Read the images of a folder. Skips hidden files, and files next to the buckets."""
     real_root = resolve_root(root)
-    folders = _folders(real_root, root=real_root)
-    named = {folder.name for folder in folders}
-    if named & {TRAIN, TEST}:
-        if odd := sorted(named ^ {TRAIN, TEST}):
-            what = "is missing" if odd[0] in (TRAIN, TEST) else "lies beside them"
+    names = {folder.name for folder in _list_folders(real_root, root=real_root)}
+    if names & {TRAIN, TEST}:
+        if unmatched := sorted(names ^ {TRAIN, TEST}):
+            problem = "is missing" if unmatched[0] in (TRAIN, TEST) else "is next to it"
             raise DataError(
-                f"{path_text(real_root)} has a folder {sorted(named & {TRAIN, TEST})[0]}, and "
-                f"{safe_repr(odd[0])} {what}; expected the folders train and test and no others, "
+                f"{path_text(real_root)} has a folder {sorted(names & {TRAIN, TEST})[0]}, and "
+                f"{safe_repr(unmatched[0])} {problem}; expected only the folders train and test, "
                 "or the buckets themselves"
             )
-        entries = [e for part in (TRAIN, TEST) for e in _entries(real_root / part, part, real_root)]
+        entries = [
+            entry
+            for split in (TRAIN, TEST)
+            for entry in _list_entries(real_root / split, split, real_root, report)
+        ]
     else:
-        entries = list(_entries(real_root, TRAIN, real_root))
-    order = arguments.buckets_in_order
-    listed = listing_of(entries, root=real_root, layout="folder", order=order)
+        entries = list(_list_entries(real_root, TRAIN, real_root, report))
+    index = build_index(
+        entries, root=real_root, layout="folder", order=arguments.bucket_order, report=report
+    )
     notes = note_system_files(e.path for e in entries if isinstance(e.path, Path))
-    return replace(listed, warnings=(*listed.warnings, *notes))
+    return replace(index, warnings=(*index.warnings, *notes))
 
 
-def _entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
-    for bucket in _folders(base, root=root):
-        for folder in _folders(bucket, root=root):
-            for path in images_in(folder, root=root):
+def _list_entries(base: Path, split: str, root: Path, report: Report) -> Iterator[Entry]:
+    for bucket in _list_folders(base, root=root):
+        for folder in _list_folders(bucket, root=root):
+            for path in list_images(folder, root=root, report=report):
                 yield Entry(path, folder.name, bucket.name, split)
 
 
-def _folders(base: Path, *, root: Path) -> list[Path]:
-    """The folders in one that may hold files, too, as a table or a readme; but no images."""
+def _list_folders(base: Path, *, root: Path) -> list[Path]:
+    """Return the folders in *base*. Raises DataError for images next to them, but no other file."""
     resolve_folder(base, root=root)
-    found = [base / name for name in names_in(base)]
-    folders = [path for path in found if is_folder(path)]
+    paths = [base / name for name in list_names(base)]
+    folders = [path for path in paths if is_folder(path)]
     layout = f"{path_text(root)}/BUCKET/CLASS"
-    for path in found:
+    for path in paths:
         if path.name.lower().endswith(IMAGE_ENDINGS) and not is_folder(path):
             raise DataError(f"{path_text(path)} is in no class; expected {layout}/{path.name}")
     if not folders:

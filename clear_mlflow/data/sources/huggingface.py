@@ -1,7 +1,7 @@
-"""A dataset of Hugging Face's package ``datasets``: saved to a folder, or on a hub by its name.
+"""A dataset of Hugging Face's package ``datasets``: saved to a folder, or on a hub.
 
-Its images lie in Arrow files; each is written to the cache folder, by its content, so that all that
-follows is as of every stream.
+Its images are in Arrow files; each is written to the cache folder, by its content, so that all
+later steps are the same for every stream.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
+    Report,
+    format_names,
     is_class_name,
-    names_of,
     path_text,
+    raise_error,
     read_json_object,
     reason,
-    regular_file,
     resolve_root,
+    stat_file,
 )
+from clear_mlflow.data.image_index import NONE, TRAIN, ImageIndex
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
-    listing_of_columns,
-    text_column,
-    wanted_columns,
+    build_column_index,
+    convert_column,
+    select_columns,
 )
-from clear_mlflow.data.sources._entries import NONE, TRAIN
 from clear_mlflow.data.sources.vectors import warn_collapsed
-from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
     from pandas import Categorical
@@ -55,15 +56,15 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Arguments(ColumnArguments):
-    """Where the dataset is, which column holds images, and what every set of columns has.
+    """Arguments of a Hugging Face dataset.
 
     Args:
         image: column of the images.
-        vector: column of feature vectors, in the place of images; none: there are images.
-        standardise, may_repeat: as of ``vectors``.
-        hub: the dataset's name on the hub, as user/name; none: it lies in the stream's folder.
-        revision: its branch, tag or commit there.
-        subset: its configuration there, where it has several; none: its default.
+        vector: column of feature vectors, instead of images; none: there are images.
+        standardise, may_repeat: options of vectors; see ``vectors``.
+        hub: name of the dataset on the hub, such as user/name; none: it is in the stream's folder.
+        revision: branch, tag or commit on the hub.
+        subset: configuration on the hub; none: the default.
     """
 
     image: str = "image"
@@ -82,60 +83,60 @@ class Arguments(ColumnArguments):
             )
 
 
-def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> Listing:
-    """List the images of a dataset; those that are not in the cache folder are written there."""
+def read_index(
+    root: Path | None, arguments: Arguments, *, cache_dir: Path, report: Report = raise_error
+) -> ImageIndex:
+    """Read a dataset. Its images are written to the cache folder unless they are there."""
     if (root is None) == (arguments.hub == NONE):
         raise ConfigError(
             f"dataset huggingface has data_root {'auto' if root is None else path_text(root)} and "
             f"hub={arguments.hub}; expected one of them: the folder that save_to_disk wrote, or "
             "dataset_args=hub=NAME"
         )
-    named_in = arguments.hub if root is None else path_text(root)
-    found = _loaded(root, arguments, named_in)
-    import datasets
-
-    store = _Store((cache_dir / CACHE_FOLDER).resolve())
+    source_name = arguments.hub if root is None else path_text(root)
+    dataset = _load_dataset(root, arguments, source_name)
+    folder = (cache_dir / CACHE_FOLDER).resolve()
+    has_vectors = arguments.vector != NONE
+    warnings: tuple[str, ...]
+    content: list[Path] | NDArray[np.float32]
     try:
-        rows, warnings = _one_dataset(found, arguments, named_in)
+        rows, warnings = _join_splits(dataset, arguments, source_name)
         if not 0 < rows.num_rows <= MAX_TABLE_ROWS:
-            raise DataError(f"{named_in} has {rows.num_rows} rows; expected 1 to {MAX_TABLE_ROWS}")
-        columns = _columns(rows, arguments, named_in)
-        paths: list[Path] | NDArray[np.float32] = []
-        if arguments.vector == NONE:
-            name, undecoded = arguments.image, datasets.Image(decode=False)
-            images = rows.select_columns([name]).cast_column(name, undecoded).with_format(None)
-            paths = [
-                store.path(image[name], f"{named_in} row {row}", row)
-                for row, image in enumerate(images)
-            ]
-        else:
+            raise DataError(
+                f"{source_name} has {rows.num_rows} rows; expected 1 to {MAX_TABLE_ROWS}"
+            )
+        columns = _read_columns(rows, arguments, source_name)
+        if has_vectors:
             column = rows.select_columns([arguments.vector]).with_format("numpy")
             numbers = np.array(column[:][arguments.vector])
-            paths = numbers.astype(np.float32)
-            warnings += warn_collapsed(paths, lambda j: numbers[:, j])
+            content = numbers.astype(np.float32)
+            warnings += warn_collapsed(content, lambda j: numbers[:, j])
+        else:
+            content = _write_images(rows, arguments.image, folder, source_name)
     except (DataError, ConfigError):
         raise
-    except Exception as error:  # what a damaged dataset makes the package raise has no end
-        raise DataError(f"{named_in} cannot be read: {reason(error)[:300]}") from error
-    listed = listing_of_columns(
-        paths,
+    except Exception as error:  # a damaged dataset makes the package raise anything
+        raise DataError(f"{source_name} cannot be read: {reason(error)[:300]}") from error
+    index = build_column_index(
+        content,
         columns,
         arguments,
-        root=store.folder if arguments.vector == NONE else Path(),
+        root=Path() if has_vectors else folder,
         layout="huggingface",
-        named_in=named_in,
+        source_name=source_name,
         first_row=0,
+        report=report,
     )
-    source = named_in if root is not None else f"{arguments.hub}@{arguments.revision}"
-    told = (*warnings, *listed.warnings)
-    how = NONE if arguments.vector == NONE else arguments.standardise
-    may_repeat = arguments.may_repeat and arguments.vector != NONE
     return dataclasses.replace(
-        listed, source=source, warnings=told, standardise=how, may_repeat=may_repeat
+        index,
+        source=source_name if root is not None else f"{arguments.hub}@{arguments.revision}",
+        warnings=(*warnings, *index.warnings),
+        standardise=arguments.standardise if has_vectors else NONE,
+        may_repeat=arguments.may_repeat and has_vectors,
     )
 
 
-def _loaded(root: Path | None, arguments: Arguments, named_in: str) -> Any:
+def _load_dataset(root: Path | None, arguments: Arguments, source_name: str) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -144,52 +145,57 @@ def _loaded(root: Path | None, arguments: Arguments, named_in: str) -> Any:
             "'clear_mlflow[huggingface]'"
         ) from error
     if root is not None:
-        _refuse_outside(resolve_root(root))
+        _check_files(resolve_root(root))
     subset = None if arguments.subset == NONE else arguments.subset
     try:
         if root is not None:
             return datasets.load_from_disk(str(root))
         return datasets.load_dataset(arguments.hub, subset, revision=arguments.revision)
-    except Exception as error:  # no hub, no such dataset, damaged files: there is no closed set
+    except Exception as error:  # no hub, no such dataset, damaged files: anything can be raised
         raise DataError(
-            f"{named_in} cannot be loaded: {type(error).__name__}: {reason(error)[:300]}; expected "
-            "what datasets' save_to_disk wrote, or the name of a dataset on a hub"
+            f"{source_name} cannot be loaded: {type(error).__name__}: {reason(error)[:300]}; "
+            "expected what datasets' save_to_disk wrote, or the name of a dataset on a hub"
         ) from error
 
 
-def _one_dataset(found: Any, arguments: Arguments, named_in: str) -> tuple[Any, list[str]]:
-    """The rows of train and test one after the other, with a column for it; what is left out."""
+def _join_splits(
+    dataset: Any, arguments: Arguments, source_name: str
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the rows of train and test, with a column of their split, and warnings."""
     import datasets
 
-    if not isinstance(found, datasets.DatasetDict):
-        return found, []
-    if TRAIN not in found:
+    if not isinstance(dataset, datasets.DatasetDict):
+        return dataset, ()
+    if TRAIN not in dataset:
         raise DataError(
-            f"{named_in} has the splits {names_of(list(found))}; expected train, or train and test"
+            f"{source_name} has the splits {format_names(list(dataset))}; expected train, or train "
+            "and test"
         )
-    left = sorted(set(found) - {TRAIN, TEST})
-    told = [f"left out: split {safe_repr(name)}, {found[name].num_rows} images" for name in left]
-    if TEST not in found:
-        return found[TRAIN], told
+    warnings = tuple(
+        f"left out: split {safe_repr(name)}, {dataset[name].num_rows} images"
+        for name in sorted(set(dataset) - {TRAIN, TEST})
+    )
+    if TEST not in dataset:
+        return dataset[TRAIN], warnings
     parts = []
     for split in (TRAIN, TEST):
-        part = found[split]
+        part = dataset[split]
         if arguments.split in part.column_names:
             part = part.remove_columns(arguments.split)
         parts.append(part.add_column(arguments.split, [split] * part.num_rows))
-    return datasets.concatenate_datasets(parts), told
+    return datasets.concatenate_datasets(parts), warnings
 
 
-def _refuse_outside(root: Path) -> None:
-    """Make sure that all files which a saved dataset names lie in its own folder."""
+def _check_files(root: Path) -> None:
+    """Raise DataError if a saved dataset names a file outside its own folder."""
     folders = [root]
     if (root / _SPLITS).is_file():
-        named = read_json_object(root / _SPLITS, root=root).get("splits")
-        if not isinstance(named, list) or not all(_is_plain(name) for name in named):
+        splits = read_json_object(root / _SPLITS, root=root).get("splits")
+        if not isinstance(splits, list) or not all(_is_file_name(name) for name in splits):
             raise DataError(
-                f"{path_text(root / _SPLITS)} has splits {safe_repr(named)}; expected names"
+                f"{path_text(root / _SPLITS)} has splits {safe_repr(splits)}; expected names"
             )
-        folders = [root / name for name in named]
+        folders = [root / name for name in splits]
     for folder in folders:
         if not (folder / _STATE).is_file():
             raise DataError(
@@ -199,71 +205,72 @@ def _refuse_outside(root: Path) -> None:
         files = read_json_object(folder / _STATE, root=root).get("_data_files")
         for file in files if isinstance(files, list) else [files]:
             name = file.get("filename") if isinstance(file, dict) else None
-            if not _is_plain(name):
+            if not _is_file_name(name):
                 raise DataError(
                     f"{path_text(folder / _STATE)} names the file {safe_repr(name)}; expected a "
                     "name in its own folder"
                 )
-            regular_file(folder / str(name), root=root)
+            stat_file(folder / str(name), root=root)
 
 
-def _is_plain(name: object) -> bool:
+def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
 
-def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Categorical]:
-    """The columns but the images', as texts."""
+def _read_columns(rows: Any, arguments: Arguments, source_name: str) -> dict[str, Categorical]:
+    """Return the columns by role, except the images or vectors."""
     import datasets
     import pyarrow as pa
 
     features = rows.features
     role = "image" if arguments.vector == NONE else "vector"
     content = getattr(arguments, role)
-    wanted = wanted_columns(arguments, list(features), named_in, **{role: content})
+    roles = select_columns(arguments, list(features), source_name, **{role: content})
     if role == "image" and not isinstance(features[content], datasets.Image):
         raise DataError(
-            f"{named_in} has {safe_repr(features[content])} as column {safe_repr(content)}; "
-            f"expected images, its columns are {names_of(list(features))}: pass "
+            f"{source_name} has {safe_repr(features[content])} as column {safe_repr(content)}; "
+            f"expected images, its columns are {format_names(list(features))}: pass "
             "dataset_args=image=COLUMN"
         )
-    del wanted[content]
-    table = rows.select_columns(list(wanted)).with_format("arrow")[:]
-    found = {}
-    for name, role in wanted.items():
+    del roles[role]
+    table = rows.select_columns(list(roles.values())).with_format("arrow")[:]
+    columns = {}
+    for role, name in roles.items():
         column = table[name]
         if isinstance(features[name], datasets.ClassLabel):
-            names = pa.array([*features[name].names, None])  # -1 says that a row has no label
+            names = pa.array([*features[name].names, None])  # -1 marks a row without a label
             column = pa.chunked_array([names.take(pa.array(column.to_numpy() % len(names)))])
-        found[name] = text_column(column, role, named_in, 0)
-    return found
+        columns[role] = convert_column(column, role, source_name, 0)
+    return columns
 
 
-class _Store:
-    """Images as files: a folder for each content, in it the file by the name that it had."""
+def _write_images(rows: Any, column: str, folder: Path, source_name: str) -> list[Path]:
+    """Write each image to a folder of its content and copy number, under its original name."""
+    import datasets
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._copies: Counter[tuple[str, str]] = Counter()
-
-    def path(self, image: Any, place: str, row: int) -> Path:
-        """The file of an image, written where it is not there."""
+    undecoded = datasets.Image(decode=False)
+    images = rows.select_columns([column]).cast_column(column, undecoded).with_format(None)
+    copies: Counter[tuple[str, str]] = Counter()
+    paths = []
+    for row, values in enumerate(images):
+        image = values[column]
         content = image.get("bytes") if isinstance(image, dict) else None
         if not isinstance(content, bytes) or not 0 < len(content) <= MAX_IMAGE_BYTES:
             raise DataError(
-                f"{place} holds no image; expected the image itself, of 1 to {MAX_IMAGE_BYTES} "
-                "bytes, and not a path to one: save_to_disk keeps images"
+                f"{source_name} row {row} contains no image; expected the image itself, of 1 to "
+                f"{MAX_IMAGE_BYTES} bytes, and not a path to one: save_to_disk stores images"
             )
-        name = os.path.basename(str(image.get("path") or ""))  # noqa: PTH119 (a text of others)
+        name = os.path.basename(str(image.get("path") or ""))  # noqa: PTH119 (of unknown origin)
         if not is_class_name(name) or name.startswith(".") or len(name.encode()) > 200:
             name = f"{row:08d}"
         digest = hashlib.sha256(content).hexdigest()
-        copy = self._copies[digest, name]
-        self._copies[digest, name] += 1
-        file = self.folder / digest[:2] / f"{digest}-{copy}" / name
+        file = folder / digest[:2] / f"{digest}-{copies[digest, name]}" / name
+        copies[digest, name] += 1
         if not (file.is_file() and file.stat().st_size == len(content)):
             file.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".")
-            with os.fdopen(handle, "wb") as writing:
-                writing.write(content)
+            with os.fdopen(handle, "wb") as opened:
+                opened.write(content)
             Path(temporary).replace(file)
-        return file
+        paths.append(file)
+    return paths

@@ -16,21 +16,26 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, MAX_VECTORS_BYTES
-from clear_mlflow.data.files import expect_unpacked, names_of, path_text
+from clear_mlflow.data.files import Report, expect_unpacked, format_names, path_text, raise_error
+from clear_mlflow.data.image_index import NONE, ImageIndex
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
-    listing_of_columns,
-    wanted_columns,
+    build_column_index,
+    select_columns,
 )
-from clear_mlflow.data.sources._entries import AUTO, NONE
-from clear_mlflow.data.sources.table import find_file, one_line_of, read_csv, read_parquet
-from clear_mlflow.data.splits import Listing
+from clear_mlflow.data.sources.table import (
+    convert_errors,
+    find_file,
+    find_first_row,
+    read_csv,
+    read_parquet,
+)
 
 if TYPE_CHECKING:
     from pandas import Categorical
 
-    # The other columns, the vectors, and warnings about them.
-    _Read: TypeAlias = tuple[dict[str, Categorical], NDArray[np.float32], tuple[str, ...]]
+    # The columns by role, the vectors, and warnings about them.
+    _Content: TypeAlias = tuple[dict[str, Categorical], NDArray[np.float32], tuple[str, ...]]
 
 NEEDS_FOLDER = True
 
@@ -40,23 +45,23 @@ _MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None")
 
 @dataclass(frozen=True)
 class Arguments(ColumnArguments):
-    """Where the vectors are, how they become a model's input, and what every set of columns has.
+    """Arguments of vectors.
 
     Args:
-        table: path of the file in the stream's folder; auto: the folder is the file itself, or has
-            one .csv, .parquet, .npz or .safetensors.
-        columns: of the numbers, with colons between; or one column of lists, or an array of
-            (rows, width). auto: all columns that are nothing else; of arrays, ``vectors``.
-        text: column of texts that become vectors by scikit-learn's HashingVectorizer, in the place
-            of numbers; none: there are numbers.
-        width: of the vector of a text.
-        fill: the number in the place of a missing one; none: a missing one is an error.
-        standardise: ``first``, ``past`` or ``none``: see ``Listing``.
-        may_repeat: rows may be equal, also in training and test sets: see ``Listing``.
+        table: path of the file in the stream's folder; auto: the folder is the file itself, or
+            contains one .csv, .parquet, .npz or .safetensors.
+        columns: columns of the numbers, separated by colons; or one column of lists, or an array
+            of (rows, width). auto: all other columns; in a file of arrays, ``vectors``.
+        text: column of texts that scikit-learn's HashingVectorizer converts to vectors, instead of
+            numbers; none: there are numbers.
+        width: width of the vector of a text.
+        fill: number that replaces missing ones; none: a missing number is an error.
+        standardise: ``first``, ``past`` or ``none``; see :class:`ImageIndex`.
+        may_repeat: True if rows may be equal; see :class:`ImageIndex`.
     """
 
-    table: str = AUTO
-    columns: str = AUTO
+    table: str = "auto"
+    columns: str = "auto"
     text: str = NONE
     width: int = 1024
     fill: str = NONE
@@ -66,10 +71,10 @@ class Arguments(ColumnArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            filled = self.fill == NONE or np.isfinite(float(self.fill))
+            is_number = self.fill == NONE or np.isfinite(float(self.fill))
         except ValueError:
-            filled = False
-        if not filled:
+            is_number = False
+        if not is_number:
             raise ConfigError(f"dataset_args has fill={safe_repr(self.fill)}; expected a number")
         if not 1 <= self.width <= MAX_FEATURES_WIDTH:
             raise ConfigError(
@@ -77,98 +82,103 @@ class Arguments(ColumnArguments):
             )
 
 
-def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
-    """List the vectors of a file."""
+def read_index(
+    root: Path, arguments: Arguments, *, cache_dir: Path, report: Report = raise_error
+) -> ImageIndex:
+    """Read the vectors of a file."""
     file = find_file(root, arguments.table, tuple(_READERS), limit=MAX_VECTORS_BYTES)
-    first_row = 2 if file.suffix.lower() == ".csv" else 1
-    with one_line_of(file):
+    with convert_errors(file):
         columns, vectors, warnings = _READERS[file.suffix.lower()](file, arguments)
     if arguments.fill != NONE:
         vectors[np.isnan(vectors)] = float(arguments.fill)
-    found = listing_of_columns(
+    index = build_column_index(
         vectors,
         columns,
         arguments,
         root=file.parent,
         layout=f"vectors ({file.suffix[1:].lower()})",
-        named_in=path_text(file),
-        first_row=first_row,
+        source_name=path_text(file),
+        first_row=find_first_row(file),
+        report=report,
     )
     return dataclasses.replace(
-        found,
+        index,
         source=path_text(file),
         standardise=arguments.standardise,
         may_repeat=arguments.may_repeat,
-        warnings=(*warnings, *found.warnings),
+        warnings=(*warnings, *index.warnings),
     )
 
 
 def warn_collapsed(
-    vectors: NDArray[np.float32], exact: Callable[[int], NDArray[Any]], names: Sequence[str] = ()
+    vectors: NDArray[np.float32],
+    load_column: Callable[[int], NDArray[Any]],
+    names: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return a warning if distinct integers of a column become equal as 32-bit floats.
 
     Args:
         vectors: (rows, width).
-        exact: returns the numbers of a column as they are stored.
-        names: names of the columns; numbers from 1 if not given.
+        load_column: returns the numbers of a column in their stored type.
+        names: names of the columns; numbers from 1 by default.
     """
     least, most = (f.reduce(vectors, axis=0, initial=0) for f in (np.fmin, np.fmax))
     collapsed = []
     for j in np.flatnonzero(np.maximum(most, -least) >= 2**24).tolist():
-        with np.errstate(all="ignore"):  # infinite numbers are refused later
-            distinct = np.unique(exact(j))
+        with np.errstate(all="ignore"):  # infinite numbers raise an error later
+            distinct = np.unique(load_column(j))
             integers = distinct[distinct % 1 == 0]
             if len(np.unique(integers.astype(np.float32))) < len(integers):
                 collapsed.append(names[j] if names else str(j + 1))
-    advice = "leave such columns out, or subtract an offset"
-    text = f"distinct integers become equal as 32-bit floats in {names_of(collapsed)}; {advice}"
-    return (text,) if collapsed else ()
+    warning = (
+        f"distinct integers become equal as 32-bit floats in {format_names(collapsed)}; leave such "
+        "columns out, or subtract an offset"
+    )
+    return (warning,) if collapsed else ()
 
 
-def _of_csv(file: Path, arguments: Arguments) -> _Read:
-    roles, texts = read_csv(file, arguments)
-    columns = {name: texts[name].astype("category").array for name in roles}
-    names = _number_columns(list(texts.columns), roles, arguments, file)
+def _read_csv(file: Path, arguments: Arguments) -> _Content:
+    columns, frame = read_csv(file, arguments)
+    names = _select_number_columns(list(frame.columns), arguments, file)
     if arguments.text != NONE:
-        hashed = _hashed([*texts[names[0]]], arguments.width, path_text(file), first_row=2)
-        return columns, hashed, ()
-    vectors = np.empty((len(texts), len(names)), np.float32)
+        texts = list(frame[names[0]])
+        return columns, _hash_texts(texts, arguments.width, path_text(file), first_row=2), ()
+    vectors = np.empty((len(frame), len(names)), np.float32)
     for i, name in enumerate(names):
-        column = texts[name].mask(texts[name].isin(_MISSING), "nan").to_numpy(object)
+        column = frame[name].mask(frame[name].isin(_MISSING), "nan").to_numpy(object)
         try:
             with np.errstate(over="ignore"):
-                vectors[:, i] = column.astype(np.float64)  # as exact as Python reads numbers
+                vectors[:, i] = column.astype(np.float64)  # with Python's precision
         except ValueError as error:
             raise DataError(
                 f"{path_text(file)} has a text in column {safe_repr(name)} ({error}); expected "
-                "numbers: pass dataset_args=columns=A:B with the columns that hold them"
+                "numbers: pass dataset_args=columns=A:B with the columns of numbers"
             ) from None
     integer = re.compile("[+-]?[0-9]{1,19}")
 
-    def exact(j: int) -> NDArray[Any]:
-        return np.array([int(text) for text in texts[names[j]] if integer.fullmatch(text)], object)
+    def load_integers(j: int) -> NDArray[Any]:
+        return np.array([int(text) for text in frame[names[j]] if integer.fullmatch(text)], object)
 
-    return columns, vectors, warn_collapsed(vectors, exact, names)
+    return columns, vectors, warn_collapsed(vectors, load_integers, names)
 
 
-def _of_parquet(file: Path, arguments: Arguments) -> _Read:
+def _read_parquet(file: Path, arguments: Arguments) -> _Content:
     from pyarrow import compute, parquet, types
 
     columns = read_parquet(file, arguments)
     with parquet.ParquetFile(file) as opened:
         schema = opened.schema_arrow
-        names = _number_columns(schema.names, columns, arguments, file)
+        names = _select_number_columns(schema.names, arguments, file)
         if arguments.text != NONE:
             column = opened.read(columns=names)[names[0]]
             texts = column.cast("string").fill_null("").to_pylist()
-            return columns, _hashed(texts, arguments.width, path_text(file), first_row=1), ()
+            return columns, _hash_texts(texts, arguments.width, path_text(file), first_row=1), ()
         for name in names:
-            kind = schema.field(name).type
-            if types.is_temporal(kind) or types.is_binary(kind):  # numpy makes numbers of these
+            dtype = schema.field(name).type
+            if types.is_temporal(dtype) or types.is_binary(dtype):  # numpy would convert these
                 raise DataError(
-                    f"{path_text(file)} has {kind} in column {safe_repr(name)}; expected numbers: "
-                    "pass dataset_args=columns=A:B with the columns that hold them"
+                    f"{path_text(file)} has {dtype} in column {safe_repr(name)}; expected numbers: "
+                    "pass dataset_args=columns=A:B with the columns of numbers"
                 )
         parts, is_list = [], len(names) == 1 and types.is_nested(schema.field(names[0]).type)
         for i in range(opened.metadata.num_row_groups):
@@ -193,86 +203,82 @@ def _of_parquet(file: Path, arguments: Arguments) -> _Read:
         return columns, vectors, warnings
 
 
-def _of_arrays(file: Path, arguments: Arguments) -> _Read:
+def _read_arrays(file: Path, arguments: Arguments) -> _Content:
     import pandas as pd
     from safetensors.numpy import load_file
 
     if arguments.text != NONE:
         raise ConfigError(
-            f"dataset_args has text={safe_repr(arguments.text)}, and {path_text(file)} holds "
+            f"dataset_args has text={safe_repr(arguments.text)}, and {path_text(file)} contains "
             "arrays; expected a CSV or Parquet file with that column, or no text"
         )
     arrays: Mapping[str, Any]
     if file.suffix.lower() == ".npz":
         if not zipfile.is_zipfile(file):
-            raise ValueError("it is no archive; expected one that numpy.savez wrote")
+            raise ValueError("it is not an archive; expected one that numpy.savez wrote")
         expect_unpacked(file, MAX_VECTORS_BYTES)
         arrays = np.load(file, allow_pickle=False)
     else:
         arrays = load_file(file)
-    name = _ARRAY if arguments.columns == AUTO else arguments.columns
-    roles = wanted_columns(arguments, list(arrays), path_text(file), columns=name)
+    name = _ARRAY if arguments.columns == "auto" else arguments.columns
+    roles = select_columns(arguments, list(arrays), path_text(file), columns=name)
     try:
-        vectors, *texts = (np.asarray(arrays[name]) for name in roles)
+        by_role = {role: np.asarray(arrays[name]) for role, name in roles.items()}
     except ValueError as error:
         if "Object arrays" not in str(error):
             raise
         raise ValueError(
-            "an array holds Python objects; expected numbers or texts: save it with .astype(str)"
+            "an array contains Python objects; expected numbers or texts: save it with .astype(str)"
         ) from None
+    vectors = by_role.pop("columns")
     if (
         vectors.ndim != 2
         or vectors.dtype.kind not in "fiub"
-        or any(text.shape != vectors.shape[:1] for text in texts)
+        or any(column.shape != vectors.shape[:1] for column in by_role.values())
     ):
         raise ValueError(
-            f"{name} is {vectors.dtype} of shape {vectors.shape}, not (rows, width), or others are "
-            "no columns of it"
+            f"{name} is {vectors.dtype} of shape {vectors.shape}, not (rows, width), or another "
+            "array has another number of rows"
         )
-    columns = {
-        role: pd.Categorical(text.astype(str))
-        for role, text in zip([*roles][1:], texts, strict=True)
-    }
+    columns = {role: pd.Categorical(column.astype(str)) for role, column in by_role.items()}
     with np.errstate(over="ignore"):
-        narrow = vectors.astype(np.float32, copy=False)
-    return columns, narrow, warn_collapsed(narrow, lambda j: vectors[:, j])
+        converted = vectors.astype(np.float32, copy=False)
+    return columns, converted, warn_collapsed(converted, lambda j: vectors[:, j])
 
 
-def _hashed(
-    texts: Sequence[str], width: int, named_in: str, *, first_row: int
+def _hash_texts(
+    texts: Sequence[str], width: int, source_name: str, *, first_row: int
 ) -> NDArray[np.float32]:
-    """(N, width): counts of words, each at the place and with the sign of its hash, of length 1."""
+    """Return (N, width): word counts at the index and with the sign of their hash, length 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     empty = next((row for row, text in enumerate(texts, first_row) if not text), None)
     if empty is not None:
-        raise DataError(f"{named_in} row {empty} has no text; expected one in every row")
-    hashed = HashingVectorizer(n_features=width, dtype=np.float32).transform(texts)
-    return np.asarray(hashed.toarray())
+        raise DataError(f"{source_name} row {empty} has no text; expected one in every row")
+    vectors = HashingVectorizer(n_features=width, dtype=np.float32).transform(texts)
+    return np.asarray(vectors.toarray())
 
 
-def _number_columns(
-    known: Sequence[str], roles: Mapping[str, object], arguments: Arguments, file: Path
-) -> list[str]:
-    """The columns of the numbers, in the order in which they are named."""
-    used = {arguments.label, arguments.time, arguments.bucket, arguments.split, *roles}
-    # What pandas writes beside a table's own columns is no number of a row's.
-    names = [n for n in known if n and n not in used and not n.startswith("__index_level_")]
-    if arguments.columns != AUTO:
+def _select_number_columns(all_names: Sequence[str], arguments: Arguments, file: Path) -> list[str]:
+    """Return the columns of numbers or of the text, in order."""
+    others = {arguments.label, arguments.time, arguments.bucket, arguments.split}
+    # pandas writes the index as a further column.
+    names = [n for n in all_names if n and n not in others and not n.startswith("__index_level_")]
+    if arguments.columns != "auto":
         names = arguments.columns.split(":")
     if arguments.text != NONE:
         names = [arguments.text]
-    if not names or set(names) - set(known) or len(set(names)) < len(names):
+    if not names or set(names) - set(all_names) or len(set(names)) < len(names):
         raise DataError(
-            f"{path_text(file)} has the columns {names_of(known)}; expected columns of numbers: "
-            "pass dataset_args=columns=A:B, each of them once, or text=COLUMN"
+            f"{path_text(file)} has the columns {format_names(all_names)}; expected columns of "
+            "numbers: pass dataset_args=columns=A:B, each of them once, or text=COLUMN"
         )
     return names
 
 
 _READERS = {
-    ".csv": _of_csv,
-    ".parquet": _of_parquet,
-    ".npz": _of_arrays,
-    ".safetensors": _of_arrays,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+    ".npz": _read_arrays,
+    ".safetensors": _read_arrays,
 }

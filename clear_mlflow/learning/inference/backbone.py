@@ -17,7 +17,7 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, hash_file, size_text
 from clear_mlflow.data.decoding.decode import OwnTransform
-from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file
+from clear_mlflow.data.features.shipped import holds_all, is_plain, load_torch_file
 from clear_mlflow.data.files import path_text, reason
 
 DEFAULT_WEIGHTS = "DEFAULT"

@@ -14,8 +14,8 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.decoding.decode import OwnTransform, build_damage_error, decode_blocks
 from clear_mlflow.data.features.extracted import Extraction, array_file
-from clear_mlflow.data.features.stored import refuse_taken_name
-from clear_mlflow.data.stream import BucketStream, ImageSet, counted, image_sets
+from clear_mlflow.data.features.stored import check_extraction_name
+from clear_mlflow.data.stream import BucketStream, ImageSet, count_images, image_sets
 from clear_mlflow.learning.device import tf32, translate_oom
 from clear_mlflow.learning.inference.backbone import Backbone
 from clear_mlflow.learning.inference.timm_backbones import PREFIX, timm_backbone
@@ -49,7 +49,7 @@ def extract(
         str(backbone.geometry),
         weights_tag=backbone.weights_tag,
     )
-    refuse_taken_name(stream, extraction, cache_dir=cache_dir)
+    check_extraction_name(stream, extraction, cache_dir=cache_dir)
     folder = extraction.folder(stream, cache_dir=cache_dir)
     sets = list(image_sets(stream))
     total = sum(map(len, sets))
@@ -61,7 +61,7 @@ def extract(
         return folder
     with translate_oom(_LESS_MEMORY):
         model = backbone.model.to(device).to(memory_format=torch.channels_last)
-    for number, (images, on_ready) in enumerate(counted(sets, on_image)):
+    for number, (images, on_ready) in enumerate(count_images(sets, on_image)):
         array = arrays[number]
         if array is None:
             with translate_oom(_LESS_MEMORY):

@@ -19,8 +19,8 @@ from clear_mlflow.core.text import nearest, safe_repr
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.scenarios import SCENARIOS
 from clear_mlflow.data.sources import (
-    OF_VECTORS,
     SOURCES,
+    VECTOR_DATASETS,
     VECTORS,
     needs_folder,
     stream_name,
@@ -406,7 +406,7 @@ class TrainConfig:
         texts = {**parameter_defaults(), **asked}
         dataset = parse_parameter("dataset", texts["dataset"])
         recipe = RECIPES.get(dataset, STREAM_RECIPE)
-        if dataset in OF_VECTORS and texts["features"] == NONE:
+        if dataset in VECTOR_DATASETS and texts["features"] == NONE:
             texts["features"] = VECTORS
         if texts["features"] != NONE:
             recipe = {**recipe, **FEATURES_RECIPE}

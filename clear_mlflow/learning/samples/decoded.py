@@ -187,7 +187,7 @@ class TrainingStream(ABC):
 
 def _build_class_masks(stream: BucketStream) -> Tensor:
     masks = torch.zeros(len(stream.buckets), len(stream.class_names), dtype=torch.bool)
-    for bucket_index, names in enumerate(stream.dealt):
+    for bucket_index, names in enumerate(stream.new_classes):
         masks[bucket_index, [stream.class_names.index(name) for name in names]] = True
     return masks
 

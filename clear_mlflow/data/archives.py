@@ -1,4 +1,4 @@
-"""Unpacking a zip archive that others made: nothing outside the folder, no links, bounded size."""
+"""Unpack zip archives of unknown origin: no files outside the folder, no links, limited size."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _MAX_NAME_BYTES = 255  # what common file systems allow for one part of a path
 def unpack(
     archive: Path, folder: Path, on_bytes: Callable[[int, int], None] = lambda done, total: None
 ) -> None:
-    """Unpack a zip archive into a new folder; all entries are checked before one is written."""
+    """Unpack a zip archive into a new folder. Checks all entries before it writes one."""
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()
-            if wrong := _wrong(entries):
+            if problem := _find_problem(entries):
                 raise DataError(
-                    f"{path_text(archive)} {wrong}; nothing was unpacked: fetch the archive again "
-                    "from where its authors published it"
+                    f"{path_text(archive)} {problem}; nothing was unpacked: download the archive "
+                    "again from its publisher"
                 )
             total, written = sum(entry.file_size for entry in entries), 0
-            folder.mkdir(parents=True)  # here, so that no link can lie in it
+            folder.mkdir(parents=True)  # a new folder contains no link
             for entry in entries:
                 target = folder.joinpath(*_parts(entry))
                 if entry.is_dir():
@@ -43,26 +43,26 @@ def unpack(
                     shutil.copyfileobj(packed, file)  # no more than the size that was checked
                 written += entry.file_size
                 on_bytes(written, total)
-    # zipfile raises NotImplementedError for methods that it lacks, RuntimeError where a password
-    # is asked for, EOFError and ValueError on some damaged headers.
+    # zipfile raises NotImplementedError for unknown methods, RuntimeError for encrypted files, and
+    # EOFError and ValueError for some damaged headers.
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{path_text(archive)} is not a whole zip archive: {reason(error)}; delete it and run "
-            "again"
+            f"{path_text(archive)} is not a complete zip archive: {reason(error)}; delete it and "
+            "run again"
         ) from None
     except OSError as error:
         raise DataError(
             f"{path_text(archive)} cannot be unpacked to {path_text(folder)}: {reason(error)}; "
-            "make room or choose another folder, then run again"
+            "free some space or choose another folder, then run again"
         ) from None
 
 
-def _wrong(entries: list[zipfile.ZipInfo]) -> str:
-    """Why an archive is not unpacked; empty where it is."""
+def _find_problem(entries: list[zipfile.ZipInfo]) -> str:
+    """Return why an archive cannot be unpacked, or an empty text."""
     if all(entry.is_dir() for entry in entries):
-        return "holds no files"
+        return "contains no files"
     if len(entries) > untrusted.MAX_UNPACKED_FILES:
-        return f"holds {len(entries)} entries; expected {untrusted.MAX_UNPACKED_FILES} at most"
+        return f"contains {len(entries)} entries; expected {untrusted.MAX_UNPACKED_FILES} at most"
     total = sum(entry.file_size for entry in entries)
     if total > untrusted.MAX_UNPACKED_BYTES:
         return f"unpacks to {total} bytes; expected {untrusted.MAX_UNPACKED_BYTES} at most"
@@ -72,15 +72,15 @@ def _wrong(entries: list[zipfile.ZipInfo]) -> str:
                 f"names the path {safe_repr(entry.orig_filename)}; expected a relative path "
                 "without '..'"
             )
-        kind = stat.S_IFMT(entry.external_attr >> 16)
-        if kind not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
+        file_type = stat.S_IFMT(entry.external_attr >> 16)
+        if file_type not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
             name = safe_repr(entry.filename)
-            return f"holds {name}, which is a link or a device; expected plain files"
+            return f"contains {name}, which is a link or a device; expected plain files"
     return ""
 
 
 def _is_plain_path(entry: zipfile.ZipInfo) -> bool:
-    # zipfile cuts a name at NUL and turns the separators of the machine: look at the name as stored
+    # zipfile truncates a name at NUL and replaces separators: check the stored name
     name, parts = entry.orig_filename, _parts(entry)
     return (
         name.isprintable()

@@ -1,4 +1,4 @@
-"""Times as people write them into tables and folder names: from a year to a second, in UTC."""
+"""Parse times in tables and folder names: from a year to a second, in UTC."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _TIME = re.compile(
     r" ?(Z|(?P<sign>[+-])(?P<east>\d\d):?(?P<east_minutes>\d\d))?)?)?)?",
     re.ASCII,
 )
-# How exact a time is: 2004 says no half-year, and 2004-Q2 no month.
+# The precision of a time: 2004 has no half-year, and 2004-Q2 has no month.
 YEAR, HALF, QUARTER, MONTH, DAY = range(5)
 
 
 class Time(NamedTuple):
-    """A time, and how exactly it was written."""
+    """A time and the precision with which it was written."""
 
-    begin: datetime  # without a zone: UTC
-    exact_to: int
+    start: datetime  # without a zone: UTC
+    precision: int
 
 
 def parse_time(text: str) -> Time | None:
-    """A year, half-year, quarter, month, day or moment; None where a text is none of them.
+    """Parse a year, half-year, quarter, month, day or moment, or return None for other texts.
 
-    A moment, as in ISO 8601, is taken to be UTC where it has no zone; one with a zone is converted.
+    A moment, in the format of ISO 8601, is converted to UTC; without a zone, it is UTC.
 
-    >>> parse_time("2004-05").begin.isoformat(), parse_time("2004-Q2").begin.isoformat()
+    >>> parse_time("2004-05").start.isoformat(), parse_time("2004-Q2").start.isoformat()
     ('2004-05-01T00:00:00', '2004-04-01T00:00:00')
-    >>> parse_time("2004-12-31 23:30:00-01:00").begin.isoformat()
+    >>> parse_time("2004-12-31 23:30:00-01:00").start.isoformat()
     '2005-01-01T00:30:00'
     >>> parse_time("yesterday") is None and parse_time("2004-13") is None
     True
@@ -44,7 +44,7 @@ def parse_time(text: str) -> Time | None:
     if "quarter" in part:
         month = 3 * part["quarter"] - 2
     try:
-        begin = datetime(
+        start = datetime(
             part["year"],
             month,
             part.get("day", 1),
@@ -54,19 +54,19 @@ def parse_time(text: str) -> Time | None:
         )
         if match["sign"]:
             east = timedelta(hours=part["east"], minutes=part["east_minutes"])
-            begin = begin - east if match["sign"] == "+" else begin + east
+            start = start - east if match["sign"] == "+" else start + east
     except (ValueError, OverflowError):
         return None
-    exact = (("day", DAY), ("month", MONTH), ("quarter", QUARTER), ("half", HALF))
-    return Time(begin, next((level for name, level in exact if name in part), YEAR))
+    levels = (("day", DAY), ("month", MONTH), ("quarter", QUARTER), ("half", HALF))
+    return Time(start, next((level for name, level in levels if name in part), YEAR))
 
 
-def period(time: Time, level: int) -> str:
-    """The year, half-year, quarter or month that a time is in, as its bucket is called.
+def format_period(time: Time, level: int) -> str:
+    """Return the name of the year, half-year, quarter or month that contains a time.
 
-    >>> [period(parse_time("2004-05-17"), level) for level in (YEAR, HALF, QUARTER, MONTH)]
+    >>> [format_period(parse_time("2004-05-17"), level) for level in (YEAR, HALF, QUARTER, MONTH)]
     ['2004', '2004-H1', '2004-Q2', '2004-05']
     """
-    year, month = f"{time.begin.year:04d}", time.begin.month
+    year, month = f"{time.start.year:04d}", time.start.month
     half, quarter = f"{year}-H{(month + 5) // 6}", f"{year}-Q{(month + 2) // 3}"
     return (year, half, quarter, f"{year}-{month:02d}")[level]

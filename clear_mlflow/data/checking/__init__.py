@@ -1,1 +1,0 @@
-"""What images are and what is wrong with them: hashes, damage, leaks, findings."""

@@ -1,1 +1,0 @@
-"""Fetching archives and unpacking them."""

@@ -1,0 +1,411 @@
+"""The index of a dataset: one table of its images, which every reader fills.
+
+The table has the path (or the row of a vector), label, bucket, split and time of each image, and
+after hashing its content. Nothing is decoded. Splits, scenarios and digests are computed from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.core.untrusted import (
+    MAX_BUCKETS,
+    MAX_CLASSES,
+    MAX_FEATURES_WIDTH,
+    MAX_KEY_CHARACTERS,
+    MAX_TEXT_CHARACTERS,
+)
+from clear_mlflow.data.files import (
+    Report,
+    check_image_folder,
+    is_class_name,
+    path_text,
+    raise_error,
+    report_errors,
+    resolve_folder,
+    resolve_root,
+    sort_bucket_keys,
+)
+from clear_mlflow.data.stream import ImageSet, Vectors
+from clear_mlflow.data.times import parse_time
+
+TRAIN = "train"
+NONE = "none"
+STANDARDISE = ("first", "past", NONE)
+
+# (training, test): ascending indices into the images of a bucket.
+Split: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageIndex:
+    """The images of a dataset: their paths, labels, buckets and splits. Nothing is decoded.
+
+    Args:
+        layout: its name, for people.
+        root: the folder that contains all images, resolved.
+        class_names: the index is the label.
+        images: bucket key, in stream order, to the bucket's training images, in the order of class
+            and file name.
+        read_test: reads the released test images of each of these buckets, or None if the dataset
+            has no released test set.
+        read_split: reads the stored split of a number for each bucket, or returns None if that
+            split is not stored. None if the layout stores no splits.
+        warnings: one line each.
+        source: place that it was read from, for people; empty for the root.
+        times: bucket key to its date, such as 2004-05-17, of all buckets; empty if not known.
+        standardise: how vectors become inputs of a model. ``first``: subtract the mean and divide
+            by the standard deviation of the first bucket's training vectors; ``past``: those of all
+            buckets so far; ``none``: unchanged.
+        may_repeat: True if equal vectors are expected, for example in a table with few distinct
+            rows: they are not reported.
+    """
+
+    layout: str
+    root: Path
+    class_names: tuple[str, ...]
+    images: Mapping[str, ImageSet]
+    read_test: Callable[[], Mapping[str, ImageSet]] | None = None
+    read_split: Callable[[int], Mapping[str, Split] | None] | None = None
+    warnings: tuple[str, ...] = ()
+    source: str = ""
+    times: Mapping[str, str] = field(default_factory=dict)
+    standardise: str = NONE
+    may_repeat: bool = False
+
+    def __post_init__(self) -> None:
+        if self.standardise not in STANDARDISE:
+            raise ConfigError(
+                f"dataset_args has standardise={safe_repr(self.standardise)}; expected one of "
+                f"{', '.join(STANDARDISE)}"
+            )
+
+
+class Entry(NamedTuple):
+    """One image or one vector of a stream."""
+
+    path: Path | int  # below the stream's root or the row of a vector in the array
+    class_name: str
+    bucket: str
+    split: str = TRAIN  # or "test"
+
+
+# Split to bucket key to (class name, path or row) of its images.
+_Parts: TypeAlias = Mapping[str, Mapping[str, list[tuple[str, Any]]]]
+
+
+def build_index(
+    entries: Iterable[Entry],
+    *,
+    root: Path,
+    layout: str = "own",
+    source_name: str = "",
+    order: Sequence[str] = (),
+    times: Mapping[str, str] | None = None,
+    vectors: NDArray[Any] | None = None,
+    standardise: str = "first",
+    first_row: int = 0,
+    report: Report = raise_error,
+) -> ImageIndex:
+    """Build the index of images, or of the rows of an array, from one entry for each.
+
+    Labels follow the sorted names of the classes; names that are all numbers are sorted as numbers.
+    Buckets are in the order of their numbers or dates, or in *order*. In a bucket, images are in
+    the order of label and file name, and vectors in the order of label and content. A class may be
+    missing in a bucket, which is a warning when a training begins.
+
+    Args:
+        entries: every image once. If any has the split test, all buckets need test images;
+            otherwise a seeded split holds them out.
+        root: folder that contains all images.
+        layout: how the stream is stored, for people.
+        source_name: name of the list of images, for messages; the root by default.
+        order: keys of all buckets. Required unless all keys are whole numbers, or all are dates.
+        times: date of each bucket, such as 2004-05-17, for the axis of charts. By default the
+            first day of each bucket if all keys are dates.
+        vectors: (rows, width), finite numbers, stored as float32; a mapped file stays mapped.
+        standardise: how vectors become inputs of a model; see :class:`ImageIndex`.
+        first_row: number of the first vector, for messages.
+        report: receives problems of folders; by default the first one is raised.
+
+    Raises:
+        DataError: there are no images, fewer than two classes, or too many of anything; a bucket or
+            class has an invalid name; the order of the buckets is unknown; a path leads out of
+            *root*; a vector is not finite; or a bucket or a class has test images but no training
+            images.
+    """
+    real_root = resolve_root(root)
+    source_name = source_name or path_text(real_root)
+    array = None if vectors is None else _check_vectors(vectors, source_name)
+    parts, folders = _group_entries(entries, source_name)
+    train, test = parts[TRAIN], parts[TEST]
+    class_names = _sort_class_names(parts, source_name)
+    keys = sort_buckets({*train, *test}, order=order, source_name=source_name)
+    for folder in sorted(folders):  # once for each folder: resolving looks at every folder above
+        path = Path(folder)
+        with report_errors(report, "structure", path):
+            if not os.path.lexists(folder):
+                raise DataError(
+                    f"{source_name} names images in the folder {path_text(path)}, but it is "
+                    f"missing: expected paths of images below {path_text(real_root)}"
+                )
+            resolve_folder(path, root=real_root)
+    labels = {name: label for label, name in enumerate(class_names)}
+
+    def build_sets(rows: Mapping[str, list[tuple[str, Any]]]) -> dict[str, ImageSet]:
+        return {
+            key: build_image_set((labels[name], path) for name, path in rows[key])
+            if array is None
+            else build_vector_set(
+                ((labels[name], row) for name, row in rows[key]), array, source_name, first_row
+            )
+            for key in keys
+            if key in rows
+        }
+
+    images = build_sets(train)
+
+    def read_test() -> Mapping[str, ImageSet]:
+        for key in images:
+            if key not in test:
+                raise DataError(
+                    f"{source_name} has no test set of bucket {safe_repr(key)}; expected one of "
+                    "every bucket, or pass split=0 to hold out 30 % of its training set"
+                )
+        return build_sets({key: test[key] for key in images})
+
+    test_only = ", ".join([safe_repr(key) for key in keys if key not in train][:8])
+    return ImageIndex(
+        layout=layout,
+        root=real_root,
+        class_names=class_names,
+        images=images,
+        read_test=read_test if test else None,
+        times=_find_first_days(images) if times is None else {key: times[key] for key in images},
+        warnings=(
+            (f"test sets without a training set were left out: bucket {test_only}",)
+            if test_only
+            else ()
+        ),
+        standardise=NONE if array is None else standardise,
+    )
+
+
+def _check_vectors(vectors: NDArray[Any], source_name: str) -> NDArray[np.float32]:
+    if vectors.ndim != 2 or not vectors.shape[1]:
+        raise DataError(f"{source_name} has the shape {vectors.shape}; expected (rows, width)")
+    if vectors.shape[1] > MAX_FEATURES_WIDTH:
+        raise DataError(
+            f"{source_name} has vectors of {vectors.shape[1]} numbers; expected "
+            f"{MAX_FEATURES_WIDTH} at most"
+        )
+    return np.asarray(vectors, dtype=np.float32)
+
+
+def _group_entries(entries: Iterable[Entry], source_name: str) -> tuple[_Parts, set[str]]:
+    """Return the entries by split and bucket, and the folders of all images."""
+    parts: defaultdict[str, defaultdict[str, list[tuple[str, Any]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    folders: set[str] = set()
+    for path, class_name, bucket, split in entries:
+        parts[split][bucket].append((class_name, path))
+        if not isinstance(path, int):
+            folders.add(os.path.dirname(path))  # noqa: PTH120 (for each image)
+    if unknown := sorted(parts.keys() - {TRAIN, TEST}):
+        raise DataError(
+            f"{source_name} has a split {safe_repr(unknown[0])}; expected {TRAIN} or {TEST}"
+        )
+    if not parts[TRAIN]:
+        raise DataError(f"{source_name} has nothing to train on; expected some in every bucket")
+    return parts, folders
+
+
+def _sort_class_names(parts: _Parts, source_name: str) -> tuple[str, ...]:
+    names = {name for rows in parts[TRAIN].values() for name, _ in rows}
+    for bucket, rows in parts[TEST].items():
+        if test_only := sorted({name for name, _ in rows} - names):
+            raise DataError(
+                f"{source_name} has class {safe_repr(test_only[0])} in the test set of bucket "
+                f"{safe_repr(bucket)}, and in no training set; expected both"
+            )
+    for name in sorted(names):
+        if not is_class_name(name) or len(name) > MAX_TEXT_CHARACTERS:
+            raise DataError(
+                f"{source_name} has a class {safe_repr(name)}; expected a printable name without "
+                f"blanks at its ends, of up to {MAX_TEXT_CHARACTERS} characters"
+            )
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise DataError(f"{source_name} has {len(names)} classes; expected 2 to {MAX_CLASSES}")
+    if all(name.isascii() and name.isdecimal() for name in names):  # as lists of weights count them
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: str) -> list[str]:
+    """Sort the keys of buckets by *order*, or by number or date if there is no *order*."""
+    for key in sorted(keys):
+        if not key.isprintable() or key != key.strip() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
+            raise DataError(
+                f"{source_name} has a bucket {safe_repr(key)}; expected a printable name without "
+                f"blanks at its ends, 1 to {MAX_KEY_CHARACTERS} characters"
+            )
+    if len(keys) > MAX_BUCKETS:
+        raise DataError(f"{source_name} has {len(keys)} buckets; expected at most {MAX_BUCKETS}")
+    if order:
+        if unmatched := sorted(set(keys).symmetric_difference(order)):
+            where = "only in the data" if unmatched[0] in keys else "not in the data"
+            raise DataError(
+                f"{source_name} and order={':'.join(order)} differ: bucket "
+                f"{safe_repr(unmatched[0])} is {where}; expected all buckets, each once"
+            )
+        if len(set(order)) < len(order):
+            raise DataError(f"order={':'.join(order)} names a bucket twice; expected each once")
+        return list(order)
+    if all(key.isascii() and key.isdecimal() and len(key) <= 9 for key in keys):
+        return sort_bucket_keys(keys, source=Path(source_name))
+    first_days: dict[Any, str] = {}
+    for key in sorted(keys):
+        if (time := parse_time(key)) is None:
+            raise DataError(
+                f"{source_name} has a bucket {safe_repr(key)}; expected whole numbers or dates "
+                "(2004, 2004-Q2, 2004-05, 2004-05-17), whose order is the stream's, or pass "
+                "dataset_args=order=FIRST:SECOND:..."
+            )
+        if (other := first_days.setdefault(time.start, key)) != key:
+            raise DataError(
+                f"{source_name} has buckets {safe_repr(other)} and {safe_repr(key)}, which begin "
+                "on one day; expected each bucket once"
+            )
+    return [key for _, key in sorted(first_days.items())]
+
+
+def _find_first_days(keys: Collection[str]) -> dict[str, str]:
+    """Return the first day of each bucket, or nothing unless all keys are dates."""
+    times = {key: parse_time(key) for key in keys}
+    dates = {key: f"{time.start:%Y-%m-%d}" for key, time in times.items() if time is not None}
+    return dates if len(dates) == len(keys) else {}
+
+
+def build_image_set(images: Iterable[tuple[int, Path]]) -> ImageSet:
+    """Return the images of one bucket, from (label, path), in the order of label and file name."""
+    ordered = sorted((label, path.stem, path.suffix, path) for label, path in images)
+    labels = np.array([label for label, *_ in ordered], dtype=np.int64)
+    labels.setflags(write=False)
+    return ImageSet(paths=tuple(path for *_, path in ordered), labels=labels)
+
+
+def build_vector_set(
+    vectors: Iterable[tuple[int, int]], array: NDArray[np.float32], source_name: str, first_row: int
+) -> ImageSet:
+    """Return the vectors of one bucket, from (label, row), in the order of label and content."""
+    ordered = []
+    for label, row in vectors:
+        if not np.isfinite(array[row]).all():
+            raise DataError(
+                f"{source_name} row {row + first_row} has a number that is missing, infinite or "
+                "beyond the range of 32-bit floats; expected finite numbers, or pass "
+                "dataset_args=fill=NUMBER to replace missing ones"
+            )
+        content = hashlib.sha256(array[row].astype("<f4", copy=False).tobytes()).hexdigest()
+        ordered.append((label, content, row))
+    labels, contents, rows = zip(*sorted(ordered), strict=True)
+    label_array = np.array(labels, dtype=np.int64)
+    label_array.setflags(write=False)
+    paths = tuple(Path(source_name) / f"row {row + first_row}" for row in rows)
+    return ImageSet(paths, label_array, contents, Vectors(array, np.array(rows, dtype=np.int64)))
+
+
+def build_listed_set(
+    images: Iterable[tuple[Path, int, Path]],
+    *,
+    base: Path,
+    key: str,
+    class_names: Sequence[str],
+    any_folder_names: bool = False,
+    root: Path,
+    report: Report,
+) -> ImageSet:
+    """Return a bucket's images from (path, label, list file). Checks each folder of images once.
+
+    any_folder_names: True if folders may have names other than those of buckets and classes.
+    """
+    valid_names = frozenset(class_names) if any_folder_names else None
+    labels: dict[Path, int] = {}
+    valid_folders: dict[tuple[str, int], bool] = {}
+    for path, label, list_file in images:
+        if path in labels:
+            message = f"{path_text(list_file)} lists {path_text(path)} twice"
+            report("metadata", list_file, DataError(f"{message}; unpack the dataset again"))
+            continue
+        folder_label = (os.path.dirname(path), label)  # noqa: PTH120 (for each image)
+        if folder_label not in valid_folders:
+            folder, valid_folders[folder_label] = Path(folder_label[0]), False
+            with report_errors(
+                report, "structure" if os.path.lexists(folder) else "missing", folder
+            ):
+                check_image_folder(
+                    folder,
+                    base=base,
+                    key=key,
+                    class_name=class_names[label],
+                    class_names=valid_names,
+                    list_file=list_file,
+                )
+                resolve_folder(folder, root=root)
+                valid_folders[folder_label] = True
+        if valid_folders[folder_label]:
+            labels[path] = label
+    return build_image_set((label, path) for path, label in labels.items())
+
+
+@dataclass(frozen=True)
+class StreamArguments:
+    """The ``dataset_args`` of every stream of your own.
+
+    Args:
+        name: name of the stream in records; auto: the name of its folder.
+        licence: licence of the images, for example "CC BY 4.0", for anyone who reads the run; none:
+            not known.
+    """
+
+    name: str = "auto"
+    licence: str = NONE
+
+    def __post_init__(self) -> None:
+        for argument in ("name", "licence"):
+            value = getattr(self, argument)
+            if not is_class_name(value) or len(value) > MAX_TEXT_CHARACTERS or "," in value:
+                raise ConfigError(
+                    f"dataset_args has {argument}={safe_repr(value)}; expected a printable text of "
+                    f"up to {MAX_TEXT_CHARACTERS} characters without commas (a stream without a "
+                    "name is called like its folder)"
+                )
+
+
+@dataclass(frozen=True)
+class OrderedArguments(StreamArguments):
+    """Every stream's arguments, and the order of its buckets, if their names do not define one.
+
+    Args:
+        order: all buckets, separated by colons.
+    """
+
+    order: str = NONE
+
+    @property
+    def bucket_order(self) -> tuple[str, ...]:
+        """The buckets in ``order``. Empty if it is not set."""
+        return () if self.order == NONE else tuple(self.order.split(":"))
