@@ -237,7 +237,7 @@ class _Checker:
         )
 
     def _report_empty_classes(self, counts: Sequence[Count]) -> None:
-        """Add one problem for each split with classes that have no images in a bucket."""
+        """Add one problem for each split in which classes lack images in a bucket."""
         for split, images in (("all", "images"), (TRAIN, "training images"), (TEST, "test images")):
             empty = [c for c in counts if c.split == split and not c.images]
             if len(empty) == 1:

@@ -178,7 +178,7 @@ def sort_bucket_keys(keys: Iterable[str], *, source: Path) -> list[str]:
     for key in sorted_keys:
         if not _BUCKET_KEY.fullmatch(key):
             raise DataError(
-                f"{path_text(source)} has a bucket {safe_repr(key)}; expected whole numbers such "
+                f"{path_text(source)} has a bucket {safe_repr(key)}; expected integers such "
                 "as '1' or '10', because their order is the stream's"
             )
     sorted_keys.sort(key=int)
@@ -288,7 +288,7 @@ def join_stored_path(stored: object, *, base: Path, below: str | None, list_file
     starts = "" if below is None else f"starts with {below}/ and "
     raise DataError(
         f"{path_text(list_file)} names the path {safe_repr(stored)}; expected a relative path that "
-        f"{starts}has no '..'"
+        f"{starts}contains no '..'"
     )
 
 

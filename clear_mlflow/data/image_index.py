@@ -60,7 +60,7 @@ class ImageIndex:
         images: bucket key, in stream order, to the bucket's training images, in the order of class
             and file name.
         read_test: reads the released test images of each of these buckets, or None if the dataset
-            has no released test set.
+            was released without a test set.
         read_split: reads the stored split of a number for each bucket, or returns None if that
             split is not stored. None if the layout stores no splits.
         warnings: one line each.
@@ -132,7 +132,7 @@ def build_index(
         root: folder that contains all images.
         layout: how the stream is stored, for people.
         source_name: name of the list of images, for messages; the root by default.
-        order: keys of all buckets. Required unless all keys are whole numbers, or all are dates.
+        order: keys of all buckets. Required unless all keys are integers, or all are dates.
         times: date of each bucket, such as 2004-05-17, for the axis of charts. By default the
             first day of each bucket if all keys are dates.
         vectors: (rows, width), finite numbers, stored as float32; a mapped file stays mapped.
@@ -181,8 +181,8 @@ def build_index(
         for key in images:
             if key not in test:
                 raise DataError(
-                    f"{source_name} has no test set of bucket {safe_repr(key)}; expected one of "
-                    "every bucket, or pass split=0 to hold out 30 % of its training set"
+                    f"{source_name} contains no test set of bucket {safe_repr(key)}; expected one "
+                    "of every bucket, or pass split=0 to hold out 30 % of its training set"
                 )
         return build_sets({key: test[key] for key in images})
 
@@ -255,7 +255,7 @@ def _sort_class_names(parts: _Parts, source_name: str) -> tuple[str, ...]:
 
 
 def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: str) -> list[str]:
-    """Sort the keys of buckets by *order*, or by number or date if there is no *order*."""
+    """Sort the keys of buckets by *order*, or by number or date if *order* is empty."""
     for key in sorted(keys):
         if not key.isprintable() or key != key.strip() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
             raise DataError(
@@ -280,7 +280,7 @@ def sort_buckets(keys: Collection[str], *, order: Sequence[str], source_name: st
     for key in sorted(keys):
         if (time := parse_time(key)) is None:
             raise DataError(
-                f"{source_name} has a bucket {safe_repr(key)}; expected whole numbers or dates "
+                f"{source_name} has a bucket {safe_repr(key)}; expected integers or dates "
                 "(2004, 2004-Q2, 2004-05, 2004-05-17), whose order is the stream's, or pass "
                 "dataset_args=order=FIRST:SECOND:..."
             )

@@ -75,7 +75,7 @@ def check_protocol(protocol: str, split: str) -> None:
         raise ConfigError(f"protocol is {safe_repr(protocol)}; expected {IID} or {STREAMING}")
     if not _SPLIT.fullmatch(split):
         raise ConfigError(
-            f"split is {safe_repr(split)}; expected {AUTO}, a whole number of up to 18 digits, "
+            f"split is {safe_repr(split)}; expected {AUTO}, an integer of up to 18 digits, "
             f"{VALIDATION}, or {VALIDATION}:N for the validation split of split N"
         )
     if split != AUTO and protocol == STREAMING:

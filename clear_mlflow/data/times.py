@@ -13,7 +13,7 @@ _TIME = re.compile(
     r" ?(Z|(?P<sign>[+-])(?P<east>\d\d):?(?P<east_minutes>\d\d))?)?)?)?",
     re.ASCII,
 )
-# The precision of a time: 2004 has no half-year, and 2004-Q2 has no month.
+# The precision of a time: 2004 lacks the half-year, and 2004-Q2 the month.
 YEAR, HALF, QUARTER, MONTH, DAY = range(5)
 
 

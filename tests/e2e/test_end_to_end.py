@@ -280,7 +280,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
             ["--weights", "DEFAULT", "--model", "vit_b_16", "--image-size", "96"],
             "pass --image-size 224",
         ),
-        (["--features", "nowhere"], "there are no features nowhere"),
+        (["--features", "nowhere"], "features nowhere do not exist"),
         (
             ["--dataset", "table", "--data-root", "tests", "--dataset-args", "table=no.csv"],
             "no.csv",

@@ -161,7 +161,7 @@ def file_linked_out(root):
         (lost_in("2004/bus/notes.txt"), "is not an image file"),
         (lost_in("2004/bus/photo.png"), ""),  # an image by its name: found when it is decoded
         (lambda root: (root / "2004" / "cat").mkdir(), "is empty; expected images"),
-        (lambda root: (root / "2007").mkdir(), "2007 has no folders"),
+        (lambda root: (root / "2007").mkdir(), "2007 contains no folders"),
         (lambda root: (root / "2004.0").mkdir() or lost_in("2004.0/bus/a.png")(root), "'2004.0'"),
         (lambda root: lost_in("test/2004/bus/a.png")(root), "is next to it"),
         (lambda root: lost_in("2004-01/bus/a.png")(root), "begin on one day"),

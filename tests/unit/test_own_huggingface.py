@@ -223,5 +223,5 @@ def test_a_column_of_vectors(tmp_path):
     read_vectors = [row for bucket in stream.buckets for row in bucket.train.vectors[:].tolist()]
     assert sorted(read_vectors) == np.array(vectors, np.float32).tolist()
     assert stream.standardise == "none"
-    with pytest.raises(DataError, match="has no column 'other'"):
+    with pytest.raises(DataError, match="contains no column 'other'"):
         load(tmp_path / "saved", vector="other")

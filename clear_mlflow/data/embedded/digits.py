@@ -60,7 +60,7 @@ def write_images(folder: Path, numbers: NDArray[np.int64], pixels: NDArray[np.ui
 
 
 def write(root: Path) -> None:
-    """Write a folder for each class of each bucket; *root* must not exist."""
+    """Write a folder for each class of each bucket. *root* must not exist."""
     scans, labels = load_scans()
     by_class = [np.flatnonzero(labels == label) for label in range(len(CLASSES))]
     is_test = np.arange(PER_CLASS) % 3 == 2  # five of 17

@@ -130,7 +130,7 @@ def load_shipped_features(
             rows |= _load_older(base, name, bucket, images, indices, len(class_names))
         else:
             raise DataError(
-                f"{path_text(base)} has no features {name} (CLEAR's released test sets have none); "
+                f"{path_text(base)} contains no features {name}, like CLEAR's released test sets; "
                 "pass split=0, split=validation or protocol=streaming, or extract features of all "
                 "images with 'clear-mlflow data features'"
             )
@@ -161,7 +161,7 @@ def _load_released(
     for label in sorted({int(images.labels[i]) for i in indices}):
         class_name = class_names[label]
         if class_name not in class_files:
-            raise DataError(f"{source} has no class {safe_repr(class_name)}; unpack it again")
+            raise DataError(f"{source} contains no class {safe_repr(class_name)}; unpack it again")
         file = join_stored_path(
             class_files[class_name], base=base, below=_RELEASED_FOLDER, list_file=index
         )
@@ -183,8 +183,8 @@ def _load_released(
                 continue
             if image_id not in by_id:
                 raise DataError(
-                    f"{path_text(file)} has no features of image {safe_repr(image_id)}, which the "
-                    "metadata names; unpack the dataset again"
+                    f"{path_text(file)} contains no features of image {safe_repr(image_id)}, which "
+                    "the metadata names; unpack the dataset again"
                 )
             row_source = f"{path_text(file)}, {safe_repr(image_id)},"
             rows[i] = _check_tensor(by_id[image_id], dims=1, source=row_source)
@@ -227,7 +227,7 @@ def _load_older(
         if row is None:
             raise DataError(
                 f"{path_text(list_file)} does not list {path_text(images.paths[i])} with the "
-                f"dataset's label, so it has no features {name}; unpack the dataset again"
+                f"dataset's label, so its features {name} are unknown; unpack the dataset again"
             )
         rows[i] = features[row]
     return rows
@@ -263,11 +263,11 @@ def _check_tensor(value: Any, *, dims: int, source: str) -> Tensor:
 
 
 def _convert_labels(value: Any) -> list[int]:
-    """Return labels, stored as a tensor of whole numbers or a list of them, or an empty list."""
+    """Return labels, stored as a tensor of integers or a list of them, or an empty list."""
     import torch
 
     def convert(item: Any) -> Any:
-        # Check the layout and dimensions first: a nested tensor has no shape.
+        # Check the layout and dimensions first: a nested tensor lacks a shape.
         is_tensor = isinstance(item, torch.Tensor) and is_plain(item) and item.dim() < 2
         return item.tolist() if is_tensor and holds_all(item) else item
 

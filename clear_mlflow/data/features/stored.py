@@ -55,7 +55,7 @@ def check_features(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
     if extracted is None:
         names = (PIXELS, *list_shipped_names(stream), *list_extracted_names(cache_dir))
         raise DataError(
-            f"there are no features {name}; expected one of {', '.join(dict.fromkeys(names))}: "
+            f"features {name} do not exist; expected one of {', '.join(dict.fromkeys(names))}: "
             f"extract others with 'clear-mlflow data features DIR --name {name}'"
         )
     return extracted

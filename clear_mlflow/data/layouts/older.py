@@ -68,7 +68,7 @@ def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
         images[key] = _read_list(file, key, class_names, root=real_root, report=report)
         for label in sorted(set(range(len(class_names))) - set(images[key].labels.tolist())):
             error = DataError(
-                f"{path_text(file)} has no images of class {safe_repr(class_names[label])}; "
+                f"{path_text(file)} contains no images of class {safe_repr(class_names[label])}; "
                 "expected images of every class in every bucket"
             )
             report("empty-class", real_root / IMAGE_FOLDER / key / class_names[label], error)

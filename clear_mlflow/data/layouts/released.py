@@ -47,12 +47,12 @@ def matches(root: Path) -> bool:
 
 
 def read_index(root: Path, report: Report = raise_error) -> ImageIndex:
-    """Read CLEAR's released layout. Skips test sets of buckets that have no training set."""
+    """Read CLEAR's released layout. Skips test sets of buckets without a training set."""
     real_root = resolve_root(root)
     train = next((real_root / name for name in TRAIN_FOLDERS if is_folder(real_root / name)), None)
     if train is None:
         raise DataError(
-            f"{path_text(real_root)} has no folder {' or '.join(TRAIN_FOLDERS)}; unpack the "
+            f"{path_text(real_root)} contains no folder {' or '.join(TRAIN_FOLDERS)}; unpack the "
             "training archive there too"
         )
     metadata = read_json_object(train / METADATA, root=real_root)
@@ -93,7 +93,7 @@ def _read_test(
     for key in keys:
         if key not in metadata:
             error = DataError(
-                f"{path_text(test / METADATA)} has no bucket {safe_repr(key)}, but "
+                f"{path_text(test / METADATA)} contains no bucket {safe_repr(key)}, but "
                 f"{path_text(train / METADATA)} has; expected a test set for every bucket"
             )
             report("metadata", test / METADATA, error)
@@ -150,7 +150,7 @@ def _list_bucket(
         if class_name not in class_files:
             error = DataError(
                 f"{path_text(base / CLASS_LIST)} names class {safe_repr(class_name)}, but "
-                f"{path_text(base / METADATA)} has no images of it in bucket {key}; expected "
+                f"{path_text(base / METADATA)} contains no images of it in bucket {key}; expected "
                 "images of every class in every bucket"
             )
             report("empty-class", base / IMAGE_FOLDER / key / class_name, error)

@@ -58,7 +58,7 @@ def load_source(dataset: str) -> Any:
         return FunctionSource(dataset)
     if dataset in SOURCES:
         return import_module(f"{__name__}.{dataset}")
-    # CLEAR and the embedded datasets have no arguments.
+    # CLEAR and the embedded datasets are without arguments.
     return SimpleNamespace(Arguments=dataclasses.make_dataclass("Arguments", []))
 
 

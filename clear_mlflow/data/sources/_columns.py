@@ -44,7 +44,7 @@ class ColumnArguments(OrderedArguments):
     """Names of columns, and how times become buckets.
 
     Args:
-        label: column of the class names, texts or whole numbers.
+        label: column of the class names, texts or integers.
         time: column of the times, from a year to a second; used unless *buckets* is none.
         bucket: column of the buckets' names; used if *buckets* is none.
         split: column of train and test; without it, no row is a test row.
@@ -74,9 +74,9 @@ class ColumnArguments(OrderedArguments):
 def select_columns(
     arguments: ColumnArguments, names: Sequence[str], source_name: str, **content: str
 ) -> dict[str, str]:
-    """Return the column to read for each role, such as label; *content* has a source's own roles.
+    """Return the column to read for each role, such as label.
 
-    Raises DataError if a column is missing, or has two roles.
+    content: columns of further roles. Raises DataError if a column is missing, or has two roles.
     """
     columns = {**content, "label": arguments.label}
     columns |= (
@@ -88,7 +88,7 @@ def select_columns(
     for role, name in columns.items():
         if name not in names:
             raise DataError(
-                f"{source_name} has no column {safe_repr(name)}"
+                f"{source_name} contains no column {safe_repr(name)}"
                 f"{' of buckets' if role == 'bucket' else ''}; its columns are "
                 f"{format_names(names)}: pass dataset_args={role}=COLUMN{advice.get(role, '')}"
             )
@@ -173,7 +173,7 @@ def build_column_index(
     rows.check(
         "label",
         lambda value: not _is_measurement(value),
-        "label {}; expected class names or whole numbers: regression is not supported",
+        "label {}; expected class names or integers: regression is not supported",
     )
     is_test = np.zeros(len(paths), dtype=bool)
     if "split" in columns:
@@ -235,8 +235,8 @@ def _assign_periods(rows: _Rows, name: str) -> tuple[list[str], NDArray[np.int64
         row = int(np.flatnonzero(is_vague)[0])
         value = safe_repr(rows.columns["time"][row])
         raise DataError(
-            f"{rows.describe(row)} has time {value}, which has no {name}; expected times that are "
-            f"exact enough for {name}"
+            f"{rows.describe(row)} has time {value}, which lacks the {name}; expected times that "
+            f"are exact enough for {name}"
         )
     keys, indices = np.unique([format_period(time, level) for time in times], return_inverse=True)
     return keys.tolist(), indices[codes]

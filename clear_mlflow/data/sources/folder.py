@@ -81,5 +81,5 @@ def _list_folders(base: Path, *, root: Path) -> list[Path]:
         if path.name.lower().endswith(IMAGE_ENDINGS) and not is_folder(path):
             raise DataError(f"{path_text(path)} is in no class; expected {layout}/{path.name}")
     if not folders:
-        raise DataError(f"{path_text(base)} has no folders; expected {layout}/*")
+        raise DataError(f"{path_text(base)} contains no folders; expected {layout}/*")
     return folders

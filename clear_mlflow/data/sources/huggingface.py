@@ -199,7 +199,7 @@ def _check_files(root: Path) -> None:
     for folder in folders:
         if not (folder / _STATE).is_file():
             raise DataError(
-                f"{path_text(folder)} has no {_STATE}; expected a folder that datasets' "
+                f"{path_text(folder)} contains no {_STATE}; expected a folder that datasets' "
                 "save_to_disk wrote"
             )
         files = read_json_object(folder / _STATE, root=root).get("_data_files")
