@@ -91,7 +91,7 @@ def test_links_and_devices_are_refused(tmp_path, link_type):
 @pytest.mark.parametrize(
     ("bound", "value", "message"),
     [
-        ("MAX_UNPACKED_FILES", 2, "holds 3 entries; expected 2 at most"),
+        ("MAX_UNPACKED_FILES", 2, "contains 3 entries; expected 2 at most"),
         ("MAX_UNPACKED_BYTES", 5_999, "unpacks to 6000 bytes"),
     ],
 )
