@@ -191,7 +191,7 @@ def test_types_that_numpy_lacks_are_one_line(tmp_path):
     for name in ("x.safetensors", "x.npz"):
         # Where ml_dtypes is installed, it is read, and lacks the column.
         with pytest.raises(
-            DataError, match=f"{name} (cannot be read: |contains no column 'label')"
+            DataError, match=rf"{name} (cannot be read: |.* no column .label.)"
         ):
             read_stream_index("vectors", str(tmp_path / name), cache_dir=tmp_path)
 
