@@ -190,9 +190,7 @@ def test_types_that_numpy_lacks_are_one_line(tmp_path):
     np.savez(tmp_path / "x.npz", vectors=np.ones((4, 2)), label=labels, bucket=[1, 1, 2, 2])
     for name in ("x.safetensors", "x.npz"):
         # Where ml_dtypes is installed, it is read, and lacks the column.
-        with pytest.raises(
-            DataError, match=rf"{name} (cannot be read: |.* no column .label.)"
-        ):
+        with pytest.raises(DataError, match=rf"{name} (cannot be read: |.* no column .label.)"):
             read_stream_index("vectors", str(tmp_path / name), cache_dir=tmp_path)
 
 
