@@ -380,7 +380,7 @@ def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.P
 
 
 def answer(process: subprocess.Popen[str]) -> tuple[dict, str]:
-    """What a builder found, and what it wrote to standard error; reported to go on where it paused."""
+    """What a builder returned, and what it wrote to standard error, after it was told to go on."""
     with contextlib.suppress(BrokenPipeError):  # it may have ended already
         process.stdin.write("go on\n")
         process.stdin.close()
