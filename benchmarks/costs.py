@@ -1,9 +1,9 @@
-"""What counting costs takes, and what strategies take: ``python benchmarks/costs.py``.
+"""Measure what counting FLOPs costs, and compute what strategies cost.
 
-The first table: CPU seconds of a training step as it is, counted (as the first of its shape is),
-and of what every other step does to be counted, in turn in one process. The second one is that of
-docs/cost.md: computed from what the counter has for one image, forward and in a step, on tensors
-without numbers; nothing is trained.
+``python benchmarks/costs.py`` prints two tables. First, CPU seconds of a training step, of a
+counted step (the first of its shape), and of the bookkeeping in all other steps, in turn in one
+process. Second, for docs/cost.md, the FLOPs of strategies: computed from the counts for one image
+on tensors without numbers; nothing is trained.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDTH, FISHER = 2048, 100
 
 def main() -> None:
     """Print both tables."""
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {load()}\n")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {get_load()}\n")
     print(
         "| step | ms | counted, ms | bookkeeping of any other step, us | of the step | "
         "of a bucket of 100 steps | a test's pass, counted / plain |"
@@ -40,27 +40,35 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, model, inputs in (
         ("linear head on 2,048 features, 512 images", nn.Linear(WIDTH, CLASSES), (512, WIDTH)),
-        ("small_cnn at 32 px, 32 images", build_model("small_cnn", **of(32)), (32, 3, 32, 32)),
-        ("ResNet-18 at 64 px, 32 images", build_model("resnet18", **of(64)), (32, 3, 64, 64)),
+        (
+            "small_cnn at 32 px, 32 images",
+            build_model("small_cnn", **build_options(32)),
+            (32, 3, 32, 32),
+        ),
+        (
+            "ResNet-18 at 64 px, 32 images",
+            build_model("resnet18", **build_options(64)),
+            (32, 3, 64, 64),
+        ),
     ):
-        print(f"| {name} | {counting(model, torch.rand(inputs))} |", flush=True)
-    print(f"\nload {load()}\n")
-    for line in strategies():
+        print(f"| {name} | {format_counting(model, torch.rand(inputs))} |", flush=True)
+    print(f"\nload {get_load()}\n")
+    for line in list_strategies():
         print(line)
 
 
-def of(side: int) -> dict[str, int]:
-    """What a model of images of a side is built from."""
+def build_options(side: int) -> dict[str, int]:
+    """Return the options of a model for square images."""
     return {"num_classes": CLASSES, "image_size": side}
 
 
-def load() -> str:
-    """Of the machine, over the last minute."""
+def get_load() -> str:
+    """Return the machine's load average over the last minute."""
     return f"{os.getloadavg()[0]:.1f}"
 
 
-def counting(model: nn.Module, inputs: torch.Tensor) -> str:
-    """The cells of one model."""
+def format_counting(model: nn.Module, inputs: torch.Tensor) -> str:
+    """Return the cells of one model's row."""
     labels = torch.arange(len(inputs)) % CLASSES
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     costs, shape = CostMeter(CPU), (True, 62, len(inputs))
@@ -83,23 +91,23 @@ def counting(model: nn.Module, inputs: torch.Tensor) -> str:
             test()
 
     def bookkeeping() -> None:  # as GradientDescent.run does it
-        known = (True, 62, len(inputs))
-        flops = costs.flops_of.get(known)
+        step_shape = (True, 62, len(inputs))
+        flops = costs.flops_of.get(step_shape)
         costs.flops += flops or 0
         costs.seen += len(inputs) + sum([])
 
-    plain, counted = side_by_side(step, counted_step)
-    passed, counted_pass = side_by_side(test, counted_test)
-    beside = min(timeit.repeat(bookkeeping, number=10_000, repeat=5)) / 10_000
-    of_bucket = (99 * beside + max(0.0, counted - plain)) / (100 * plain)
+    uncounted, counted = time_in_turn(step, counted_step)
+    passed, counted_pass = time_in_turn(test, counted_test)
+    lookup = min(timeit.repeat(bookkeeping, number=10_000, repeat=5)) / 10_000
+    of_bucket = (99 * lookup + max(0.0, counted - uncounted)) / (100 * uncounted)
     return (
-        f"{1e3 * plain:.2f} | {1e3 * counted:.2f} | {1e6 * beside:.2f} | {beside / plain:.3%} | "
-        f"{of_bucket:.3%} | {counted_pass / passed:.3f}"
+        f"{1e3 * uncounted:.2f} | {1e3 * counted:.2f} | {1e6 * lookup:.2f} | "
+        f"{lookup / uncounted:.3%} | {of_bucket:.3%} | {counted_pass / passed:.3f}"
     )
 
 
-def side_by_side(*sides: Callable[[], None]) -> list[float]:
-    """Median CPU seconds of each, in turn; the first turn warms up."""
+def time_in_turn(*sides: Callable[[], None]) -> list[float]:
+    """Return median CPU seconds of functions that take turns, without the first turn."""
     taken: list[list[float]] = [[] for _ in sides]
     for _ in range(TURNS + 1):
         for side, of_side in zip(sides, taken, strict=True):
@@ -109,9 +117,9 @@ def side_by_side(*sides: Callable[[], None]) -> list[float]:
     return [statistics.median(of_side[1:]) for of_side in taken]
 
 
-def strategies() -> list[str]:
-    """The table of docs/cost.md, by what each takes for an image of a bucket but the first."""
-    model = build_model("resnet18", **of(SIDE)).to("meta")
+def list_strategies() -> list[str]:
+    """Return the lines of the table in docs/cost.md."""
+    model = build_model("resnet18", **build_options(SIDE)).to("meta")
     labels = torch.zeros(1, dtype=torch.int64, device="meta")
     image = torch.empty(1, 3, SIDE, SIDE, device="meta")
     with FlopCounter() as passed:
@@ -120,14 +128,14 @@ def strategies() -> list[str]:
         torch.autograd.backward(cross_entropy(model(image), labels))
     forward, step = passed.flops, stepped.flops
     naive, rest = IMAGES * EPOCHS * step * BUCKETS, IMAGES * EPOCHS * (BUCKETS - 1)
-    # Whole batches of the memory beside each batch of the bucket, its last, smaller one, too.
-    drawn = math.ceil(IMAGES / BATCH) * BATCH * EPOCHS * (BUCKETS - 1)
+    # Whole batches of the memory with each batch of the bucket, also with its smaller last batch.
+    num_replayed = math.ceil(IMAGES / BATCH) * BATCH * EPOCHS * (BUCKETS - 1)
     head = 2 * model.fc.weight.numel()
     parts = sum(range(1, BUCKETS + 1)) / BUCKETS
     pass_over = BUCKETS * (2 * IMAGES * WIDTH + 2 * CLASSES * WIDTH)
     square = BUCKETS * (2 * IMAGES * WIDTH**2 + WIDTH**3 // 3 + 2 * CLASSES * WIDTH**2)
     fisher = FISHER * (2 * forward + CLASSES * (step - forward))
-    found = {
+    flops_by_strategy = {
         f"`ncm` on {WIDTH:,} features": pass_over,
         f"`linear` on {WIDTH:,} features": BUCKETS * EPOCHS * IMAGES * 4 * WIDTH * CLASSES,
         f"`slda` on {WIDTH:,} features": pass_over + square,
@@ -136,8 +144,8 @@ def strategies() -> list[str]:
         "`ewc`": naive + BUCKETS * fisher,
         "`lwf`": naive + rest * forward,
         "`replay`": naive + rest * step,
-        "`er_ace`, `agem`": naive + drawn * step,
-        "`derpp`": naive + 2 * drawn * step,
+        "`er_ace`, `agem`": naive + num_replayed * step,
+        "`derpp`": naive + 2 * num_replayed * step,
         "`cumulative`": parts * naive,
     }
     return [
@@ -146,7 +154,7 @@ def strategies() -> list[str]:
         "|---|---|---|",
         *(
             f"| {name} | {flops:.2e} | {flops / naive:{'.2f' if flops > 0.01 * naive else '.0e'}} |"
-            for name, flops in found.items()
+            for name, flops in flops_by_strategy.items()
         ),
     ]
 

@@ -1,16 +1,15 @@
-"""What training on a GPU costs: ``python benchmarks/gpu.py`` prints it as a table in Markdown.
+"""Measure training on a GPU: ``python benchmarks/gpu.py`` prints a table in Markdown.
 
-One process and one GPU, less than ten minutes. ResNet-18 through buckets of random photos of
-CLEAR-10's number and shape (time does not depend on what they show), for each size, precision and
-strategy:
+One process and one GPU, less than ten minutes. ResNet-18 is trained on buckets of random photos in
+CLEAR-10's number and shape, for each size, precision and strategy:
 
 - ``bare``: the shortest loop of the same steps and tests, in this file: bytes on the GPU, a crop of
-  each image by one gather, channels-last, fused SGD, the strategy written out. EWC measures its
-  Fisher information as ours does;
-- ``ours``: the rows of ``StreamTraining`` as the training process gives them, predictions and
-  states among them. What a store takes is not in it: ``learning.py --device cuda`` has that.
+  each image by one gather, channels-last, fused SGD, the strategy written out. EWC computes its
+  Fisher information as the package does;
+- ``ours``: the rows of ``StreamTraining``, with predictions and states but without a store, which
+  ``learning.py --device cuda`` includes.
 
-Counted are the buckets after the first one, in which libraries load and choose, and their tests.
+The first bucket, in which libraries load and tune, is not counted.
 """
 
 from __future__ import annotations
@@ -56,74 +55,74 @@ COUNTS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print each line as soon as it is known."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--size", type=int, nargs="+", default=[64, 224])
-    options.add_argument("--precision", nargs="+", default=["bf16", "fp16", "off"])
-    options.add_argument("--strategy", nargs="+", default=STRATEGIES, choices=STRATEGIES)
-    options.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, nargs="+", default=[64, 224])
+    parser.add_argument("--precision", nargs="+", default=["bf16", "fp16", "off"])
+    parser.add_argument("--strategy", nargs="+", default=STRATEGIES, choices=STRATEGIES)
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     for name, default in COUNTS.items():
-        options.add_argument(f"--{name}", type=int, default=default)
-    asked = options.parse_args(arguments)
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args(arguments)
     started = time.perf_counter()
-    print(learning.machine(asked.device), end="\n\n")
-    print(", ".join(f"{name} {getattr(asked, name)}" for name in COUNTS), end="\n\n")
+    print(learning.describe_machine(options.device), end="\n\n")
+    print(", ".join(f"{name} {getattr(options, name)}" for name in COUNTS), end="\n\n")
     print("| px | precision | strategy | bare, s | ours, s | ours / bare | images/s | peak, GB |")
     print("|---:|---|---|---:|---:|---:|---:|---:|")
-    for size in asked.size:
-        data = Photos(size, asked)
-        for precision, strategy in itertools.product(asked.precision, asked.strategy):
-            told = "no time is left | | | | |"
-            if time.perf_counter() - started < asked.seconds:
-                cell = {**vars(asked), "precision": precision, "strategy": strategy}
-                told = measured(data, argparse.Namespace(**cell))
-            print(f"| {size} | {precision} | {strategy} | {told}", flush=True)
+    for size in options.size:
+        data = Photos(size, options)
+        for precision, strategy in itertools.product(options.precision, options.strategy):
+            cells = "no time is left | | | | |"
+            if time.perf_counter() - started < options.seconds:
+                cell = {**vars(options), "precision": precision, "strategy": strategy}
+                cells = measure(data, argparse.Namespace(**cell))
+            print(f"| {size} | {precision} | {strategy} | {cells}", flush=True)
 
 
-def measured(data: Photos, asked: argparse.Namespace) -> str:
-    """The rest of a line: seconds of both, their ratio, and what ours trains on and takes."""
+def measure(data: Photos, options: argparse.Namespace) -> str:
+    """Return the cells of a line: seconds of both, their ratio, images per second, memory."""
     try:
         resolve_precision(
-            TrainConfig.resolve({"precision": asked.precision}).precision, asked.device
+            TrainConfig.resolve({"precision": options.precision}).precision, options.device
         )
     except ConfigError:
         return "not computed in here | | | | |"
-    config = config_of(data.size, asked)
+    config = build_config(data.size, options)
     seconds: list[float] = []
     costs: list[Any] = []  # of the rows of ours
     cache: Any = data
 
-    def ours() -> Iterator[None]:
+    def run_package() -> Iterator[None]:
         training = StreamTraining(config, data.stream, "", TrainingProgress(), cache=cache)
         for measured_row in training.rows():
             costs.append(measured_row.row.cost)
             yield
 
-    for side in (lambda: Bare(data, asked).rows(), ours):
-        with tf32(asked.precision == "tf32"), fixed_sizes():  # as ours does for itself
+    for side in (lambda: Bare(data, options).rows(), run_package):
+        with tf32(options.precision == "tf32"), fixed_sizes():  # as ours does for itself
             times = [time.perf_counter() for _ in side()]
         seconds.append(times[-1] - times[1])
-    peak = highest(costs) if asked.device == "cuda" else ""
-    images = (asked.buckets - 1) * asked.train * asked.epochs
-    found = [f"{number:.2f}" for number in (*seconds, seconds[1] / seconds[0])]
-    return " | ".join([*found, f"{images / seconds[1]:,.0f}", peak]) + " |"
+    peak = format_peak(costs) if options.device == "cuda" else ""
+    images = (options.buckets - 1) * options.train * options.epochs
+    outputs = [f"{number:.2f}" for number in (*seconds, seconds[1] / seconds[0])]
+    return " | ".join([*outputs, f"{images / seconds[1]:,.0f}", peak]) + " |"
 
 
-def highest(costs: Sequence[Any]) -> str:
-    """GB at the peak: a row has that of its own bucket."""
+def format_peak(costs: Sequence[Any]) -> str:
+    """Return the peak memory of all rows in GB."""
     return f"{max(cost.peak_bytes for cost in costs) / 2**30:.1f}"
 
 
 class Photos:
-    """Random photos, three quarters as high as wide, in the place of a cache of decoded ones."""
+    """Random photos in place of a cache of decoded ones, three quarters as high as wide."""
 
-    def __init__(self, size: int, asked: argparse.Namespace) -> None:
+    def __init__(self, size: int, options: argparse.Namespace) -> None:
         draws = np.random.default_rng(0)
         self.size, self.width = size, size * 4 // 3
         self.pixels: dict[Path, np.ndarray] = {}  # a set's first file to its images
         buckets = []
-        for bucket in range(asked.buckets):
+        for bucket in range(options.buckets):
             sets = []
-            for split, count in (("train", asked.train), ("test", asked.test)):
+            for split, count in (("train", options.train), ("test", options.test)):
                 paths = tuple(Path(split, f"{bucket}-{n}.jpg") for n in range(count))
                 shape = (count, size, self.width, 3)
                 self.pixels[paths[0]] = draws.integers(0, 256, shape, dtype=np.uint8)
@@ -133,135 +132,137 @@ class Photos:
         self.stream = BucketStream("random", learning.CLASSES, tuple(buckets), "sha256:0")
 
     def images(self, images: ImageSet, resize: object) -> DecodedImages:
-        """As a cache gives them."""
+        """Return images like a cache of decoded photos."""
         pixels = self.pixels[images.paths[0]]
         return DecodedImages(pixels.reshape(-1), np.full((len(pixels), 2), pixels.shape[1:3]))
 
-    def placed(self, split: str, device: str) -> tuple[Tensor, Tensor]:
-        """All buckets' bytes, end to end, and (N,) labels."""
+    def load_split(self, split: str, device: str) -> tuple[Tensor, Tensor]:
+        """Return the bytes of all buckets in one tensor, and labels, (N,)."""
         pixels = [images for path, images in self.pixels.items() if path.parts[0] == split]
         labels = np.concatenate([np.arange(len(images)) % CLASSES for images in pixels])
         flat = torch.from_numpy(np.concatenate(pixels).reshape(-1))
         return flat.to(device), torch.from_numpy(labels).to(device)
 
 
-def config_of(size: int, asked: argparse.Namespace) -> TrainConfig:
-    """What ours trains with."""
+def build_config(size: int, options: argparse.Namespace) -> TrainConfig:
+    """Return the configuration of the package's training."""
     config = {
-        "strategy": asked.strategy,
+        "strategy": options.strategy,
         "model": "resnet18",
         "image_size": size,
         "augment": "random_crop",
-        "epochs": asked.epochs,
-        "batch_size": asked.batch,
-        "memory": asked.memory,
+        "epochs": options.epochs,
+        "batch_size": options.batch,
+        "memory": options.memory,
         "lr": 0.01,
-        "precision": asked.precision,
-        "device": asked.device,
+        "precision": options.precision,
+        "device": options.device,
     }
-    if asked.strategy == "ewc":
-        config["strategy_args"] = f"images={asked.fisher}"
+    if options.strategy == "ewc":
+        config["strategy_args"] = f"images={options.fisher}"
     return check(TrainConfig.resolve({name: str(value) for name, value in config.items()}))
 
 
 class Bare:
-    """A loop with four strategies written out."""
+    """A training loop with four strategies written out."""
 
-    def __init__(self, data: Photos, asked: argparse.Namespace) -> None:
+    def __init__(self, data: Photos, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        self.asked, self.size = asked, data.size
-        self.device = device = torch.device(asked.device)
-        self.train, self.labels = data.placed("train", asked.device)
-        self.test, self.test_labels = data.placed("test", asked.device)
+        self.options, self.size = options, data.size
+        self.device = device = torch.device(options.device)
+        self.train, self.labels = data.load_split("train", options.device)
+        self.test, self.test_labels = data.load_split("test", options.device)
         self.line, self.slack = data.width * 3, data.width - data.size  # bytes, pixels
         model = torchvision.models.resnet18(num_classes=CLASSES)
         self.model = model.to(device).to(memory_format=torch.channels_last)
         self.weights = list(model.parameters())
-        kind = HALVES.get(asked.precision)
-        self.half = torch.autocast(asked.device, kind or torch.bfloat16, enabled=kind is not None)
-        self.scaler = torch.amp.GradScaler(asked.device, enabled=asked.precision == "fp16")
+        dtype = HALVES.get(options.precision)
+        self.half = torch.autocast(
+            options.device, dtype or torch.bfloat16, enabled=dtype is not None
+        )
+        self.scaler = torch.amp.GradScaler(options.device, enabled=options.precision == "fp16")
         self.scale = torch.tensor([1 / (255 * s) for s in STD], device=device).repeat(self.size)
         shift = [-m / s for m, s in zip(MEAN, STD, strict=True)]
         self.shift = torch.tensor(shift, device=device).repeat(self.size)
         self.memory = torch.empty(0, dtype=torch.int64, device=device)
-        self.answers = self.logits = torch.empty(0, CLASSES, device=device)
+        self.new_logits = self.logits = torch.empty(0, CLASSES, device=device)
         self.importance = [torch.zeros_like(weight) for weight in self.weights]
         self.vertex = self.weights
 
     def rows(self) -> Iterator[list[int]]:
-        """Images right in each bucket, after each."""
-        yield self.tested()
-        for position in range(self.asked.buckets):
-            first, end = position * self.asked.train, (position + 1) * self.asked.train
+        """Yield the number of correct images in each bucket, before and after each bucket."""
+        yield self.count_correct()
+        for position in range(self.options.buckets):
+            first, end = position * self.options.train, (position + 1) * self.options.train
             new = torch.arange(first, end, device=self.device)
             self.learn(new, position)
-            if self.asked.strategy in ("replay", "derpp"):
+            if self.options.strategy in ("replay", "derpp"):
                 self.fill(new)
-            elif self.asked.strategy == "ewc":
-                self.hold(new)
-            yield self.tested()
+            elif self.options.strategy == "ewc":
+                self.consolidate(new)
+            yield self.count_correct()
 
-    def inputs(self, pixels: Tensor, chosen: Tensor, left: Tensor) -> Tensor:
-        """(B, 3, size, size): one gather of lines, each from a byte on."""
+    def inputs(self, pixels: Tensor, chosen: Tensor, offset: Tensor) -> Tensor:
+        """Return images, (B, 3, size, size), by one gather of lines."""
         along = torch.arange(self.size, device=self.device) * self.line
-        first = (chosen * (self.line * self.size) + left * 3)[:, None] + along
+        first = (chosen * (self.line * self.size) + offset * 3)[:, None] + along
         lines = pixels.unfold(0, self.size * 3, 1).index_select(0, first.view(-1))
         lines = torch.addcmul(self.shift, lines, self.scale)
         return lines.view(-1, self.size, self.size, 3).permute(0, 3, 1, 2)
 
     def crops(self, chosen: Tensor) -> Tensor:
-        """Training images, each cropped somewhere."""
-        left = torch.randint(0, self.slack + 1, chosen.shape, device=self.device)
-        return self.inputs(self.train, chosen, left)
+        """Return training images with a random crop of each."""
+        offset = torch.randint(0, self.slack + 1, chosen.shape, device=self.device)
+        return self.inputs(self.train, chosen, offset)
 
-    def tested(self) -> list[int]:
-        """Images right in each bucket."""
+    def count_correct(self) -> list[int]:
+        """Return the number of correct images in each bucket."""
         self.model.eval()
         every = torch.arange(len(self.test_labels), device=self.device)
         with torch.inference_mode(), self.half:
-            found = [
+            outputs = [
                 self.model(self.inputs(self.test, part, torch.full_like(part, self.slack // 2)))
                 for part in every.split(64 if self.device.type == "cpu" else 512)
             ]
-        right = torch.cat(found).argmax(1) == self.test_labels
-        counts: list[int] = right.view(self.asked.buckets, -1).sum(1).tolist()
+        right = torch.cat(outputs).argmax(1) == self.test_labels
+        counts: list[int] = right.view(self.options.buckets, -1).sum(1).tolist()
         return counts
 
     def learn(self, new: Tensor, position: int) -> None:
-        """A bucket's epochs."""
+        """Train on a bucket."""
         fused = self.device.type == "cuda"
         optimizer = torch.optim.SGD(self.weights, 0.01, 0.9, weight_decay=1e-5, fused=fused)
-        self.answers = torch.empty(len(new), CLASSES, device=self.device)
-        stiffness = [(3.0 * known).clamp_(max=100.0) for known in self.importance]
-        chosen = torch.cat([new, self.memory]) if self.asked.strategy == "replay" else new
+        self.new_logits = torch.empty(len(new), CLASSES, device=self.device)
+        strength = [(3.0 * importance).clamp_(max=100.0) for importance in self.importance]
+        chosen = torch.cat([new, self.memory]) if self.options.strategy == "replay" else new
         self.model.train()
-        for _ in range(self.asked.epochs):
+        for _ in range(self.options.epochs):
             order = chosen[torch.randperm(len(chosen), device=self.device)]
-            for batch in order.split(self.asked.batch):
+            for batch in order.split(self.options.batch):
                 with self.half:
-                    loss = self.loss(batch, batch - position * self.asked.train)
+                    loss = self.loss(batch, batch - position * self.options.train)
                 optimizer.zero_grad(set_to_none=True)
                 self.scaler.scale(loss).backward()
-                if self.asked.strategy == "ewc" and position > 0:
+                if self.options.strategy == "ewc" and position > 0:
                     self.scaler.unscale_(optimizer)
                     with torch.no_grad():
                         back = torch._foreach_sub(self.weights, self.vertex)
-                        torch._foreach_mul_(back, stiffness)
+                        torch._foreach_mul_(back, strength)
                         torch._foreach_add_([weight.grad for weight in self.weights], back)
                 self.scaler.step(optimizer)
                 self.scaler.update()
 
-    def loss(self, batch: Tensor, places: Tensor) -> Tensor:
-        """Of one step; DER++'s with two batches of the buffer in one pass."""
-        if self.asked.strategy != "derpp":
+    def loss(self, batch: Tensor, indices: Tensor) -> Tensor:
+        """Return the loss of one step, for DER++ with two buffer batches in one pass."""
+        if self.options.strategy != "derpp":
             return cross_entropy(self.model(self.crops(batch)), self.labels[batch])
-        count = min(self.asked.batch, len(self.memory))
-        drawn = torch.rand(2, count, device=self.device).mul_(len(self.memory)).long()
-        imitated, repeated = drawn
+        count = min(self.options.batch, len(self.memory))
+        samples = torch.rand(2, count, device=self.device).mul_(len(self.memory)).long()
+        imitated, repeated = samples
         again = self.memory[repeated]
         logits = self.model(self.crops(torch.cat([batch, self.memory[imitated], again])))
         new, imitation, repetition = logits.split([len(batch), count, count])
-        self.answers[places] = new.detach().float()
+        self.new_logits[indices] = new.detach().float()
         loss = cross_entropy(new, self.labels[batch])
         if count:
             loss = loss + 0.5 * mse_loss(imitation.float(), self.logits[imitated])
@@ -269,16 +270,16 @@ class Bare:
         return loss
 
     def fill(self, new: Tensor) -> None:
-        """Let the bucket's images compete for the buffer."""
-        memory, logits = torch.cat([self.memory, new]), torch.cat([self.logits, self.answers])
-        kept = torch.randperm(len(memory), device=self.device)[: self.asked.memory]
-        self.memory, self.logits = memory[kept], logits[kept]
+        """Add the bucket's images to the buffer."""
+        memory, logits = torch.cat([self.memory, new]), torch.cat([self.logits, self.new_logits])
+        sample = torch.randperm(len(memory), device=self.device)[: self.options.memory]
+        self.memory, self.logits = memory[sample], logits[sample]
 
-    def hold(self, new: Tensor) -> None:
-        """Add the parabola of what the bucket depends on."""
+    def consolidate(self, new: Tensor) -> None:
+        """Add the penalty of a bucket to EWC's quadratic penalty."""
         self.model.eval()
         fisher = [torch.zeros_like(weight) for weight in self.weights]
-        chosen = new[torch.randperm(len(new), device=self.device)[: self.asked.fisher]]
+        chosen = new[torch.randperm(len(new), device=self.device)[: self.options.fisher]]
         at_once = gradients_at_once(sum(map(Tensor.numel, self.weights)), self.device)
         for some in chosen.split(max(1, at_once // CLASSES)):
             images = self.crops(some)
@@ -287,10 +288,10 @@ class Bare:
             labels = torch.arange(CLASSES, device=self.device).expand(len(some), -1)
             torch._foreach_add_(fisher, squared_gradients(self.model, images, labels, share))
         torch._foreach_add_(self.importance, fisher)
-        known = torch._foreach_clamp_min(self.importance, torch.finfo(torch.float32).tiny)
+        importance = torch._foreach_clamp_min(self.importance, torch.finfo(torch.float32).tiny)
         here = [weight.detach().clone() for weight in self.weights]
         vertex = [weight.detach() for weight in self.vertex]
-        self.vertex = torch._foreach_lerp(vertex, here, torch._foreach_div(fisher, known))
+        self.vertex = torch._foreach_lerp(vertex, here, torch._foreach_div(fisher, importance))
 
 
 if __name__ == "__main__":

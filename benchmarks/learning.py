@@ -1,17 +1,17 @@
-"""What training costs: ``python benchmarks/learning.py`` prints it as a table in Markdown.
+"""Measure what training costs: ``python benchmarks/learning.py`` prints a table in Markdown.
 
 ResNet-18 through ten buckets of JPEG photos, tested on all ten test sets after each. Every side of
-a comparison is a process of its own; the sides take turns, and the best of each side's turns
-counts. The sides:
+a comparison is a separate process; the sides take turns, and the best of each side's turns counts.
+The sides:
 
 - ``bare``: the shortest loop that does the same arithmetic, in this file: pre-decoded bytes in
   memory, the same steps and precision, channels-last, the allocator setting, the same test passes;
-- ``ours``: ``clear-mlflow train`` as a user types it, supervisor, MLflow store and all, with its
-  cache of decoded images already built (``ours, first run`` builds it);
+- ``ours``: ``clear-mlflow train`` as a user types it, with supervisor, MLflow store and its cache
+  of decoded images already built (``ours, first run`` builds it);
 - ``avalanche``: avalanche-lib on the same files with its CLEAR example's settings (transforms,
-  metrics, text logger; its own CLEAR loader gives every bucket all images, so the buckets are made
-  with its ``benchmark_from_datasets``). Needs avalanche-lib 0.6.0: ``--avalanche`` names a Python
-  that has it beside torch and torchvision.
+  metrics, text logger; its CLEAR loader puts all images into every bucket, so the buckets are made
+  with its ``benchmark_from_datasets``). Pass ``--avalanche`` a Python with avalanche-lib 0.6.0,
+  torch and torchvision.
 
 A loop's time runs from the row of the untrained model to the last row; start-up is the rest.
 """
@@ -55,66 +55,68 @@ def main() -> None:
         metavar=("TRAIN", "TEST"),
         help="per class and bucket, instead of few; CLEAR-10 has 300 and 500",
     )
-    options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    asked = options.parse_args()
-    if asked.one:
-        what, folder, size, device = asked.one
-        sides = {"bare": bare, "ours": ours, "avalanche": avalanche}
-        name, _, precision = what.partition(":")
+    options.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
+    if arguments.side:
+        side, folder, size, device = arguments.side
+        sides = {"bare": measure_bare, "ours": measure_train, "avalanche": measure_avalanche}
+        name, _, precision = side.partition(":")
         print(json.dumps(sides[name](Path(folder), int(size), device, precision or "off")))
         return
-    print(machine(asked.device), end="\n\n")
-    for size in asked.size:
+    print(describe_machine(arguments.device), end="\n\n")
+    for size in arguments.size:
         with tempfile.TemporaryDirectory() as folder:
-            table(Path(folder), size, asked)
+            print_table(Path(folder), size, arguments)
 
 
-def table(folder: Path, size: int, asked: argparse.Namespace) -> None:
+def print_table(folder: Path, size: int, arguments: argparse.Namespace) -> None:
     """Print the table of one image size."""
     train, test, batch = SIZES[size]
-    train, test = asked.images or (train, test)
+    train, test = arguments.images or (train, test)
     write_dataset(folder / "clear10", train, test)
     print(
         f"ResNet-18 at {size} px, batch {batch}, {EPOCHS} epoch; 10 buckets of {train * 11} "
         f"training and {test * 11} test images.\n"
     )
-    print("| side | whole run, s | start-up, s | loop, s | x bare loop | peak memory, MB |")
+    print("| side | total, s | start-up, s | loop, s | x bare loop | peak memory, MB |")
     print("|---|---:|---:|---:|---:|---:|")
     measured: dict[str, dict[str, float]] = {}
     sides = ["bare:off", "ours:off", "bare:bf16", "ours:bf16"]
-    if asked.avalanche:
+    if arguments.measure_avalanche:
         sides.append("avalanche")
-    first = separately(sys.executable, "ours:off", folder, size, asked.device)  # builds the cache
-    for _ in range(asked.turns):
+    first = measure_separately(
+        sys.executable, "ours:off", folder, size, arguments.device
+    )  # builds the cache
+    for _ in range(arguments.turns):
         for side in sides:
-            python = asked.avalanche if side == "avalanche" else sys.executable
-            found = separately(python, side, folder, size, asked.device)
-            if side not in measured or found["total"] < measured[side]["total"]:
-                measured[side] = found
+            python = arguments.measure_avalanche if side == "avalanche" else sys.executable
+            result = measure_separately(python, side, folder, size, arguments.device)
+            if side not in measured or result["total"] < measured[side]["total"]:
+                measured[side] = result
     measured["ours:off, first run"] = first
-    for side, found in measured.items():
+    for side, result in measured.items():
         base = measured["bare:bf16" if "bf16" in side else "bare:off"]
-        ratio = found["loop"] / base["loop"]
+        ratio = result["loop"] / base["loop"]
         print(
-            f"| {side} | {found['total']:.1f} | {found['total'] - found['loop']:.1f} | "
-            f"{found['loop']:.1f} | {ratio:.2f} | {found['memory']:.0f} |"
+            f"| {side} | {result['total']:.1f} | {result['total'] - result['loop']:.1f} | "
+            f"{result['loop']:.1f} | {ratio:.2f} | {result['memory']:.0f} |"
         )
     if "avalanche" in measured:
-        theirs = measured["avalanche"]["total"]
+        avalanche_total = measured["avalanche"]["total"]
         extra = max(0.0, first["total"] - measured["ours:off"]["total"])  # building the cache
         print(
             f"\nWhole runs, Avalanche over ours with the cache built in the same run: float32 "
-            f"{theirs / first['total']:.2f}x, bf16 "
-            f"{theirs / (measured['ours:bf16']['total'] + extra):.2f}x."
+            f"{avalanche_total / first['total']:.2f}x, bf16 "
+            f"{avalanche_total / (measured['ours:bf16']['total'] + extra):.2f}x."
         )
     print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.\n")
 
 
-def machine(device: str) -> str:
-    """What the figures were measured on."""
+def describe_machine(device: str) -> str:
+    """Return the hardware and versions of the measurement."""
     import torch
 
-    model = platform.processor() or platform.machine()
+    model = platform.processor() or platform.describe_machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
@@ -127,7 +129,7 @@ def machine(device: str) -> str:
 
 
 def write_dataset(root: Path, train: int, test: int) -> None:
-    """CLEAR's released layout: photos of 500 x 375 pixels, JPEG of quality 90."""
+    """Write CLEAR's released layout with JPEG photos of 500 x 375 pixels, quality 90."""
     from PIL import Image
 
     random = np.random.default_rng(0)
@@ -163,10 +165,12 @@ def write_dataset(root: Path, train: int, test: int) -> None:
         (root / split / "class_names.txt").write_text("\n".join(CLASSES) + "\n")
 
 
-def separately(python: str, side: str, folder: Path, size: int, device: str) -> dict[str, float]:
-    """One side in a process of its own."""
+def measure_separately(
+    python: str, side: str, folder: Path, size: int, device: str
+) -> dict[str, float]:
+    """Measure one side in a separate process."""
     started = time.perf_counter()
-    command = [python, __file__, "--one", side, str(folder), str(size), device]
+    command = [python, __file__, "--side", side, str(folder), str(size), device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{side}: {done.stderr}")
@@ -174,12 +178,12 @@ def separately(python: str, side: str, folder: Path, size: int, device: str) -> 
     return {"total": total, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def ours(folder: Path, size: int, device: str, precision: str) -> dict[str, float]:
-    """The command line, with a store and a cache of its own."""
+def measure_train(folder: Path, size: int, device: str, precision: str) -> dict[str, float]:
+    """Measure the command line with a new store and a separate cache."""
     work = folder / "ours"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    command, environment = command_of_ours(folder, work, size, device, precision)
+    command, environment = build_command(folder, work, size, device, precision)
     started = time.perf_counter()
     done = subprocess.run(
         command, cwd=work, env=environment, capture_output=True, text=True, check=False
@@ -196,16 +200,16 @@ def ours(folder: Path, size: int, device: str, precision: str) -> dict[str, floa
     }
 
 
-def command_of_ours(
+def build_command(
     folder: Path, work: Path, size: int, device: str, precision: str
 ) -> tuple[list[str], dict[str, str]]:
-    """What a user types, and the environment that it is typed in."""
+    """Return the command line and its environment variables."""
     environment = {
         **os.environ,
         "CLEAR_MLFLOW_CACHE": str(folder / "cache"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
     }
-    asked = {
+    arguments = {
         "dataset": "clear10",
         "data_root": str(folder / "clear10"),
         "image_size": str(size),
@@ -214,14 +218,12 @@ def command_of_ours(
         "precision": precision,
         "device": device,
     }
-    arguments = [f"--{k.replace('_', '-')}={v}" for k, v in asked.items()]
+    arguments = [f"--{k.replace('_', '-')}={v}" for k, v in arguments.items()]
     return [sys.executable, "-m", "clear_mlflow", "train", *arguments], environment
 
 
-def bare(
-    folder: Path, size: int, device: str, precision: str, rows: Path | None = None
-) -> dict[str, float]:
-    """The same arithmetic and nothing else; *rows*: a folder for an empty file after each test."""
+def measure_bare(folder: Path, size: int, device: str, precision: str) -> dict[str, float]:
+    """Run the same arithmetic and nothing else."""
     import ctypes
 
     import torch
@@ -236,7 +238,7 @@ def bare(
     batch = SIZES[size][2]
     margin = size // 7
 
-    def decoded(split: str, bucket: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def load_images(split: str, bucket: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
         cached = folder / f"bare-{split}-{bucket}-{side}.npy"
         if not cached.is_file():
             pixels = []
@@ -255,8 +257,8 @@ def bare(
         labels = torch.arange(len(CLASSES), device=device)
         return pixels, labels.repeat_interleave(len(pixels) // len(CLASSES))
 
-    data = [decoded("train", b, size + margin) for b in range(1, BUCKETS + 1)]
-    tests = [decoded("test", b, size) for b in range(1, BUCKETS + 1)]
+    data = [load_images("train", b, size + margin) for b in range(1, BUCKETS + 1)]
+    tests = [load_images("test", b, size) for b in range(1, BUCKETS + 1)]
     test_pixels = torch.cat([pixels for pixels, _ in tests])
     test_labels = torch.cat([labels for _, labels in tests])
     test_bucket = torch.arange(BUCKETS, device=device)
@@ -274,7 +276,7 @@ def bare(
     half = torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16")
     step = 64 if device == "cpu" else 512
 
-    def tested() -> list[int]:
+    def count_correct() -> list[int]:
         model.eval()
         hits = []
         with torch.inference_mode(), half:
@@ -284,14 +286,9 @@ def bare(
         counts = torch.zeros(BUCKETS, dtype=torch.int64, device=device)
         return counts.index_add_(0, test_bucket, right).tolist()
 
-    def test(row: int) -> None:
-        tested()
-        if rows is not None:
-            (rows / f"row_{row}.json").touch()
-
-    test(0)
+    count_correct()
     started = time.perf_counter()
-    for bucket, (pixels, labels) in enumerate(data, 1):
+    for pixels, labels in data:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
         model.train()
         for _ in range(EPOCHS):
@@ -305,21 +302,21 @@ def bare(
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-        test(bucket)
+        count_correct()
     loop = time.perf_counter() - started
     return {"loop": loop, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def avalanche(folder: Path, size: int, device: str, precision: str) -> dict[str, float]:
-    """avalanche-lib with the settings of its example of CLEAR."""
+def measure_avalanche(folder: Path, size: int, device: str, precision: str) -> dict[str, float]:
+    """Run avalanche-lib with the settings of its CLEAR example."""
     import torch
     import torchvision
-    from avalanche.benchmarks import benchmark_from_datasets
-    from avalanche.benchmarks.utils import as_classification_dataset
-    from avalanche.evaluation import metrics
-    from avalanche.logging import TextLogger
-    from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
-    from avalanche.training.supervised import Naive
+    from measure_avalanche.benchmarks import benchmark_from_datasets
+    from measure_avalanche.benchmarks.utils import as_classification_dataset
+    from measure_avalanche.evaluation import metrics
+    from measure_avalanche.logging import TextLogger
+    from measure_avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
+    from measure_avalanche.training.supervised import Naive
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 

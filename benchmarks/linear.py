@@ -1,15 +1,14 @@
-"""What a linear head costs: ``python benchmarks/linear.py`` prints it as a table in Markdown.
+"""Measure what a linear head costs: ``python benchmarks/linear.py`` prints a table.
 
 CLEAR-10's size: ten buckets of 3,300 training and 550 test images, features of 2,048 numbers,
-eleven classes, ten epochs of batches of 512. Features are made up and lie on disk as ``clear-mlflow
-data features`` leaves them, beside 38,500 files that stand for the images. Every
-side of a comparison is a process of its own; the sides take turns, and the best of each side's
-turns counts.
+eleven classes, ten epochs of batches of 512. Random features are stored as ``clear-mlflow data
+features`` stores them, with 38,500 files in place of images. Every side of a comparison is a
+separate process; the sides take turns, and the best of each side's turns counts.
 
 - ``bare``: the shortest loop in plain torch that does the same steps and the same tests under the
   same allocator setting, its features in memory beforehand;
-- ``one``: ``clear-mlflow train`` as a user types it, supervisor, MLflow store and all;
-- ``ensemble``: the same with ``--seeds``, each seed with its own run, one after another.
+- ``one``: ``clear-mlflow train`` as a user types it, with supervisor and MLflow store;
+- ``ensemble``: the same with ``--seeds``, a run for each seed, one after another.
 
 A loop's time runs from the row of the untrained model to the last row (of the last member); what
 comes before is start-up, what comes after is scoring and closing the runs.
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning import machine
+from learning import describe_machine
 
 BUCKETS, CLASSES, WIDTH = 10, 11, 2048
 BATCH, LR, LR_STEP = 512, 1.0, 60
@@ -47,34 +46,35 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=3, help="of which the best counts")
     options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options.add_argument("--folder", type=Path, help="where the data is kept from call to call")
-    options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    asked = options.parse_args()
-    if asked.one:
-        what, folder, epochs, device = asked.one
-        name, _, members = what.partition(":")
-        side = {"bare": bare, "one": ours, "ensemble": ours}[name]
+    options.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
+    if arguments.side:
+        side_name, folder, epochs, device = arguments.side
+        name, _, members = side_name.partition(":")
+        side = {"bare": measure_bare, "one": measure_train, "ensemble": measure_train}[name]
         print(json.dumps(side(Path(folder), int(epochs), int(members or 0), device)))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.folder or Path(temporary)
+        folder = arguments.folder or Path(temporary)
         if not (folder / "data").is_dir():
-            write_dataset(folder, asked.train, asked.test)
-        print(machine(asked.device), end="\n\n")
+            write_dataset(folder, arguments.train, arguments.test)
+        print(describe_machine(arguments.device), end="\n\n")
         print(
-            f"{BUCKETS} buckets of {asked.train * CLASSES:,} and {asked.test * CLASSES:,} images, "
-            f"{WIDTH:,} numbers each, {asked.epochs} epochs.\n"
+            f"{BUCKETS} buckets of {arguments.train * CLASSES:,} and "
+            f"{arguments.test * CLASSES:,} images, {WIDTH:,} numbers each, "
+            f"{arguments.epochs} epochs.\n"
         )
-        sides = ["bare", "one", *([f"ensemble:{asked.members}"] if asked.members else [])]
+        sides = ["bare", "one", *([f"ensemble:{arguments.members}"] if arguments.members else [])]
         turns: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-        for _ in range(asked.turns):
+        for _ in range(arguments.turns):
             for side in sides:
-                turns[side].append(measure(side, folder, asked.epochs, asked.device))
+                turns[side].append(measure(side, folder, arguments.epochs, arguments.device))
         print_table(turns)
         print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
 
 
 def print_table(turns: dict[str, list[dict[str, float]]]) -> None:
-    """A line for each side: seconds, ratios, memory."""
+    """Print a line for each side with seconds, ratios and memory."""
     best = {
         side: {key: min(turn[key] for turn in of_side) for key in of_side[0]}
         for side, of_side in turns.items()
@@ -82,27 +82,27 @@ def print_table(turns: dict[str, list[dict[str, float]]]) -> None:
     heads = ("side", "start-up, s", "loop, s", "closing, s", "in all, s", "loop / bare")
     heads += ("loop / one", "in all / one", "peak memory, MB")
     print(f"| {' | '.join(heads)} |\n|---|{'---:|' * (len(heads) - 1)}")
-    for side, found in best.items():
-        whole, one = found["all"], best["one"]
-        cells = [f"{found[key]:.2f}" for key in ("start", "loop", "close")]
-        cells += [f"{whole:.2f}", f"{found['loop'] / best['bare']['loop']:.2f}"]
-        cells += [f"{found['loop'] / one['loop']:.2f}", f"{whole / one['all']:.2f}"]
-        print(f"| {side} | {' | '.join(cells)} | {found['peak_mb']:,.0f} |")
+    for side, values in best.items():
+        total, single = values["all"], best["one"]
+        cells = [f"{values[key]:.2f}" for key in ("start", "loop", "close")]
+        cells += [f"{total:.2f}", f"{values['loop'] / best['bare']['loop']:.2f}"]
+        cells += [f"{values['loop'] / single['loop']:.2f}", f"{total / single['all']:.2f}"]
+        print(f"| {side} | {' | '.join(cells)} | {values['peak_mb']:,.0f} |")
 
 
-def measure(what: str, folder: Path, epochs: int, device: str) -> dict[str, float]:
-    """One measurement in a process of its own."""
-    answer = subprocess.run(
-        [sys.executable, __file__, "--one", what, str(folder), str(epochs), device],
+def measure(side_name: str, folder: Path, epochs: int, device: str) -> dict[str, float]:
+    """Return one measurement, made in a separate process."""
+    process = subprocess.run(
+        [sys.executable, __file__, "--side", side_name, str(folder), str(epochs), device],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     )
-    return json.loads(answer.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def write_dataset(folder: Path, train: int, test: int) -> None:
-    """Files that stand for images, in CLEAR's released layout, and features of all of them."""
+    """Write files in place of images, in CLEAR's released layout, and their features."""
     from clear_mlflow.data import load_stream
     from clear_mlflow.data.features.extracted import Extraction, array_file
     from clear_mlflow.data.stream import image_sets
@@ -131,23 +131,23 @@ def write_dataset(folder: Path, train: int, test: int) -> None:
     cache = folder / "cache"
     stream = load_stream("clear10", str(root), cache_dir=cache, protocol="iid", split="auto")
     extraction = Extraction(NAME, "made up", "random:0", "none")
-    place = extraction.folder(stream, cache_dir=cache)
+    feature_folder = extraction.folder(stream, cache_dir=cache)
     draws = np.random.default_rng(0)
     # Of a length at which CLEAR's learning rate learns, and so close that heads make mistakes.
     centres = draws.normal(size=(CLASSES, WIDTH)).astype(np.float32) * 0.006
     for number, images in enumerate(image_sets(stream)):
         noise = draws.standard_normal((len(images), WIDTH), dtype=np.float32) * 0.05
         features = centres[images.labels] + noise
-        extraction.write(array_file(place, number), images, features)
+        extraction.write(array_file(feature_folder, number), images, features)
 
 
-def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
-    """The same steps and tests in plain torch."""
+def measure_bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
+    """Run the same steps and tests in plain torch."""
     began = time.perf_counter()
     import torch
     from torch.nn.functional import cross_entropy, linear
 
-    buckets = [[part.to(device) for part in bucket] for bucket in stored(folder)]
+    buckets = [[part.to(device) for part in bucket] for bucket in load_arrays(folder)]
     train, labels = [b[0] for b in buckets], [b[1] for b in buckets]
     test, truth = (torch.cat([b[part] for b in buckets]) for part in (2, 3))
     of_bucket = torch.arange(BUCKETS, device=device).repeat_interleave(len(truth) // BUCKETS)
@@ -158,14 +158,14 @@ def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
 
     def measure_row() -> None:
         with torch.inference_mode():
-            answers = [head(test[k : k + 8192]).argmax(1) for k in range(0, len(test), 8192)]
-            right = (torch.cat(answers) == truth).long()
+            predictions = [head(test[k : k + 8192]).argmax(1) for k in range(0, len(test), 8192)]
+            right = (torch.cat(predictions) == truth).long()
             counts = torch.zeros(BUCKETS, dtype=torch.int64, device=device)
             rows.append(counts.index_add_(0, of_bucket, right).tolist())
 
     measure_row()
     started = time.perf_counter()
-    for features, of_features in zip(train, labels, strict=True):
+    for features, bucket_labels in zip(train, labels, strict=True):
         optimizer = torch.optim.SGD(
             head.parameters(), lr=LR, momentum=0.9, weight_decay=1e-5, foreach=True
         )
@@ -175,23 +175,23 @@ def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
             for k in range(0, len(order), BATCH):
                 chosen = order[k : k + BATCH]
                 logits = linear(features.index_select(0, chosen), head.weight, head.bias)
-                loss = cross_entropy(logits, of_features.index_select(0, chosen))
+                loss = cross_entropy(logits, bucket_labels.index_select(0, chosen))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
         measure_row()
-    ended = time.perf_counter()
+    finished = time.perf_counter()
     return {
         "start": started - began,
-        "loop": ended - started,
+        "loop": finished - started,
         "close": 0.0,
-        "all": ended - began,
+        "all": finished - began,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
-def stored(folder: Path) -> list[tuple[Any, Any, Any, Any]]:
-    """Of each bucket: features and labels to train on, features and labels to test on."""
+def load_arrays(folder: Path) -> list[tuple[Any, Any, Any, Any]]:
+    """Return the training features and labels and the test features and labels of each bucket."""
     import torch
 
     from clear_mlflow.data import load_stream
@@ -199,8 +199,8 @@ def stored(folder: Path) -> list[tuple[Any, Any, Any, Any]]:
     stream = load_stream(
         "clear10", str(folder / "data"), cache_dir=folder / "cache", protocol="iid", split="auto"
     )
-    (place,) = (folder / "cache" / "features" / NAME).iterdir()
-    arrays = [torch.from_numpy(np.load(file)) for file in sorted(place.glob("*.npy"))]
+    (feature_folder,) = (folder / "cache" / "features" / NAME).iterdir()
+    arrays = [torch.from_numpy(np.load(file)) for file in sorted(feature_folder.glob("*.npy"))]
     return [
         (train, torch.tensor(bucket.train.labels), test, torch.tensor(bucket.test.labels))
         for train, test, bucket in zip(
@@ -209,8 +209,8 @@ def stored(folder: Path) -> list[tuple[Any, Any, Any, Any]]:
     ]
 
 
-def ours(folder: Path, epochs: int, members: int, device: str) -> dict[str, float]:
-    """``clear-mlflow train`` into a store of its own; times from the rows that it stored."""
+def measure_train(folder: Path, epochs: int, members: int, device: str) -> dict[str, float]:
+    """Run ``clear-mlflow train`` with a new store, timed by its rows."""
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary)
         environment = {
@@ -228,7 +228,7 @@ def ours(folder: Path, epochs: int, members: int, device: str) -> dict[str, floa
         subprocess.run([sys.executable, "-c", prepare], env=environment, check=True, cwd=store)
         began = time.time()
         subprocess.run(command, env=environment, check=True, cwd=store, stdout=sys.stderr)
-        ended = time.time()
+        finished = time.time()
         times: dict[int, list[float]] = {}
         for file in store.rglob("accuracy_matrix/rows/row_*.json"):
             row = json.loads(file.read_text())
@@ -240,8 +240,8 @@ def ours(folder: Path, epochs: int, members: int, device: str) -> dict[str, floa
     return {
         "start": started - began,
         "loop": last - started,
-        "close": ended - last,
-        "all": ended - began,
+        "close": finished - last,
+        "all": finished - began,
         # The largest of the supervisor and its training process.
         "peak_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
     }

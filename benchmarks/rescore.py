@@ -1,12 +1,11 @@
-"""What re-scoring costs: ``python benchmarks/rescore.py`` prints it as tables in Markdown.
+"""Measure what re-scoring costs: ``python benchmarks/rescore.py`` prints tables in Markdown.
 
-Runs of ten rows on ten buckets are built in a store of their own, on sqlite and behind a local
-``mlflow server`` with its default settings. The plain way does what one would write down first: for
-each run list the row artifacts, download each, compute, and log each value with ``log_metric``. It
-is measured twice: logging all values that ``evaluate`` logs (every metric and every bucket at every
-step), and logging the last value of each metric alone, which is less than ``evaluate`` does. Both
-ways run in processes of their own, one after the other, on different runs of the same store; the
-plain way on a few of them.
+Runs of ten rows on ten buckets are built in new stores: sqlite, and a local ``mlflow server`` with
+its default settings. They are scored by ``evaluate`` and by direct calls: for each run list the row
+artifacts, download each, compute, and log each value with ``log_metric``. Direct calls are measured
+twice: with all values that ``evaluate`` logs (every metric and every bucket at every step), and
+with only the last value of each metric. Each measurement is a separate process, on different runs
+of the same store, with only a few runs for direct calls.
 """
 
 from __future__ import annotations
@@ -42,36 +41,39 @@ def main() -> None:
     """Measure, or be one of the measuring processes."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--runs", type=int, default=1000, help="runs to compare both ways on")
-    options.add_argument("--plain", type=int, default=20, help="of which the plain way does some")
+    options.add_argument("--direct", type=int, default=20, help="runs to score by direct calls")
     options.add_argument("--stores", default="sqlite,server", help="sqlite, server, or both")
     options.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
-    asked = options.parse_args()
-    if asked.one:
-        print(json.dumps(one(*asked.one)))
+    arguments = options.parse_args()
+    if arguments.run_measurement:
+        print(json.dumps(run_measurement(*arguments.run_measurement)))
         return
     print(machine(), end="\n\n")
     with tempfile.TemporaryDirectory() as temporary:
-        for store in asked.stores.split(","):
+        for store in arguments.stores.split(","):
             folder = Path(temporary, store)
             folder.mkdir()
             (folder / "later.py").write_text(_BUILT_METRIC)
             with tracking(store, folder) as uri:
-                compare(store, uri, folder, asked.runs, min(asked.plain, asked.runs))
+                compare(store, uri, folder, arguments.runs, min(arguments.direct, arguments.runs))
     print(f"Load average at the end: {os.getloadavg()[0]:.1f}.")
 
 
-def compare(store: str, uri: str, folder: Path, runs: int, plain: int) -> None:
-    """The plain way beside evaluate, in one store."""
+def compare(store: str, uri: str, folder: Path, runs: int, num_direct: int) -> None:
+    """Measure direct calls and evaluate in one store."""
     build(uri, folder, "compared", runs)
-    build(uri, folder, "plain", 2 * plain)
-    everything = measure(uri, folder, "plain", "plain", "all", "0", str(plain)) / plain
-    last = measure(uri, folder, "plain", "plain", "last", str(plain), str(2 * plain)) / plain
-    one_more = measure(uri, folder, "plain", "plain", "later", "0", str(plain)) / plain
-    print(f"| {store}: {runs} runs | plain, ms/run | evaluate, ms/run | ratio |")
+    build(uri, folder, "plain", 2 * num_direct)
+    everything = measure(uri, folder, "plain", "plain", "all", "0", str(num_direct)) / num_direct
+    last = (
+        measure(uri, folder, "plain", "plain", "last", str(num_direct), str(2 * num_direct))
+        / num_direct
+    )
+    one_more = measure(uri, folder, "plain", "plain", "later", "0", str(num_direct)) / num_direct
+    print(f"| {store}: {runs} runs | direct calls, ms/run | evaluate, ms/run | ratio |")
     print("|---|---:|---:|---:|")
     first = measure(uri, folder, "evaluate", "compared") / runs
     row("first scoring, the same values", everything, first)
-    row("first scoring, plain logs 11 last values alone", last, first)
+    row("first scoring, direct calls log only 11 last values", last, first)
     later = ("--metrics", "later:worst_accuracy")
     again = measure(uri, folder, "evaluate", "compared", *later) / runs
     row("one metric is added, its value at every step", one_more, again)
@@ -80,21 +82,21 @@ def compare(store: str, uri: str, folder: Path, runs: int, plain: int) -> None:
     print()
 
 
-def row(what: str, plain: float, ours: float) -> None:
-    """One line of the table; ratios are rounded down."""
-    ratio = int(10 * plain / ours) / 10
-    print(f"| {what} | {1e3 * plain:.0f} | {1e3 * ours:.1f} | {ratio} |", flush=True)
+def row(values: str, num_direct: float, evaluate_ms: float) -> None:
+    """Print one line of the table, with ratios rounded down."""
+    ratio = int(10 * num_direct / evaluate_ms) / 10
+    print(f"| {values} | {1e3 * num_direct:.0f} | {1e3 * evaluate_ms:.1f} | {ratio} |", flush=True)
 
 
 def build(uri: str, folder: Path, experiment: str, runs: int) -> None:
-    """Runs that hold rows and nothing else."""
+    """Build runs that contain only rows."""
     measure(uri, folder, "build", experiment, str(runs))
 
 
 def measure(uri: str, folder: Path, *work: str) -> float:
-    """Seconds of a piece of work in a process of its own, its start-up left out."""
+    """Return the seconds of a measurement in a separate process, without its start-up."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).absolute()), "--one", *map(_hidden, work)],
+        [sys.executable, str(Path(__file__).absolute()), "--one", *map(_join_arguments, work)],
         env={**os.environ, "MLFLOW_TRACKING_URI": uri},
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -104,13 +106,13 @@ def measure(uri: str, folder: Path, *work: str) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _hidden(word: str) -> str:
-    # argparse would take a word that begins with a dash for an option of its own.
+def _join_arguments(word: str) -> str:
+    # argparse would read a word that starts with a dash as one of its options.
     return word.replace("--", "++", 1) if word.startswith("--") else word
 
 
-def one(work: str, experiment: str, *arguments: str) -> float:
-    """Seconds of a measuring process: build runs, or score them one way or the other."""
+def run_measurement(work: str, experiment: str, *arguments: str) -> float:
+    """Build runs or score them, and return the seconds."""
     from clear_mlflow.store.client import preflight, set_up_mlflow
 
     set_up_mlflow()
@@ -125,18 +127,18 @@ def one(work: str, experiment: str, *arguments: str) -> float:
     if work == "evaluate":
         from clear_mlflow.cli import main as command
 
-        # On standard error, so that the figures have a line of their own.
+        # To standard error, so that the result has a separate line.
         out, sys.stdout = sys.stdout, sys.stderr
         with suppress(SystemExit):
             command(["evaluate", "--runs", experiment, *words], standalone_mode=False)
         sys.stdout = out
     elif work == "plain":
-        plain_way(client, experiment, words[0], slice(int(words[1]), int(words[2])))
+        score_by_direct_calls(client, experiment, words[0], slice(int(words[1]), int(words[2])))
     return time.perf_counter() - began
 
 
-def plain_way(client, experiment: str, what: str, some: slice) -> None:
-    """List, download, compute, log: one after the other, as MLflow's documentation shows them."""
+def score_by_direct_calls(client, experiment: str, values: str, some: slice) -> None:
+    """List, download, compute and log one run after the other, as in MLflow's documentation."""
     import mlflow
 
     from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble
@@ -151,11 +153,11 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
             name = Path(local).name
             records[name] = RowRecord.from_json(Path(local).read_text(), source=name)
         record = assemble(records)
-        if what == "all":
+        if values == "all":
             results = evaluate_metrics(METRICS, record.matrix, record.protocol)
             series = {name: result.series for name, result in results.items()}
             points = collect_series(record.masked_matrix, series)
-        elif what == "last":
+        elif values == "last":
             points = {name: {10: value} for name, value in summarize(record.matrix).items()}
         else:
             results = evaluate_metrics(METRICS, record.matrix, record.protocol)
@@ -167,7 +169,7 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
 
 
 def build_runs(client, experiment: str, count: int) -> None:
-    """Runs with rows as artifacts; where the files lie on this machine, they are put there."""
+    """Create runs whose row files are copied to the artifact folder on this machine."""
     from clear_mlflow.core.matrix import AccuracyRow
     from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
 
@@ -201,7 +203,7 @@ def build_runs(client, experiment: str, count: int) -> None:
 
 @contextmanager
 def tracking(store: str, folder: Path) -> Iterator[str]:
-    """A store of its own: a database, or a server in front of one."""
+    """Yield the URI of a new store: a database, or a server in front of one."""
     database = f"sqlite:///{folder / 'mlflow.db'}"
     if store == "sqlite":
         yield database
@@ -236,7 +238,7 @@ def wait_for(url: str) -> None:
 
 
 def machine() -> str:
-    """What this was measured on."""
+    """Return the versions and the machine of the measurement."""
     import mlflow
 
     return (

@@ -1,8 +1,7 @@
-"""docs/results.md and its figures, from bundles: ``python benchmarks/results.py``.
+"""Write docs/results.md and its figures from bundles: ``python benchmarks/results.py``.
 
-Nothing is trained: every number is computed from the rows that the bundles hold. With a store
-(``MLFLOW_TRACKING_URI``) that holds an experiment of each grid's name, ``--export`` first writes
-the bundles of their runs.
+Nothing is trained: every number is computed from the rows in the bundles. ``--export`` first writes
+the bundles from a store (``MLFLOW_TRACKING_URI``) with an experiment named like each grid.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ COSTS = {
     "bytes": "cost/stored_bytes",
     "seconds": "cost/seconds",
 }
-# Name of grid, experiment and archive to the strategy that all others are tested against, what was
-# trained, and what came of it.
+# Name of grid, experiment and archive to baseline, setup and outcome.
 STUDIES = {
     "digits": (
         "naive",
@@ -45,16 +43,16 @@ STUDIES = {
         "`slda` on pixels.",
         "Rehearsing 120 images (`derpp`, `replay`, `er_ace`) gains most of what keeping all of "
         "them does (`cumulative`). `ewc` and `agem` gain less, and for `si` and `lwf` no "
-        "difference from `naive` is shown. `gdumb` trains on its memory alone, which stays that of "
-        "the first bucket where each bucket has all classes. `joint` has seen the future: an upper "
-        "bound.",
+        "difference from `naive` is shown. `gdumb` trains only on its memory, which keeps the "
+        "images of the first bucket if each bucket has all classes. `joint` trains on future "
+        "buckets, too: an upper bound.",
     ),
     "digits-equal-cost": (
         "naive",
         "The same stream, and for each method the training FLOPs of `naive`: "
         "[`budget=naive:1`](cost.md#a-budget).",
-        "With a half or a third of its steps rehearsal keeps its lead. `agem` is no longer shown "
-        "to differ from `naive`.",
+        "Rehearsal keeps its lead with a half or a third of the steps. A difference between `agem` "
+        "and `naive` is no longer shown.",
     ),
     "digits-writers": (
         "naive",
@@ -67,15 +65,15 @@ STUDIES = {
         "linear",
         "Four numbers of a day, five kinds of weather, eight half-years; a linear classifier, 100 "
         "epochs a bucket; the memory is a tenth of the days. `naive` is `linear` here.",
-        "What holds on to the past is behind: it loses more on the newest half-year than it gains "
-        "on those before.",
+        "Strategies that preserve the past are worse: they lose more on the newest half-year than "
+        "they gain on earlier ones.",
     ),
 }
 
 HEAD = """# Results
 
 All [strategies](strategies.md) with their defaults on the streams in the package, five seeds each
-where seeds differ, beside what others published for CLEAR. The runs are in
+where seeds differ, next to what others published for CLEAR. The runs are in
 [benchmarks/results](../benchmarks/results): an archive of [bundles](compare.md#bundles) and the
 grid for each table.
 
@@ -90,7 +88,7 @@ of the mean (Student's t; nothing where the seed changes nothing); the score is 
 columns that are accuracies. *Against* is the difference of the score, by a paired t-test over seeds
 or, in italics, of two methods of one matrix each, by a paired bootstrap over test images; interval
 and *p* are adjusted for all tests of the table. Costs are [training FLOPs](cost.md), bytes kept
-beside the model, and seconds of one core, two trainings at a time. A figure has the first eight
+next to the model, and seconds of one core, two trainings at a time. A figure has the first eight
 lines of its table.
 """
 PUBLISHED = """
@@ -120,29 +118,29 @@ def main() -> None:
             clear_mlflow.export(study, BUNDLES / f"{study}.tar.xz", licence=LICENCE)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-        for path, content in files().items():
+        for path, content in write_files().items():
             path.write_bytes(content)
 
 
-def files() -> dict[Path, bytes]:
-    """What is written: the page, and a figure for each stream."""
-    text, found = HEAD, {}
-    for study, (baseline, about, found_out) in STUDIES.items():
+def write_files() -> dict[Path, bytes]:
+    """Return the content of the page and of a figure for each study."""
+    text, figures_by_path = HEAD, {}
+    for study, (baseline, setup, outcome) in STUDIES.items():
         compared = clear_mlflow.compare(
             BUNDLES / f"{study}.tar.xz", group_by=["strategy"], baseline=baseline, log=False
         )
         picture = FIGURES / f"results-{study}.svg"
-        found[picture] = dict(figures(compared.comparison))["curves.svg"]
+        figures_by_path[picture] = dict(figures(compared.comparison))["curves.svg"]
         text += (
-            f"\n## {study}\n\n{about}\n\n{table(compared, baseline)}\n{found_out}\n\n"
+            f"\n## {study}\n\n{setup}\n\n{write_table(compared, baseline)}\n{outcome}\n\n"
             f"![Accuracy on past and on future buckets](images/{picture.name})\n"
         )
-    return {**found, PAGE: (text + PUBLISHED).encode()}
+    return {**figures_by_path, PAGE: (text + PUBLISHED).encode()}
 
 
-def table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str) -> str:
-    """A line for each strategy: metrics and their intervals, the test, mean costs."""
-    # The one that is ahead comes first, so that the baseline is either.
+def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str) -> str:
+    """Return a table with metrics, intervals, the test and mean costs of each strategy."""
+    # The better strategy comes first, so the baseline may be either.
     tests = {
         test["b"] if test["a"] == baseline else test["a"]: test
         for _, test in compared.verdicts().iterrows()
@@ -150,11 +148,11 @@ def table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str) -> st
     heads = ["score", f"against {baseline}", "p", *list(METRICS)[1:], *COSTS]
     lines = [f"| strategy | {' | '.join(heads)} |", f"|:--|{'--:|' * len(heads)}"]
     for group in compared.comparison.groups:
-        score, *others = (mean_of(group.metrics[metric]) for metric in METRICS.values())
+        score, *others = (format_mean(group.metrics[metric]) for metric in METRICS.values())
         difference, p = "", ""
         if (test := tests.get(group.name)) is not None:
             ahead = test["difference"] * (-1 if test["a"] == baseline else 1)
-            difference = points(ahead, (test["high"] - test["low"]) / 2, "+.1f")
+            difference = format_points(ahead, (test["high"] - test["low"]) / 2, "+.1f")
             p = "< .0001" if test["p"] < 0.0001 else f"{test['p']:.4f}".removeprefix("0")
             if test["test"] != "paired t-test":
                 difference = f"*{difference}*"
@@ -163,13 +161,15 @@ def table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str) -> st
     return "\n".join(lines) + "\n"
 
 
-def mean_of(found: SeedSummary) -> str:
-    """Mean and half width over seeds, in percent."""
-    return points(found.mean, found.interval and found.interval.high - found.mean, ".1f")
+def format_mean(summary: SeedSummary) -> str:
+    """Return mean and half of the interval over seeds, in percent."""
+    return format_points(
+        summary.mean, summary.interval and summary.interval.high - summary.mean, ".1f"
+    )
 
 
-def points(value: float, width: float | None, form: str) -> str:
-    """In percent, on one line of a table; no -0.0."""
+def format_points(value: float, width: float | None, form: str) -> str:
+    """Return a value and half of its interval in percent, never as -0.0."""
     text = format(round(100 * value, 1) + 0.0, form)
     return (
         text if width is None else f"{text}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{100 * width:.1f}"

@@ -1,10 +1,9 @@
-"""Seconds and memory of the commands a user types: ``python benchmarks/start.py`` prints a table.
+"""Measure seconds and memory of commands: ``python benchmarks/start.py`` prints a table.
 
-Each is started as a user starts it, in an interpreter of its own, on a store and a cache that are
-there; the first training of the embedded dataset in an empty folder is a line of its own. The time
-to the first bucket is that from Enter to its line on the terminal. Memory is that of the largest of
-a command's processes, not their sum. ``--beside FOLDER`` does the same with the program of another
-checkout, in turn with this one's.
+Each command runs in a new interpreter on an existing store and cache, except for the first training
+of the embedded dataset in an empty folder. The time to the first bucket ends with its line on the
+terminal. Memory is the peak of the largest process of a command, not the sum. ``--other FOLDER``
+also measures the program of another checkout, in turn with this one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SHORT = ("--features", "pixels", "--epochs", "1")
 
 @dataclass
 class Measured:
-    """Of one command, one entry a turn."""
+    """Measurements of one command, an entry per turn."""
 
     to_bucket: list[float] = field(default_factory=list)  # seconds; empty where it trains nothing
     to_end: list[float] = field(default_factory=list)
@@ -35,29 +34,29 @@ class Measured:
 
 
 def main() -> None:
-    """Measure."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--turns", type=int, default=5)
-    options.add_argument("--beside", type=Path, help="another checkout")
-    asked = options.parse_args()
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--other", type=Path, help="another checkout")
+    options = parser.parse_args()
     checkouts = {"here": HERE}
-    if asked.beside is not None:
-        checkouts = {"beside": asked.beside.resolve(), **checkouts}
+    if options.other is not None:
+        checkouts = {"other": options.other.resolve(), **checkouts}
     print(
-        f"{os.cpu_count()} cores, Python {platform.python_version()}, medians of {asked.turns} "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, medians of {options.turns} "
         f"turns; load average at the start: {os.getloadavg()[0]:.1f}.\n"
     )
-    found: dict[str, dict[str, Measured]] = {}
+    results: dict[str, dict[str, Measured]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(asked.turns):
+        for turn in range(options.turns):
             for name, checkout in checkouts.items():
                 at = Path(folder, f"{name}_{turn}")
                 at.mkdir()
-                one_turn(checkout, at, found.setdefault(name, {}))
+                one_turn(checkout, at, results.setdefault(name, {}))
     print("| command | program | to the first bucket, s | to the end, s | largest process, MB |")
     print("|---|---|---:|---:|---:|")
-    for command in next(iter(found.values())):
-        for name, measured in found.items():
+    for command in next(iter(results.values())):
+        for name, measured in results.items():
             of = measured[command]
             bucket = f"{statistics.median(of.to_bucket):.1f}" if of.to_bucket else ""
             end = f"{statistics.median(of.to_end):.2f}"
@@ -65,11 +64,11 @@ def main() -> None:
     print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
 
 
-def one_turn(checkout: Path, at: Path, found: dict[str, Measured]) -> None:
+def one_turn(checkout: Path, at: Path, results: dict[str, Measured]) -> None:
     """All commands once, in an empty folder."""
 
-    def measure(named: str, *arguments: str) -> None:
-        run(checkout, at, arguments, found.setdefault(named, Measured()))
+    def measure(label: str, *arguments: str) -> None:
+        run(checkout, at, arguments, results.setdefault(label, Measured()))
 
     measure("`--help`", "--help")
     measure("`train`, for the first time", "train", "--tag", "which=images")
@@ -86,14 +85,14 @@ def one_turn(checkout: Path, at: Path, found: dict[str, Measured]) -> None:
 
 
 def run(checkout: Path, at: Path, arguments: tuple[str, ...], into: Measured) -> None:
-    """One command, to its end."""
+    """Run one command, and add its seconds and memory to *into*."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(checkout),
         "CLEAR_MLFLOW_CACHE": str(at / "cache"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{at / 'mlflow.db'}",
     }
-    begin = time.perf_counter()
+    started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "clear_mlflow", *arguments],
         cwd=at,
@@ -103,16 +102,18 @@ def run(checkout: Path, at: Path, arguments: tuple[str, ...], into: Measured) ->
         text=True,
     )
     assert process.stderr is not None
-    said = []
+    output = []
     for line in process.stderr:
         if line.startswith("bucket 1/"):
-            into.to_bucket.append(time.perf_counter() - begin)
-        said.append(line)
+            into.to_bucket.append(time.perf_counter() - started)
+        output.append(line)
     _, status, usage = os.wait4(process.pid, 0)
-    into.to_end.append(time.perf_counter() - begin)
+    into.to_end.append(time.perf_counter() - started)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
-        raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}:\n{''.join(said)}")
+        raise SystemExit(
+            f"{' '.join(arguments)} ended with {process.returncode}:\n{''.join(output)}"
+        )
     into.megabytes = max(into.megabytes, usage.ru_maxrss / 1024)
 
 

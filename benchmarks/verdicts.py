@@ -1,12 +1,12 @@
-"""What verdicts are worth: ``python benchmarks/verdicts.py`` prints false and true findings.
+"""Simulate how often verdicts are right and wrong: ``python benchmarks/verdicts.py``.
 
-Made-up values of one metric go through the tests and the adjustment of `compare`. *False*: all
-methods are equal; the share of comparisons with any verdict of a difference. *Power*: one
-method is ahead of all others by so many standard deviations of a seed; the share of its pairs that
-are found. Paired runs share what the seed does to all methods, half of their variance; others
-have seeds of their own. Spreads: normal; Student's t with three degrees of freedom (heavy tails); a
-shifted exponential (skewed); either with the last method's spread five times the others'; normal,
-where of the last method one seed in five lies 20 standard deviations lower, all others 4 higher.
+Random values of one metric pass the tests and the adjustment of `compare`. *False*: all methods are
+equal; the share of comparisons with any significant difference. *Power*: one method is better than
+all others by some standard deviations of a seed; the share of its pairs that are significant.
+Paired runs share half of their variance, the effect of the seed. Distributions: normal; Student's t
+with three degrees of freedom (heavy tails); a shifted exponential (skewed); normal and skewed with
+five times the standard deviation for the last method; normal, but one seed in five of the last
+method is 20 standard deviations lower and its other seeds are 4 higher.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ EFFECTS = (2.0, 4.0, 10.0)
 
 @dataclass(frozen=True)
 class Case:
-    """How runs are drawn."""
+    """The distribution of the runs."""
 
     name: str
-    spread: str
+    distribution: str
     paired: bool = True
     is_against_baseline: bool = False
 
@@ -55,23 +55,28 @@ def main() -> None:
     """Simulate, and print two tables in Markdown."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--times", type=int, default=2000, help="comparisons for each number")
-    asked = options.parse_args()
+    arguments = options.parse_args()
     started = time.perf_counter()
-    print(f"Comparisons of equal methods with any finding, in %; {asked.times} for each number.\n")
+    print(
+        "Comparisons of equal methods with any significant difference, in %; "
+        f"{arguments.times} for each number.\n"
+    )
     heads = [f"{m} methods, {n} seeds" for m in GROUPS for n in SEEDS]
     print(f"| | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}")
     for case in CASES:
         for baseline in (None, "0") if case.is_against_baseline else (None,):
-            row = [false_findings(case, n, m, baseline, asked.times) for m in GROUPS for n in SEEDS]
+            row = [
+                false_findings(case, n, m, baseline, arguments.times) for m in GROUPS for n in SEEDS
+            ]
             cells = " | ".join(f"{100 * share:.1f}" for share in row)
             print(f"| {case.name}{_against(baseline)} | {cells} |", flush=True)
-    print("\nPairs of the one method that is ahead that are found, in %.\n")
+    print("\nSignificant pairs of the one better method, in %.\n")
     print(f"| | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}")
     for case in CASES[:2]:
         for effect in EFFECTS:
             for baseline in (None, "0"):
                 row = [
-                    power(case, n, m, baseline, effect, asked.times // 4)
+                    power(case, n, m, baseline, effect, arguments.times // 4)
                     for m in GROUPS
                     for n in SEEDS
                 ]
@@ -85,11 +90,14 @@ def _against(baseline: str | None) -> str:
 
 
 def false_findings(case: Case, seeds: int, methods: int, baseline: str | None, times: int) -> float:
-    """Share of comparisons with any verdict of a difference, where there is none."""
+    """Return the share of comparisons of equal methods with a significant difference."""
     draws = np.random.default_rng([seeds, methods])
     return float(
         np.mean(
-            [bool(found(drawn(case, draws, seeds, methods), case, baseline)) for _ in range(times)]
+            [
+                bool(find_significant(draw_values(case, draws, seeds, methods), case, baseline))
+                for _ in range(times)
+            ]
         )
     )
 
@@ -97,19 +105,21 @@ def false_findings(case: Case, seeds: int, methods: int, baseline: str | None, t
 def power(
     case: Case, seeds: int, methods: int, baseline: str | None, effect: float, times: int
 ) -> float:
-    """Share of the pairs of the method ahead that are found; it is the baseline where one is."""
+    """Return the share of the best method's pairs that are significant."""
     draws = np.random.default_rng([seeds, methods, 1])
     shares = []
     for _ in range(times):
-        values = drawn(case, draws, seeds, methods)
+        values = draw_values(case, draws, seeds, methods)
         values[0] += effect
-        pairs = found(values, case, baseline)
+        pairs = find_significant(values, case, baseline)
         shares.append(sum("0" in pair for pair in pairs) / (methods - 1))
     return float(np.mean(shares))
 
 
-def drawn(case: Case, draws: np.random.Generator, seeds: int, methods: int) -> NDArray[np.float64]:
-    """(methods, seeds), with a standard deviation of 1 but for the last method's of some cases."""
+def draw_values(
+    case: Case, draws: np.random.Generator, seeds: int, methods: int
+) -> NDArray[np.float64]:
+    """Return values, (methods, seeds), with standard deviation 1 except for some last methods."""
     shape = methods, seeds
     own = {
         "normal": lambda: draws.normal(size=shape),
@@ -118,18 +128,20 @@ def drawn(case: Case, draws: np.random.Generator, seeds: int, methods: int) -> N
         "skewed": lambda: draws.exponential(size=shape) - 1,
         "skewed unequal": lambda: draws.exponential(size=shape) - 1,
         "collapse": lambda: draws.normal(size=shape),
-    }[case.spread]()
-    if case.spread.endswith("unequal"):
+    }[case.distribution]()
+    if case.distribution.endswith("unequal"):
         own[-1] *= 5
-    if case.spread == "collapse":  # as good as the others on average
+    if case.distribution == "collapse":  # as good as the others on average
         own[-1] += 20 * (0.2 - (draws.random(seeds) < 0.2))
     if not case.paired:
         return np.asarray(own)
     return np.asarray((own + draws.normal(size=(1, seeds))) / 2**0.5)
 
 
-def found(values: NDArray[np.float64], case: Case, baseline: str | None) -> list[tuple[str, str]]:
-    """Names of the pairs of which a difference is said: the tests and the family of `compare`."""
+def find_significant(
+    values: NDArray[np.float64], case: Case, baseline: str | None
+) -> list[tuple[str, str]]:
+    """Return the significant pairs, by the tests and adjustment of `compare`."""
     ranked = sorted(range(len(values)), key=lambda method: -values[method].mean())
     pairs = list(combinations(ranked, 2))
     family = len(pairs)
@@ -140,7 +152,7 @@ def found(values: NDArray[np.float64], case: Case, baseline: str | None) -> list
         pairs = pairs[: len(values) - 1]
     test = paired_t if case.paired else welch_t
     tests = [test(values[a], values[b]) for a, b in pairs]
-    adjusted = holm([1.0 if one is None else one.p_value for one in tests], family=family)
+    adjusted = holm([1.0 if result is None else result.p_value for result in tests], family=family)
     return [
         (str(a), str(b))
         for (a, b), p in zip(pairs, adjusted, strict=True)

@@ -1,58 +1,146 @@
-"""Writes every file that follows from another; ``--check`` writes nothing and says what is due."""
+"""Write every file that follows from code: ``python tools/generate.py``.
+
+``--check`` writes nothing; it reports the files that differ, with exit code 1.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import Field, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from badges import licence_badge, python_badge
-from hosting import citation, notebook, readme
-from metrics_table import metrics_page
-from mlproject import mlproject, mlproject_in_a_container
-from parameters import parameters_page
-from program_output import page_with_outputs, update_outputs
-from python_reference import python_page
-from reference import reference
-from signatures import train_options
+import anybadge
+from hosting import PYPROJECT, update_citation, update_notebook, update_readme
+from pages import update_page, update_python_page
+from program_output import update_outputs
+
+from clear_mlflow.cli import main as command_line
+from clear_mlflow.learning.parameters.config import TrainConfig, switches
+from clear_mlflow.learning.parameters.recipes import AUTO
 
 ROOT = Path(__file__).parent.parent
+# import opens a run for each file, so mlflow run's would be empty; sync sends files to existing
+# runs; data works on local folders; the others store nothing.
+NO_ENTRY_POINTS = {"data", "export", "identify", "import", "open", "show", "sync"}
+
+_MLPROJECT = """# Written by `python tools/generate.py` from the commands. Every option of
+# a command is a parameter, with underscores: -P batch_size=64.
+# docs/reference.md lists them.
+name: clear_mlflow
+
+conda_env: conda.yaml
+
+entry_points:
+"""
+# Kubernetes allows no underscore in a job's name, which MLflow makes of the project's.
+_DOCKER_MLPROJECT = """# Written by `python tools/generate.py`: the project's MLproject, in the
+# container of its Dockerfile. It is in a separate folder because MLflow
+# ignores --env-manager if MLproject names a docker_env.
+name: clear-mlflow
+
+docker_env:
+  image: clear_mlflow
+
+entry_points:
+"""
+_OPTIONS = '''"""Options of ``train`` in Python; written by ``python tools/generate.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+
+class TrainOptions(TypedDict, total=False):
+    """Options of ``clear_mlflow.train``, all of which have a default (docs/parameters.md)."""
+
+'''
+
+
+def write_mlproject(head: str) -> str:
+    """Return an MLproject with an entry point for each command that tracks."""
+    # No parameters are declared: MLflow passes the user's options on as --name value and logs them.
+    # Of declared ones it would log every default, whether it is used or not.
+    names = [name for name in command_line.commands if name not in NO_ENTRY_POINTS]
+    return head + "".join(
+        f"  {'main' if name == 'train' else name.replace('-', '_')}:\n"
+        f"    command: python -m clear_mlflow {name}\n"
+        for name in names
+    )
+
+
+def write_options() -> str:
+    """Return the module of TrainOptions, from the fields of TrainConfig."""
+    return _OPTIONS + "".join(
+        f"    {field.name}: {_annotate(field)}\n" for field in fields(TrainConfig)
+    )
+
+
+def _annotate(field: Field[Any]) -> str:
+    """Return the type of an option in Python, where a number with an auto may be a str."""
+    if field.metadata["python"]:
+        return str(field.metadata["python"])
+    if field.name in switches():
+        return 'bool | Literal["on", "off"]'
+    if field.metadata["choices"]:
+        return f"Literal[{', '.join(map(json.dumps, field.metadata['choices']))}]"
+    number = next((n for n in ("float", "int") if re.search(rf"\b{n}\b", str(field.type))), "str")
+    may_be_text = number != "str" and field.metadata["default"] == AUTO
+    return f"{number} | str" if may_be_text else number
+
+
+def draw_badge(label: str, pattern: str) -> str:
+    """Return an SVG badge of all values in pyproject.toml that match a pattern."""
+    values = re.findall(pattern, PYPROJECT, re.M)
+    badge = anybadge.Badge(label, " | ".join(values), default_color="#0b6fa4")
+    badge.mask_str = label  # by default a number that depends on the badges before it
+    return badge.badge_svg_text
+
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "README.md": lambda: update_outputs(readme()),
-    "CITATION.cff": citation,
-    "MLproject": mlproject,
-    "examples/docker/MLproject": mlproject_in_a_container,
-    "clear_mlflow/learning/parameters/options.py": train_options,
-    "examples/notebook.ipynb": notebook,
-    "docs/images/python.svg": python_badge,
-    "docs/images/licence.svg": licence_badge,
-    "docs/reference.md": reference,
-    "docs/metrics.md": metrics_page,
-    "docs/parameters.md": parameters_page,
-    "docs/python.md": python_page,
-    "docs/statistics.md": partial(page_with_outputs, "statistics.md"),
+    "README.md": lambda: update_outputs(update_readme()),
+    "CITATION.cff": update_citation,
+    "MLproject": partial(write_mlproject, _MLPROJECT),
+    "examples/docker/MLproject": partial(write_mlproject, _DOCKER_MLPROJECT),
+    "clear_mlflow/learning/parameters/options.py": write_options,
+    "examples/notebook.ipynb": update_notebook,
+    "docs/images/python.svg": partial(
+        draw_badge, "Python", r'"Programming Language :: Python :: (3\.\d+)"'
+    ),
+    "docs/images/licence.svg": partial(draw_badge, "licence", r'^license = "(.+)"$'),
+    "docs/reference.md": partial(update_page, "reference.md"),
+    "docs/metrics.md": partial(update_page, "metrics.md"),
+    "docs/parameters.md": partial(update_page, "parameters.md"),
+    "docs/python.md": update_python_page,
+    "docs/statistics.md": lambda: update_outputs(
+        (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
+    ),
 }
 
 
 def main(arguments: list[str]) -> int:
-    """Write what differs, or say so."""
+    """Write the files that differ, or report them."""
     if arguments not in ([], ["--check"]):
-        print("expected nothing, or --check", file=sys.stderr)
+        print("expected no argument, or --check", file=sys.stderr)
         return 2
-    differs = False
+    exit_code = 0
     for path, write in GENERATED.items():
         file, text = ROOT / path, write()
         if file.exists() and file.read_text(encoding="utf-8") == text:
             continue
-        differs = True
         if arguments:
-            print(f"{path} is not what it follows from; run python tools/generate.py")
+            exit_code = 1
+            print(f"{path} does not match the code; run python tools/generate.py")
         else:
             file.write_text(text, encoding="utf-8")
             print(f"wrote {path}")
-    return 1 if differs and arguments else 0
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What follows from the address of whoever hosts this, one line of pyproject.toml.
+"""What follows from the address of the repository, which is one line of pyproject.toml.
 
-``urls.Source = "https://FORGE/OWNER/REPOSITORY"`` is a line of ``[project]``; while nobody hosts
-it, there is none, and nothing links to it.
+``urls.Source = "https://FORGE/OWNER/REPOSITORY"`` is a line of ``[project]``. Without that line,
+nothing links to the repository.
 """
 
 from __future__ import annotations
@@ -10,26 +10,22 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
-def source_url(pyproject: str) -> str | None:
-    """The repository's address, None while nobody hosts it."""
-    found = re.search(r'^urls\.Source = "(.+?)/?"$', pyproject, re.M)
-    return found[1] if found else None
+def find_source_url(pyproject: str = PYPROJECT) -> str | None:
+    """Return the repository's address, or None if pyproject.toml has none."""
+    match = re.search(r'^urls\.Source = "(.+?)/?"$', pyproject, re.M)
+    return match[1] if match else None
 
 
-def pyproject() -> str:
-    """The file's text."""
-    return (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+def update_readme() -> str:
+    """Return README with its badges, and the address in place of ADDRESS."""
+    return insert_source((ROOT / "README.md").read_text(encoding="utf-8"), find_source_url())
 
 
-def readme() -> str:
-    """README with its badges, and with the address in place of ADDRESS."""
-    return with_source((ROOT / "README.md").read_text(encoding="utf-8"), source_url(pyproject()))
-
-
-def with_source(text: str, url: str | None) -> str:
-    """README with the badges that there are, and its ``git clone`` with the address."""
+def insert_source(text: str, url: str | None) -> str:
+    """Return README with the badges of an address, and the address in its ``git clone``."""
     badges = [
         "[![Python](docs/images/python.svg)](docs/install.md)",
         "[![Licence](docs/images/licence.svg)](LICENSE)",
@@ -43,15 +39,15 @@ def with_source(text: str, url: str | None) -> str:
     return re.sub(r"(?<=git clone )\S+", url or "ADDRESS", text)
 
 
-def notebook() -> str:
-    """The example notebook, whose first cell installs from the address."""
+def update_notebook() -> str:
+    """Return the example notebook, whose first cell installs from the address."""
     text = (ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8")
-    return re.sub(r'(?<=git\+)[^"\\]+', source_url(pyproject()) or "ADDRESS", text)
+    return re.sub(r'(?<=git\+)[^"\\]+', find_source_url() or "ADDRESS", text)
 
 
-def citation() -> str:
-    """The citation with the address."""
+def update_citation() -> str:
+    """Return the citation with the address."""
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     text = re.sub(r"^repository-code: .*\n", "", text, flags=re.M)
-    url = source_url(pyproject())
+    url = find_source_url()
     return re.sub(r"^(?=version: )", f"repository-code: {url}\n" if url else "", text, flags=re.M)

@@ -1,6 +1,6 @@
 """Write the program output that pages show, by running the commands that print it.
 
-A comment in front of a block names the command and, after bars, how each shown paragraph starts:
+A comment in front of a block names the command and, after bars, how each paragraph to show starts:
 
     <!-- output: clear-mlflow compare paper.tar.xz --baseline naive | replay is better -->
 
@@ -21,7 +21,8 @@ import textwrap
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from hosting import ROOT
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WIDTH = 96
 
@@ -32,21 +33,16 @@ def update_outputs(text: str, *, comment: str = "output") -> str:
     return re.sub(block, _replace_block, text, flags=re.S | re.M)
 
 
-def page_with_outputs(name: str) -> str:
-    """Return the text of a page below docs/ with current program output."""
-    return update_outputs((ROOT / "docs" / name).read_text(encoding="utf-8"))
-
-
 def _replace_block(block: re.Match[str]) -> str:
     command, *starts = block[2].split(" | ")
     paragraphs = re.split(r"\n\s*\n", run_command(command))
-    shown = []
+    parts = []
     for start in starts:
         matches = [text for text in paragraphs if text.lstrip("✓–! ").startswith(start)]
         if len(matches) != 1:
             raise ValueError(f"{len(matches)} paragraphs of {command!r} start with {start!r}")
-        shown.append(matches[0] if "──" in matches[0] else _wrap(matches[0]))
-    return block[1] + "\n\n".join(shown) + "\n" + block[3]
+        parts.append(matches[0] if "──" in matches[0] else _wrap(matches[0]))
+    return block[1] + "\n\n".join(parts) + "\n" + block[3]
 
 
 def _wrap(paragraph: str) -> str:

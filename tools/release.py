@@ -1,7 +1,7 @@
-"""Makes a tag's checkout ready to be built: ``python tools/release.py TAG``.
+"""Prepare a tag's checkout for ``python -m build``: ``python tools/release.py TAG``.
 
-PyPI shows README.md without the files beside it: its relative links become absolute ones to the
-tag's files, and the package gets its project URLs. ``python -m build`` then builds the release.
+PyPI shows README.md without the repository's files: its relative links become absolute links to the
+tag's files, and the package gets its project URLs.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ import re
 import sys
 from pathlib import Path
 
-from hosting import source_url
+from hosting import PYPROJECT, ROOT, find_source_url
 
-ROOT = Path(__file__).resolve().parent.parent
-LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
-
-
-def with_absolute_links(text: str, url: str, tag: str) -> str:
-    """Markdown whose relative links lead to the tag's files; of a picture, to the file itself."""
-
-    def absolute(found: re.Match[str]) -> str:
-        view = "raw" if found[1].endswith((".png", ".svg")) else "blob"
-        return f"]({url}/{view}/{tag}/{found[1]})"
-
-    return LINK.sub(absolute, text)
+_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
 
 
-def with_project_urls(pyproject: str, url: str, tag: str) -> str:
-    """pyproject.toml with all project URLs in place of the address alone."""
+def make_links_absolute(text: str, url: str, tag: str) -> str:
+    """Return Markdown whose relative links lead to the tag's files."""
+
+    def replace(match: re.Match[str]) -> str:
+        view = "raw" if match[1].endswith((".png", ".svg")) else "blob"
+        return f"]({url}/{view}/{tag}/{match[1]})"
+
+    return _LINK.sub(replace, text)
+
+
+def insert_project_urls(pyproject: str, url: str, tag: str) -> str:
+    """Return pyproject.toml with all project URLs in place of ``urls.Source``."""
     urls = {
         "Documentation": f"{url}/blob/{tag}/docs/index.md",
         "Source": url,
@@ -38,8 +37,8 @@ def with_project_urls(pyproject: str, url: str, tag: str) -> str:
     return re.sub(r"^urls\.Source = .*\n", lines, pyproject, flags=re.M)
 
 
-def refusal(root: Path, tag: str) -> str | None:
-    """Why the checkout cannot be released as this tag, or None where it can."""
+def find_problem(root: Path, tag: str) -> str | None:
+    """Return the reason why a checkout cannot be released as a tag, or None."""
     version = tag.removeprefix("v")
     for name, expected in {
         "clear_mlflow/core/version.py": rf'^__version__ = "{re.escape(version)}"$',
@@ -47,20 +46,22 @@ def refusal(root: Path, tag: str) -> str | None:
         "CITATION.cff": rf"^version: {re.escape(version)}$",
     }.items():
         if not re.search(expected, (root / name).read_text(encoding="utf-8"), re.M):
-            return f"{name} does not name {version}, which the tag {tag} says; expected {expected}"
+            return (
+                f"{name} does not contain version {version} of the tag {tag}; expected {expected}"
+            )
     return None
 
 
 def main(tag: str) -> None:
     """Rewrite README.md and pyproject.toml of this checkout."""
-    if why := refusal(ROOT, tag):
-        sys.exit(f"error: {why}")
-    url = source_url((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    if problem := find_problem(ROOT, tag):
+        sys.exit(f"error: {problem}")
+    url = find_source_url()
     if url is None:
-        sys.exit("error: pyproject.toml does not say who hosts it; expected urls.Source = ...")
-    for name, change in (("README.md", with_absolute_links), ("pyproject.toml", with_project_urls)):
-        path = ROOT / name
-        path.write_text(change(path.read_text(encoding="utf-8"), url, tag))
+        sys.exit("error: pyproject.toml has no address; expected a line urls.Source = ...")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (ROOT / "README.md").write_text(make_links_absolute(readme, url, tag))
+    (ROOT / "pyproject.toml").write_text(insert_project_urls(PYPROJECT, url, tag))
 
 
 if __name__ == "__main__":

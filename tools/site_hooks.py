@@ -1,7 +1,7 @@
-"""What mkdocs.yml leaves open: links that leave ``docs/``, and what would load from elsewhere.
+"""Hooks of mkdocs: links that leave ``docs/``, and a check that pages load nothing from elsewhere.
 
 Pages link to code, examples and benchmarks by relative paths. On the site each such file becomes a
-page under ``repository/``, so that it can be read without a network.
+page under ``repository/``, which can be read without a network.
 """
 
 from __future__ import annotations
@@ -10,80 +10,81 @@ import posixpath
 import re
 from pathlib import Path
 
-from hosting import pyproject, source_url
+from hosting import ROOT, find_source_url
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from python_reference import with_docstrings
+from pages import insert_directives
 
-ROOT = Path(__file__).parent.parent
-INCLUDED = "repository/"
-# A link of Markdown to a file; code is matched first, and left alone.
-LINK = re.compile(
+_INCLUDED = "repository/"
+# A Markdown link to a file. Code is matched first, and stays as it is.
+_LINK = re.compile(
     r"^```.*?^```|`[^`\n]*`|\]\((?![a-z]+:|/)(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)",
     re.S | re.M,
 )
-# A badge that another host serves, and what it leads to.
-BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\) ?")
-LOADED = re.compile(r"<(?:script|img|iframe|link(?=[^>]*stylesheet))[^>]*(?:src|href)=\"?https?:")
+# A badge that another host serves, and its link.
+_BADGE = re.compile(r"\[!\[[^\]]*\]\(https?:[^)]*\)\]\([^)]*\) ?")
+_LOADED = re.compile(r"<(?:script|img|iframe|link(?=[^>]*stylesheet))[^>]*(?:src|href)=\"?https?:")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Link to the repository; the theme's own link would load its stars from there."""
-    if url := source_url(pyproject()):
+    """Link to the repository, without the theme's link, which loads its stars from there."""
+    if url := find_source_url():
         config.copyright = f'<a href="{url}">Source</a>'
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Make a page of each file outside ``docs/`` that a page links to, and of those it links to."""
-    waiting = [(f"docs/{f.src_uri}", f.content_string) for f in files.documentation_pages()]
-    while waiting:
-        source, text = waiting.pop()
-        for found in LINK.finditer(text):
-            target = _target(source, found)
+    """Add a page for each file outside ``docs/`` to which a page links, directly or indirectly."""
+    queue = [(f"docs/{f.src_uri}", f.content_string) for f in files.documentation_pages()]
+    while queue:
+        source, text = queue.pop()
+        for match in _LINK.finditer(text):
+            target = _resolve(source, match)
             if target.startswith(("docs/", "..")) or not (ROOT / target).is_file():
                 continue
-            if files.get_file_from_path(_page(target)) is None:
-                content = BADGE.sub("", (ROOT / target).read_text(encoding="utf-8"))
+            if files.get_file_from_path(_get_page(target)) is None:
+                content = _BADGE.sub("", (ROOT / target).read_text(encoding="utf-8"))
                 if target.endswith(".md"):
-                    waiting.append((target, content))
-                else:  # for following a link, not for finding words in
+                    queue.append((target, content))
+                else:
                     head = f"---\nsearch:\n  exclude: true\n---\n# {target}\n\n"
                     content = f"{head}````{Path(target).suffix[1:]}\n{content}````\n"
-                files.append(File.generated(config, _page(target), content=content))
+                files.append(File.generated(config, _get_page(target), content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead each link to where the site has what it names; docstrings are read for the reference."""
-    here = page.file.src_uri
-    source = here.removeprefix(INCLUDED) if here.startswith(INCLUDED) else f"docs/{here}"
+    """Rewrite links to the site's pages, and insert docstrings into the Python reference."""
+    page_path = page.file.src_uri
+    is_included = page_path.startswith(_INCLUDED)
+    source = page_path.removeprefix(_INCLUDED) if is_included else f"docs/{page_path}"
 
-    def rewritten(found: re.Match[str]) -> str:
-        target = _page(_target(source, found))
+    def rewrite(match: re.Match[str]) -> str:
+        target = _get_page(_resolve(source, match))
         if files.get_file_from_path(target) is None:
-            return found[0]
-        return f"]({posixpath.relpath(target, posixpath.dirname(here))}{found['anchor'] or ''})"
+            return match[0]
+        path = posixpath.relpath(target, posixpath.dirname(page_path))
+        return f"]({path}{match['anchor'] or ''})"
 
-    return LINK.sub(rewritten, with_docstrings(markdown) if here == "python.md" else markdown)
+    return _LINK.sub(rewrite, insert_directives(markdown) if page_path == "python.md" else markdown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that would load anything from elsewhere."""
-    if found := LOADED.search(output):
-        raise PluginError(f"{page.file.src_uri} loads from another host: {found[0]}")
+    """Raise PluginError if a page would load anything from another host."""
+    if match := _LOADED.search(output):
+        raise PluginError(f"{page.file.src_uri} loads from another host: {match[0]}")
     return output
 
 
-def _target(source: str, found: re.Match[str]) -> str:
-    """What a link names, from the project's folder; ".." where it is no link."""
-    target = found["target"]
+def _resolve(source: str, match: re.Match[str]) -> str:
+    """Return the target of a link as a path in the project, or ".." if it is code."""
+    target = match["target"]
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), target)) if target else ".."
 
 
-def _page(target: str) -> str:
-    """Where the site has a file of the project."""
+def _get_page(target: str) -> str:
+    """Return the site's page for a file of the project."""
     if target.startswith("docs/"):
         return target.removeprefix("docs/")
-    return f"{INCLUDED}{target}" if target.endswith(".md") else f"{INCLUDED}{target}.md"
+    return f"{_INCLUDED}{target}" if target.endswith(".md") else f"{_INCLUDED}{target}.md"

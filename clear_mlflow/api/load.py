@@ -28,7 +28,7 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.learning.parameters.logged import unlogged_parameters
 from clear_mlflow.metrics import MATRIX, MetricResult, MetricResults, Predictions
-from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.report.page.run_page import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
 from clear_mlflow.scoring import Scores, load_scores
 from clear_mlflow.scoring.run_record import read_configuration

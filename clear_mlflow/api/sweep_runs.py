@@ -55,7 +55,7 @@ from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.session import check_files, check_parameters, complete_arguments
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
+from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     log_tags,
@@ -897,16 +897,15 @@ def _build_note(result: SweepResult, comparison_run: Run | None) -> str:
     failed = [run for run in result.runs if run.state == FAILED]
     if failed:
         lines += ["| failed | reason |", "|---|---|"]
-        rows = (
-            f"| {escaped(run.planned.name, 200)} | {escaped(str(run.error), 300)} |"
-            for run in failed
-        )
-        lines = [*filled(lines, rows, MAX_NOTE_BYTES // 2, "more"), ""]
+        rows = [
+            f"| {escape(run.planned.name, 200)} | {escape(str(run.error), 300)} |" for run in failed
+        ]
+        lines = [*append_lines(lines, rows, MAX_NOTE_BYTES // 2, "more"), ""]
     if comparison_run is not None:
         note = comparison_run.data.tags.get(MLFLOW_RUN_NOTE, "")
         # Without its heading: MLflow's page folds a description after some four lines.
         note = re.sub(r"\A### .*\n\n", "", note)
-        lines = filled(lines, note.splitlines(), MAX_NOTE_BYTES, "more lines")
+        lines = append_lines(lines, note.splitlines(), MAX_NOTE_BYTES, "more lines")
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ from clear_mlflow.learning.parameters.config import (
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import argument_text
 from clear_mlflow.learning.progress import TrainingProgress, accuracies, progress_for
-from clear_mlflow.report.page.fragment import progress_html
+from clear_mlflow.report.page.run_page import progress_html
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from clear_mlflow.cli.command import build_option, spell_options
+from clear_mlflow.core.score import ACCURACY, number_of
 from clear_mlflow.core.text import one_line, printable
 from clear_mlflow.process.streams import open_output
 
@@ -158,12 +159,14 @@ def _print_members(members: Mapping[int, Scores]) -> None:
 
     values = pd.DataFrame([scores.results.values_by_name for scores in members.values()])
     summary = values.dropna(axis="columns").agg(["mean", "std", "min", "max"])
+    lines = []
+    for name, numbers in summary.items():
+        format_number = number_of(name, ACCURACY)
+        cells = ["-" if math.isnan(number) else format_number(number) for number in numbers]
+        lines.append([name, *cells])
     print_table(
-        ("metric", "mean", "std", "least", "most"),
-        [
-            (name, *("-" if math.isnan(number) else f"{number:.4f}" for number in numbers))
-            for name, numbers in summary.items()
-        ],
+        ("metric", "mean", "std", "min", "max"),
+        lines,
         numbers_from=1,
         title=f"{len(members)} members: seeds {', '.join(map(str, members))}",
     )

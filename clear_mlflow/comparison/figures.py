@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +15,15 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.metrics import evaluate_metrics
 from clear_mlflow.report.colours import GROUPS
-from clear_mlflow.report.page.picture import svg_picture
+from clear_mlflow.report.page.line_charts import svg_picture
 from clear_mlflow.report.pictures import (
     FONT,
     blank_figure,
     check_width,
-    fitted,
+    fit_labels,
     heatmap_figure,
+    measure_width,
     pdf,
-    text_width,
 )
 from clear_mlflow.statistics import seed_summary
 
@@ -38,8 +38,8 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file: the page's charts as SVG, and for papers a PDF."""
     if comparison.metrics:
         yield "metrics.svg", svg_picture("dots", list(metric_plots(comparison)), columns=3)
-    if prices := list(cost_plots(comparison)):
-        yield "cost.svg", svg_picture("prices", prices, columns=1)
+    if plots := list(cost_plots(comparison)):
+        yield "cost.svg", svg_picture("costs", plots, columns=1)
     for setting, part in enumerate(curve_parts(comparison), start=1):
         end = f"_{setting}" if len(comparison.settings) > 1 else ""
         if part["means"]:
@@ -75,16 +75,18 @@ def course_figure(
         )
     wide = 5.0 if width is None else width
     check_width(wide, 1.5)
-    labels = fitted([group.name for group in comparison.groups], 8, wide - 0.5, 40)
-    widths = np.array([text_width(label, 8) for label in labels])
+    labels = fit_labels([group.name for group in comparison.groups], 8, wide - 0.5, 40)
+    widths = np.array([measure_width(label, 8) for label in labels])
     # The legend's columns, each with 0.54 inches for its lines and the space between columns.
     taken = {n: sum(c.max(initial=0) + 0.54 for c in np.array_split(widths, n)) for n in (2, 3)}
     columns = max((n for n in taken if taken[n] <= wide), default=1)
-    (label_y,) = fitted([name], 8, math.inf, 40)
-    height = max(0.5 * wide, text_width(label_y, 8) + 0.55)
+    (label_y,) = fit_labels([name], 8, math.inf, 40)
+    height = max(0.5 * wide, measure_width(label_y, 8) + 0.55)
     figure = blank_figure(wide, height + 0.185 * math.ceil(len(labels) / columns) + 0.1)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
+    drawn_means: list[float] = []
+    drawn_ends: list[tuple[float, float]] = []
     for position, group in enumerate(comparison.groups):
         courses = [
             evaluate_metrics(chosen, m.record.matrix, m.record.protocol)[name].series
@@ -100,8 +102,11 @@ def course_figure(
         label = labels[position].replace("$", r"\$")
         axes.plot(steps, [s.mean for s in means], line, color=colour, marker="o", ms=3, label=label)
         ends = [s.interval or (s.mean, s.mean) for s in means]
+        drawn_means += [s.mean for s in means]
+        drawn_ends += ends
         low, high = ([end[i] for end in ends] for i in (0, 1))
         axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_ylim(*find_limits(drawn_means, drawn_ends))
     how: dict[str, Any] = {"fontsize": 8, "fontfamily": FONT}
     axes.set_xlabel("buckets trained", **how)
     axes.set_ylabel(label_y.replace("$", r"\$"), **how)
@@ -111,3 +116,21 @@ def course_figure(
     where: dict[str, Any] = {"loc": "outside upper center", "ncols": columns}
     figure.legend(frameon=False, prop={"family": FONT, "size": 8}, **where)
     return figure
+
+
+def find_limits(
+    means: Sequence[float], intervals: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
+    """Return a y-range in which very wide intervals are cut off, so that all means are readable.
+
+    >>> find_limits([0.5, 0.6], [(0.49, 0.51), (-3.0, 4.2)])
+    (0.445, 0.655)
+    """
+    if not means:
+        return 0.0, 1.0
+    lowest, highest = min(means), max(means)
+    room = max(0.5 * (highest - lowest), 0.005 * abs(highest), 1e-9)
+    low = max(lowest - room, min(low for low, _ in intervals))
+    high = min(highest + room, max(high for _, high in intervals))
+    margin = 0.05 * (high - low) or room
+    return round(low - margin, 12), round(high + margin, 12)

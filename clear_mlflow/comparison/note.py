@@ -9,7 +9,7 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group, mean_text
 from clear_mlflow.comparison.tables import markdown_table
 from clear_mlflow.metrics import format_value
-from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, filled
+from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
 
 _MOST_LINKED = 10  # runs of one group with a link of their own
 
@@ -22,20 +22,20 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
         heading += ", on validation images"
     # What is real before what is not: a long list is cut off at its end.
     ordered = sorted(comparison.verdicts, key=lambda verdict: verdict.outcome != "different")
-    verdicts = [f"- {escaped(verdict.sentence, 500)}" for verdict in ordered]
-    warnings = [f"- {escaped(warning, 400)}" for warning in comparison.warnings]
+    verdicts = [f"- {escape(verdict.sentence, 500)}" for verdict in ordered]
+    warnings = [f"- {escape(warning, 400)}" for warning in comparison.warnings]
     # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
     link = f"[**Everything on one page**]({page})"
     if comparison.exploratory:
-        verdicts.insert(1, f"- {escaped(comparison.exploratory_text, 700)}")
+        verdicts.insert(1, f"- {escape(comparison.exploratory_text, 700)}")
     lines = [heading, "", link, "", *_leaders(comparison), *verdicts[:1], ""]
-    lines = filled(
+    lines = append_lines(
         lines, _table(comparison), MAX_NOTE_BYTES // 2, "more groups in `leaderboard.csv`"
     )
     if verdicts[1:]:
-        lines = filled([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
+        lines = append_lines([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
     if warnings:
-        lines = filled(
+        lines = append_lines(
             [*lines, "", "**Read this first**", ""], warnings, MAX_NOTE_BYTES, "more warnings"
         )
     return "\n".join(lines) + "\n"
@@ -48,7 +48,7 @@ def _leaders(comparison: Comparison) -> list[str]:
         return []
     number = partial(format_value, ranked, score=comparison.score)
     leaders = [
-        f"{escaped(group.name, 40)} **{mean_text(group.metrics[ranked], number)}**"
+        f"{escape(group.name, 40)} **{mean_text(group.metrics[ranked], number)}**"
         + (f" ({seeds})" if (seeds := group.partial_seeds(ranked)) else "")
         for group in comparison.groups[:4]
         if ranked in group.metrics

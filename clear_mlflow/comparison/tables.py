@@ -16,8 +16,8 @@ from clear_mlflow.comparison.verdicts import Verdict
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr, truncate
 from clear_mlflow.metrics import format_value
-from clear_mlflow.report.exports import csv_text, inert
-from clear_mlflow.report.markdown import escaped
+from clear_mlflow.report.exports import csv_text, disarm_formula
+from clear_mlflow.report.markdown import escape
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -153,10 +153,10 @@ def leaderboard_csv(comparison: Comparison) -> str:
     """:func:`metrics_frame` for spreadsheets: empty where undefined, no text a formula."""
     frame = metrics_frame(comparison)
     cells = (
-        ["" if c is None else inert(c) if isinstance(c, str) else repr(c) for c in line]
+        ["" if c is None else disarm_formula(c) if isinstance(c, str) else repr(c) for c in line]
         for line in _plain_lines(frame)
     )
-    return csv_text([[*map(inert, frame.columns)], *cells])
+    return csv_text([[*map(disarm_formula, frame.columns)], *cells])
 
 
 def _plain_lines(frame: DataFrame) -> Iterator[list[str | float | None]]:
@@ -207,7 +207,7 @@ def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None =
             + seed_count
             for mean, spread, seed_count, best in values
         ]
-        text.append(f"| {' | '.join([escaped(name, 60), seeds, *cells])} |")
+        text.append(f"| {' | '.join([escape(name, 60), seeds, *cells])} |")
     return "\n".join(text) + "\n"
 
 

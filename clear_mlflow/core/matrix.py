@@ -501,7 +501,7 @@ class AccuracyMatrix:
         return figure
 
     def _repr_html_(self) -> str:
-        html: str = load_renderer("page.fragment", "run_html")("", self)
+        html: str = load_renderer("page.run_page", "run_html")("", self)
         return html
 
     def _with(self, **changed: object) -> AccuracyMatrix:

@@ -70,12 +70,7 @@ class Score:
     @property
     def label(self) -> str:
         """Label of the numbers that :meth:`cell` returns."""
-        return "accuracy in %" if self.is_accuracy else f"{self.name} ({self.better} is better)"
-
-    @property
-    def caption(self) -> str:
-        """The label at the beginning of a sentence."""
-        return "Accuracy in %" if self.is_accuracy else self.label
+        return "accuracy (%)" if self.is_accuracy else f"{self.name} ({self.better} is better)"
 
     @property
     def unit(self) -> str:

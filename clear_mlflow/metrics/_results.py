@@ -113,7 +113,7 @@ class MetricResults(dict[str, MetricResult]):
         return text
 
     def _repr_html_(self) -> str:
-        html: str = load_renderer("page.fragment", "run_html")("", None, self.values())
+        html: str = load_renderer("page.run_page", "run_html")("", None, self.values())
         return html
 
 

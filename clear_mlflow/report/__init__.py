@@ -1,5 +1,5 @@
-"""What people look at: the matrix and its metrics as tables, text, files and a picture.
+"""The matrix and its metrics for people: tables, text, files, pictures and pages.
 
-Nothing here computes a score. Bucket keys, dataset and run names come from outside: each form
-escapes them in its own way.
+Nothing here computes a score. Bucket keys, dataset and run names are untrusted: each format escapes
+them in its own way.
 """

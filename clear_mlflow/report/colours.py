@@ -1,7 +1,7 @@
-"""The colours of pictures and pages alike: of accuracies and of groups.
+"""Colours of matrix cells and of groups of runs, the same in pictures and on pages.
 
-The scale of accuracies is matplotlib's viridis, even in lightness, which a reader can distinguish
-with any colour vision: a few fixed points, so that a page can be made without matplotlib.
+The scale of cells is matplotlib's viridis, which is even in lightness and readable with any colour
+vision. A few of its points are stored here, so that a page can be made without matplotlib.
 """
 
 from __future__ import annotations
@@ -11,47 +11,95 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Of groups of runs, on light ground.
+from clear_mlflow.core.score import ACCURACY, Score
+
+# Colours of groups of runs, on a light background.
 GROUPS = (
     "#0b66c3", "#d1495b", "#1a8a5a", "#a05a00", "#7a3db8", "#00838f", "#6b6b00", "#b5307f",
 )  # fmt: skip
 
 
 def is_dark(colour: NDArray[np.float64]) -> bool:
-    """Whether white can be read on a colour better than black."""
+    """Return True if white text is easier to read on a colour than black text."""
     return float(colour[:3] @ (0.299, 0.587, 0.114)) < 0.5
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """Colours between fixed points that are evenly spaced from 0 to 1."""
+    """A colour scale: hexadecimal colours that are evenly spaced from 0 to 1."""
 
-    points: str  # six hexadecimal digits each
+    points: str
 
     def at(self, values: ArrayLike) -> NDArray[np.float64]:
-        """(..., 4): red, green, blue and opacity of values; all on the scale from 0 to 1."""
-        known = np.array(
-            [[int(point[i : i + 2], 16) for i in (0, 2, 4)] for point in self.points.split()]
+        """Return red, green, blue and opacity, (..., 4), of values from 0 to 1."""
+        points = np.array(
+            [[int(point[i : i + 2], 16) / 255 for i in (0, 2, 4)] for point in self.points.split()]
         )
-        place = np.asarray(values, dtype=np.float64) * (len(known) - 1)
-        channels = [np.interp(place, np.arange(len(known)), known[:, c] / 255) for c in range(3)]
-        return np.stack([*channels, np.ones_like(place)], axis=-1)
+        positions = np.asarray(values, dtype=np.float64) * (len(points) - 1)
+        indices = np.arange(len(points))
+        channels = [np.interp(positions, indices, channel) for channel in points.T]
+        return np.stack([*channels, np.ones_like(positions)], axis=-1)
 
-    def hex_and_ink(self, value: float) -> tuple[str, str]:
-        """The colour of a value from 0 to 1 for style sheets, and what can be read on it."""
+    def css_colours(self, value: float) -> tuple[str, str]:
+        """Return the background colour of a value from 0 to 1, and a readable text colour."""
         colour = self.at(value)
         code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
         return f"#{code}", "#fff" if is_dark(colour) else "#111"
 
     def css(self) -> str:
-        """Classes v0 to v100, so that a cell costs few bytes, and *scale*, the whole ramp."""
+        """Return style rules: .v0 to .v100 for cells, and .scale for the complete scale."""
         stops = ",".join(f"#{point}" for point in self.points.split())
         rules = [f".ramp .scale{{background:linear-gradient(to right,{stops})}}"]
         for i in range(101):
-            background, ink = self.hex_and_ink(i / 100)
-            rules.append(f".v{i}{{background:{background};color:{ink}}}")
+            background, text = self.css_colours(i / 100)
+            rules.append(f".v{i}{{background:{background};color:{text}}}")
         return "".join(rules)
 
 
-# matplotlib's viridis.
 SCALE = Ramp("440154 482475 414487 355f8d 2a788e 21918c 22a884 44bf70 7ad151 bddf26 fde725")
+
+
+@dataclass(frozen=True)
+class CellScale:
+    """The scale of matrix cells, from the darkest (worst) to the brightest colour (best)."""
+
+    score: Score = ACCURACY
+    worst: float = 0.0
+    best: float = 1.0
+
+    def shade(self, cells: ArrayLike) -> NDArray[np.float64]:
+        """Return 0 for the worst value to 1 for the best, with NaN for NaN."""
+        values = np.asarray(cells, dtype=np.float64)
+        if self.best == self.worst:
+            return np.where(np.isnan(values), np.nan, 0.5)
+        return np.clip((values - self.worst) / (self.best - self.worst), 0.0, 1.0)
+
+    def text_at(self, shade: float) -> str:
+        """Return the value that has a shade, as text."""
+        return self.score.cell(self.worst + shade * (self.best - self.worst))
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The worst and the best value with their unit, as text."""
+        return f"{self.text_at(0)}{self.score.unit}", f"{self.text_at(1)}{self.score.unit}"
+
+    @property
+    def note(self) -> str:
+        """A sentence on the colours of a score that is not an accuracy, otherwise empty."""
+        return "" if self.score.is_accuracy else f"Brighter is better: {self.score.better}."
+
+
+def build_cell_scale(score: Score, grids: list[NDArray[np.float64]]) -> CellScale:
+    """Return one scale for (T + 1, T) matrices that are drawn together.
+
+    The initialisation row counts only if no other row was measured.
+    """
+    if score.is_accuracy:
+        return CellScale()
+    for first_row in (1, 0):
+        cells = np.concatenate([grid[first_row:].ravel() for grid in grids] or [np.empty(0)])
+        cells = cells[~np.isnan(cells)]
+        if cells.size:
+            low, high = float(cells.min()), float(cells.max())
+            return CellScale(score, *((low, high) if score.higher_is_better else (high, low)))
+    return CellScale(score, 0.0, 0.0)

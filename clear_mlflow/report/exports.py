@@ -1,4 +1,4 @@
-"""The assembled matrix as files for other programs: JSON, and CSV for spreadsheets."""
+"""The matrix as files for other programs: JSON, and CSV for spreadsheets."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
 
 
 def matrix_json(matrix: AccuracyMatrix) -> str:
-    """The matrix as JSON: fractions, or another score, in full precision; null = not measured."""
+    """Return the matrix as JSON in full precision, with null for cells not measured."""
     content = {"schema": SCHEMA, **matrix.to_dict()}
-    # A line for each part, so that two files can be compared by eye.
-    lines = (f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in content.items())
+    # One line per field, so that two files can be compared by eye.
+    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def matrix_csv(matrix: AccuracyMatrix) -> str:
-    """The matrix as CSV in full precision: keys in the header, an empty cell = not measured."""
-    lines = [["trained_through", *map(inert, matrix.buckets)]]
+    """Return the matrix as CSV in full precision, with empty cells where not measured."""
+    lines = [["trained_through", *map(disarm_formula, matrix.buckets)]]
     for _, name, values in named_rows(matrix):
         cells = ["" if math.isnan(value) else repr(value) for value in values.tolist()]
-        lines.append([inert(name), *cells])
+        lines.append([disarm_formula(name), *cells])
     return csv_text(lines)
 
 
 def csv_text(lines: Iterable[Sequence[str]]) -> str:
-    """Cells, a sequence for each line, as CSV; texts from outside went through :func:`inert`."""
+    """Return lines of cells as CSV. Pass untrusted cells through :func:`disarm_formula` first."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
-def inert(key: str) -> str:
-    """A text for a cell of a spreadsheet, with an apostrophe before what it would calculate."""
-    # Full-width forms count: some spreadsheets read them as the plain ones.
-    return f"'{key}" if key.lstrip().startswith(tuple("=+-@＝＋－＠")) else key
+def disarm_formula(cell: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet would calculate."""
+    # Some spreadsheets read full-width characters like the ASCII ones.
+    return f"'{cell}" if cell.lstrip().startswith(tuple("=+-@＝＋－＠")) else cell

@@ -22,9 +22,9 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.metrics import METRICS, Metric, MetricResults, summarize
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
-from clear_mlflow.report.page.matrix_map import spread_positions
+from clear_mlflow.report.page.matrix_map import sample_evenly
 from clear_mlflow.report.page.run_page import RunReport, run_page
-from clear_mlflow.report.pictures import heatmap_png, png_array
+from clear_mlflow.report.pictures import decode_png, heatmap_png
 from clear_mlflow.scoring.run_record import (
     StoredRun,
     build_families_tag,
@@ -163,7 +163,7 @@ def _log_final_image(client: MlflowClient, run_id: str, content: bytes) -> None:
     at the first step, so the final matrix has its own key with one step.
     """
     try:
-        client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
+        client.log_image(run_id, decode_png(content), key=names.IMAGE_FINAL, step=0)
     except MlflowException as error:
         # MLflow stores the image, then sets a tag. If another process sets that tag for the first
         # time in the same moment, a server with PostgreSQL refuses one of the two.
@@ -298,7 +298,7 @@ def _get_scores_by_series(masked_matrix: AccuracyMatrix, step: int) -> dict[str,
 def _name_charted_buckets(buckets: tuple[str, ...], score_name: str) -> dict[int, str]:
     """Return index to series name of each bucket to chart: all, or evenly spaced ones of many."""
     series = build_bucket_series_names(buckets, score_name)
-    return {j: series[j] for j in spread_positions(len(buckets))}
+    return {j: series[j] for j in sample_evenly(len(buckets))}
 
 
 def _find_missing_reports(client: MlflowClient, run: Run) -> frozenset[str]:

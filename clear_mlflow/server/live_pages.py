@@ -16,11 +16,11 @@ from mlflow.entities import Run, RunStatus
 from clear_mlflow.api.compared import build_comparison_name, read_comparison
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.page.wording import many, short
+from clear_mlflow.comparison.page.wording import format_count, shorten
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import printable
 from clear_mlflow.core.version import __version__
-from clear_mlflow.report.page import rendered
+from clear_mlflow.report.page import render_page
 from clear_mlflow.report.page.run_page import run_page
 from clear_mlflow.scoring import evaluate
 from clear_mlflow.scoring.run_log import build_report
@@ -96,15 +96,15 @@ def draw_comparison(client: MlflowClient, query: ComparisonQuery, listed_runs: l
         replace(comparison, warnings=warnings),
         title=build_comparison_name(comparison),
         footer=f"clear_mlflow {__version__}, as of {datetime.now(timezone.utc):%F %T} UTC",
-        over="clear_mlflow.server/page/compare",
+        extension="clear_mlflow.server/page/compare",
         chooser={
             "experiment_id": query.experiment_id,
-            "experiment": short(query.experiment_name),
+            "experiment": shorten(query.experiment_name),
             "workspace": query.workspace,
             "filter": query.filter_string,
             "group_by": "" if group_by is None else ",".join(group_by) or "none",
             "default_group_by": ",".join(comparison.group_by),
-            "summary": f"{len(selected)} of {many(len(runs), 'run')} ticked",
+            "summary": f"{len(selected)} of {format_count(len(runs), 'run')} ticked",
             "choices": [_describe_run(query, run) for run in runs],
         },
     )
@@ -138,7 +138,7 @@ def _describe_run(query: ComparisonQuery, run: Run) -> dict[str, object]:
         details.append("diverged")
     return {
         "id": run.info.run_id,
-        "name": short(run.info.run_name or run.info.run_id),
+        "name": shorten(run.info.run_name or run.info.run_id),
         "started": format_start(run),
         "details": ", ".join(details),
         "ticked": query.is_selected(run),
@@ -199,10 +199,10 @@ def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str
         tolerate=ClearError,
     )
     if stored.record is None:
-        return rendered(
+        return render_page(
             "clear_mlflow.server/page/no_rows",
-            over=_RUN_TEMPLATE,
-            title=short(stored.run_name, 160),
+            extension=_RUN_TEMPLATE,
+            title=shorten(stored.run_name, 160),
             subtitle="No row of an accuracy matrix is stored in this run.",
             warnings=(),
             footer=f"Run {run.info.run_id}.",
@@ -210,7 +210,9 @@ def draw_run(client: MlflowClient, run: Run, state: list[object], workspace: str
         )
     problems = {name: hide_addresses(reason) for name, reason in stored.problems.items()}
     stored = replace(stored, problems=problems)
-    return run_page(build_report(stored, evaluate(stored)), over=_RUN_TEMPLATE, links=page_links)
+    return run_page(
+        build_report(stored, evaluate(stored)), extension=_RUN_TEMPLATE, links=page_links
+    )
 
 
 def _has_ended(run: Run) -> bool:

@@ -15,11 +15,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.environment_variables import MLFLOW_ENABLE_WORKSPACES
 
-from clear_mlflow.comparison.page.wording import many, short
+from clear_mlflow.comparison.page.wording import format_count, shorten
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line, safe_repr
 from clear_mlflow.core.version import __version__
-from clear_mlflow.report.page import rendered
+from clear_mlflow.report.page import render_page
 from clear_mlflow.server.live_pages import (
     ComparisonQuery,
     describe_state,
@@ -175,24 +175,25 @@ def _draw_experiments(store: RequestStore) -> str:
         order_by=["last_update_time DESC"],
         page_token=request.args.get("page_token"),
     )
+    num_searched = format_count(len(page), "experiment")
     run_by_experiment = _find_newest_runs(store, [experiment.experiment_id for experiment in page])
     newest_runs = [
         (experiment, run_by_experiment[experiment.experiment_id])
         for experiment in page
         if experiment.experiment_id in run_by_experiment
     ]
-    return rendered(
+    return render_page(
         "clear_mlflow.server/page/experiments",
         title="Experiments with accuracy matrices",
-        subtitle=f"{len(newest_runs)} of {many(len(page), 'experiment')}, the last changed first",
+        subtitle=f"{len(newest_runs)} of {num_searched}, last changed first",
         warnings=(),
         footer=f"clear_mlflow {__version__}",
         experiments=[
             {
                 "id": experiment.experiment_id,
-                "name": short(experiment.name),
+                "name": shorten(experiment.name),
                 "run_id": run.info.run_id,
-                "run_name": short(run.info.run_name or run.info.run_id),
+                "run_name": shorten(run.info.run_name or run.info.run_id),
                 "status": run.info.status.lower(),
                 "started": format_start(run),
             }
@@ -246,7 +247,7 @@ def _answer_error(error: ClearError) -> Response:
     elif isinstance(error, TrackingError):
         _logger.error("%s", error)
         status, message = 503, "the tracking store does not answer; the server's log has the reason"
-    page = rendered(
+    page = render_page(
         "clear_mlflow.server/page/problem",
         title=f"Error {status}",
         subtitle=one_line(hide_addresses(message)),

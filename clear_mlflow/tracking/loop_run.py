@@ -49,7 +49,7 @@ from clear_mlflow.metrics import (
     split_families,
 )
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.report.page.run_page import run_html
 from clear_mlflow.report.terminal_tables import as_text, run_text
 from clear_mlflow.scoring import Scores
 from clear_mlflow.scoring.run_record import read_tests

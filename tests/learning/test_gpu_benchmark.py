@@ -27,4 +27,4 @@ def test_each_strategy_is_measured_beside_a_bare_loop(monkeypatch, capsys):
         assert float(speed.replace(",", "")) > 0
     assert output.count("| tf32 |") == output.count("not computed in here") == 4
     peaks = [SimpleNamespace(peak_bytes=gigabytes * 2**30) for gigabytes in (1, 3, 2)]
-    assert gpu.highest(peaks) == "3.0", "that of the last bucket"
+    assert gpu.format_peak(peaks) == "3.0", "that of the last bucket"

@@ -218,3 +218,12 @@ def test_the_command_trains_members_in_one_supervised_process(store, experiment_
     assert done.stderr.count("bucket 10/10") == 2
     assert "2 members: seeds 0, 5" in done.stdout
     assert f"{parent.data.metrics['mean/clear/in_domain_accuracy']:.4f}" in done.stdout
+    flops = members[5].data.metrics["cost/training_flops"]
+    (line,) = [line for line in done.stdout.splitlines() if "cost/training_flops" in line]
+    assert line.split() == [
+        "cost/training_flops",
+        f"{flops:.3e}",
+        "0",
+        f"{flops:.3e}",
+        f"{flops:.3e}",
+    ]

@@ -22,7 +22,7 @@ from clear_mlflow.comparison.tables import _powers
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.metrics import summarize
-from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.report.page.run_page import run_html
 from clear_mlflow.store import names
 
 

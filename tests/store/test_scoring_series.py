@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.report.page.matrix_map import MOST_SHOWN, spread_positions
+from clear_mlflow.report.page.matrix_map import MAX_SHOWN, sample_evenly
 from clear_mlflow.scoring.run_log import (
     build_bucket_series_names,
     collect_series,
@@ -52,11 +52,11 @@ def test_a_row_computes_each_metric_once():
     assert calls == [300]
 
 
-@pytest.mark.parametrize("num_buckets", [1, 2, 99, MOST_SHOWN, MOST_SHOWN + 1, 300, 1000])
+@pytest.mark.parametrize("num_buckets", [1, 2, 99, MAX_SHOWN, MAX_SHOWN + 1, 300, 1000])
 def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
     """All where there are few; else as many as are allowed, the ends among them, evenly spread."""
-    chosen = spread_positions(num_buckets)
-    assert len(chosen) == min(num_buckets, MOST_SHOWN)
+    chosen = sample_evenly(num_buckets)
+    assert len(chosen) == min(num_buckets, MAX_SHOWN)
     assert (chosen[0], chosen[-1]) == (0, num_buckets - 1)
     gaps = np.diff(chosen)
     assert num_buckets == 1 or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)

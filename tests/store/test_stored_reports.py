@@ -36,8 +36,8 @@ def test_a_training_leaves_its_page(store, experiment_id):
     text = page_file(run).read_text()
     for part in ("<dt>epochs</dt>", "<dt>digest</dt>", "<dt>clear_mlflow</dt>", run.info.run_name):
         assert part in text
-    assert "asked: auto" in text
-    assert "asked: 7" not in text  # what was asked for is what was used
+    assert "requested: auto" in text
+    assert "requested: 7" not in text  # what was asked for is what was used
     note = store.get_run(run.info.run_id).data.tags[names.MLFLOW_NOTE].splitlines()
     ids = f"{run.info.experiment_id}/runs/{run.info.run_id}"
     address = f"#/experiments/{ids}/artifacts/report.html?workflowType=machine_learning"
@@ -53,7 +53,7 @@ def test_a_run_without_a_page_gets_its_page(store, experiment_id):
     run = kept_run(store, experiment_id)
     score(store, run)
     page_text = page_file(run).read_text()
-    assert set(read_page_data(run)["answers"]["rows"]) == {"0", "1", "2"}
+    assert set(read_page_data(run)["predictions"]["rows"]) == {"0", "1", "2"}
     forget(store, run)
     verdict = score(store, run, dry_run=True)
     assert (

@@ -84,7 +84,7 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     assert assemble(parse_rows(tag)).split == "validation"
     assert "measured on validation images" in run.data.tags["mlflow.note.content"]
     output = invoke("evaluate", "--runs", run.info.run_id).output
-    assert "measured on validation images: to choose by, not to report" in output
+    assert "measured on validation images: use these numbers to choose, not to report" in output
 
 
 def test_own_loops_say_what_they_measure_on(store, experiment_id):

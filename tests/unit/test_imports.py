@@ -10,7 +10,7 @@ PURE = [
     "clear_mlflow.core.loop_metadata",
     "clear_mlflow.metrics._user",
     "clear_mlflow.learning.anytime.schedule",
-    "clear_mlflow.report.page.inside",
+    "clear_mlflow.report.page.within_bucket",
     "clear_mlflow.core.record",
     "clear_mlflow.statistics",
     "clear_mlflow.report.terminal_tables",

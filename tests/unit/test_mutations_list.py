@@ -13,8 +13,8 @@ RUNNER = runpy.run_path(str(ROOT / "tools" / "mutations" / "run.py"))
 @pytest.mark.parametrize("mutation", RUNNER["read_list"]([]), ids=lambda mutation: mutation["why"])
 def test_a_mistake_can_still_be_made(mutation):
     """Its text occurs once, is Python with the mistake in it, too, and its tests are there."""
-    module = RUNNER["module_of"](mutation, ROOT)
+    module = RUNNER["find_module"](mutation, ROOT)
     ast.parse(module.read_text(encoding="utf-8").replace(mutation["old"], mutation["new"]))
-    for test in RUNNER["test_ids"](mutation, ROOT):
+    for test in RUNNER["list_tests"](mutation, ROOT):
         file, _, name = test.partition("::")
         assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text() or not name

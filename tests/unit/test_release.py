@@ -19,7 +19,7 @@ URL = "https://forge.example/lab/clear_mlflow"
 def test_links_of_the_readme_lead_to_the_tags_files():
     """Each relative link becomes one to a file that the repository has; the others stay."""
     text = (ROOT / "README.md").read_text()
-    done = release.with_absolute_links(text, URL, "v1.2.3")
+    done = release.make_links_absolute(text, URL, "v1.2.3")
     targets = re.findall(r"\]\(([^)\s]+)\)", done)
     assert len(targets) == len(re.findall(r"\]\(([^)\s]+)\)", text))
     for target in (target for target in targets if target.startswith(URL)):
@@ -37,19 +37,19 @@ def write_hosted_project(url):
 
 def test_the_address_is_one_line():
     """README names it where it is, with the badges that need it, and is as before without."""
-    assert hosting.source_url('# urls.Source = "https://FORGE/OWNER/REPOSITORY"') is None
+    assert hosting.find_source_url('# urls.Source = "https://FORGE/OWNER/REPOSITORY"') is None
     readme = (ROOT / "README.md").read_text()
     for url, colab in ((URL, 0), ("https://github.com/lab/clear_mlflow", 1)):
-        assert hosting.source_url(write_hosted_project(f"{url}/")) == url
-        done = hosting.with_source(readme, url)
+        assert hosting.find_source_url(write_hosted_project(f"{url}/")) == url
+        done = hosting.insert_source(readme, url)
         assert f"git clone {url} clear_mlflow" in done
         assert done.count(f"]({url}/actions)") == 1
         location = (
             "colab.research.google.com/github/lab/clear_mlflow/blob/main/examples/notebook.ipynb"
         )
         assert done.count(location) == colab
-        assert hosting.with_source(done, url) == done
-        without_source = hosting.with_source(done, None)
+        assert hosting.insert_source(done, url) == done
+        without_source = hosting.insert_source(done, None)
         assert "git clone ADDRESS clear_mlflow" in without_source
         assert url not in without_source
 
@@ -57,7 +57,7 @@ def test_the_address_is_one_line():
 def test_project_urls():
     """They are a table of the project, and the rest stays."""
     text = write_hosted_project(URL)
-    done = release.with_project_urls(text, URL, "v1.2.3")
+    done = release.insert_project_urls(text, URL, "v1.2.3")
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -88,9 +88,9 @@ def test_what_is_refused(tmp_path, file, text):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert release.refusal(tmp_path, "v1.2.3") is None
+    assert release.find_problem(tmp_path, "v1.2.3") is None
     (tmp_path / file).write_text(text)
-    assert file in release.refusal(tmp_path, "v1.2.3")
+    assert file in release.find_problem(tmp_path, "v1.2.3")
 
 
 def test_the_citation_names_this_version():

@@ -19,7 +19,7 @@ from clear_mlflow import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, Record, assemble, row_file_name
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.exports import matrix_csv, matrix_json
-from clear_mlflow.report.markdown import description, escaped
+from clear_mlflow.report.markdown import description, escape
 
 NAN = math.nan
 printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=100)
@@ -176,12 +176,12 @@ def test_a_text_from_outside_reads_as_it_is(text):
     read = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     spaces = re.compile(r"\s+")
     for source, tags in (
-        (f"- {escaped(text, 99)}", r"<ul>\s<li>(.*)</li>\s</ul>\s"),
-        (f"| {escaped(text, 99)} |\n|--|", r"<table>\s<thead>\s<tr>\s<th>(.*)</th>.*"),
+        (f"- {escape(text, 99)}", r"<ul>\s<li>(.*)</li>\s</ul>\s"),
+        (f"| {escape(text, 99)} |\n|--|", r"<table>\s<thead>\s<tr>\s<th>(.*)</th>.*"),
     ):
         (rendered,) = re.fullmatch(tags, read.render(source), re.S).groups()
         assert "<" not in rendered
         assert spaces.sub(" ", html.unescape(rendered)) == spaces.sub(" ", text)
     for address in ("https://evil", "www.evil.org", "a@evil.org"):  # these links need no mark
-        assert not re.search(r"://|www\.|@", escaped(address, 99))
-    assert escaped("er_ace, lr=0.1, der++, 100% joint", 99) == "er_ace, lr=0.1, der++, 100% joint"
+        assert not re.search(r"://|www\.|@", escape(address, 99))
+    assert escape("er_ace, lr=0.1, der++, 100% joint", 99) == "er_ace, lr=0.1, der++, 100% joint"

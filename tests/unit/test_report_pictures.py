@@ -15,11 +15,11 @@ from rich.console import Console
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.metrics import ALL_METRICS, METRICS, summarize
 from clear_mlflow.report.pictures import (
-    fitted,
+    decode_png,
+    encode_png,
+    fit_labels,
     heatmap_figure,
     heatmap_png,
-    png,
-    png_array,
 )
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 
@@ -38,7 +38,7 @@ def print_lines(table, width: int = 80) -> list[str]:
 
 
 def heatmap_array(matrix: AccuracyMatrix, title: str) -> np.ndarray:
-    return png_array(heatmap_png(matrix, title))
+    return decode_png(heatmap_png(matrix, title))
 
 
 def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
@@ -189,9 +189,9 @@ def test_nothing_is_outside_of_the_figure_or_on_another_text(keys, width):
 def test_what_is_cut_tells_least_apart():
     """The end, the beginning, or what all begin with and then the end."""
     middle = [f"camera {j} of the north, first half of the year" for j in range(2)]
-    assert fitted(middle, 9, 0.65, 20) == ["…0 of t…", "…1 of t…"]
-    assert fitted(["the same 1", "the same 2"], 9, 2, 6) == ["…ame 1", "…ame 2"]
-    assert fitted(["photo", "painting"], 9, 0.45, 20) == ["photo", "paint…"]
+    assert fit_labels(middle, 9, 0.65, 20) == ["…0 of t…", "…1 of t…"]
+    assert fit_labels(["the same 1", "the same 2"], 9, 2, 6) == ["…ame 1", "…ame 2"]
+    assert fit_labels(["photo", "painting"], 9, 0.45, 20) == ["photo", "paint…"]
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
@@ -200,7 +200,7 @@ def test_the_diagonal_is_seen_on_every_colour(value):
     figure = heatmap_figure(AccuracyMatrix(np.full((6, 6), value)), None)
     outlines = [part for part in figure.axes[0].patches if not part.get_fill()]
     assert len(outlines) == 6
-    picture = png_array(png(figure)).astype(int)
+    picture = decode_png(encode_png(figure)).astype(int)
     for outline in outlines:
         box = outline.get_window_extent()
         across = picture[int(picture.shape[0] - box.y0 - 10), int(box.x0) - 3 : int(box.x0) + 5]
@@ -213,7 +213,7 @@ def test_the_diagonal_is_seen_on_every_colour(value):
 def test_small_cells_have_their_colour(size):
     """In a paper's column, too, white lines leave most of a cell."""
     figure = heatmap_figure(AccuracyMatrix(np.full((size, size), 0.0)), None, width=3.3)
-    dark = (png_array(png(figure)).max(axis=2) < 120).sum()
+    dark = (decode_png(encode_png(figure)).max(axis=2) < 120).sum()
     cells = 120**2 * (3.3 - 0.9 - 0.85) ** 2
     assert dark > 0.75 * cells
 

@@ -26,8 +26,8 @@ from clear_mlflow.metrics import (
     confusion,
     evaluate_metrics,
 )
-from clear_mlflow.report.page import answers
-from clear_mlflow.report.page.matrix_map import classes_map
+from clear_mlflow.report.page import run_page as run_page_module
+from clear_mlflow.report.page.matrix_map import class_map
 from clear_mlflow.report.page.run_page import RunReport, run_page
 
 
@@ -172,7 +172,7 @@ def test_metrics_have_their_meaning_or_why_there_is_none():
     report = dataclasses.replace(report, results=MetricResults(report.results | own))
     text = run_page(report)
     tiles = re.findall(
-        r'<li[^>]*><span class="what" title="(.*?)".*?<strong>(.*?)</strong>', text, re.S
+        r'<li[^>]*><span class="name" title="(.*?)".*?<strong>(.*?)</strong>', text, re.S
     )
     assert [name for name, _ in tiles] == [metric.name for metric in METRICS]
     for name, value in tiles:
@@ -196,7 +196,7 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
     report = dataclasses.replace(
         report, results=MetricResults(report.results | results), tests=matrix
     )
-    before, _, section = run_page(report).partition('<section id="inside">')
+    before, _, section = run_page(report).partition('<section id="within-buckets">')
     assert "more metrics" not in before
     for name, result in results.items():
         assert name not in before
@@ -208,7 +208,7 @@ def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
 def test_the_page_holds_every_confusion(classes, protocol):
     """Read as its script reads it, against the count over images one by one."""
     predictions = build_predictions(3, classes, 4, protocol=protocol)
-    page_answers = read_page_data(run_page(build_report(predictions)))["answers"]
+    page_answers = read_page_data(run_page(build_report(predictions)))["predictions"]
     assert page_answers["classes"] == list(predictions.images.class_names)
     totals = unpack_array(page_answers["totals"], "<u4").reshape(3, classes)
     assert set(page_answers["rows"]) == {"0", "1", "2", "3"}
@@ -237,16 +237,16 @@ def test_its_size_is_bounded(monkeypatch):
     """Of what does not fit, the last rows' predictions stay; of more classes, none are shown."""
     predictions = build_predictions(4, 200, 5, skill=0.2)
     page = run_page(build_report(predictions))
-    assert list(read_page_data(page)["answers"]["rows"]) == list("01234")
-    room = len(read_page_data(page)["answers"]["rows"]["4"]) + 2000
-    monkeypatch.setattr(answers, "MOST_BYTES", room)
+    assert list(read_page_data(page)["predictions"]["rows"]) == list("01234")
+    room = len(read_page_data(page)["predictions"]["rows"]["4"]) + 2000
+    monkeypatch.setattr(run_page_module, "MAX_PREDICTION_CHARACTERS", room)
     text = run_page(build_report(predictions))
-    assert list(read_page_data(text)["answers"]["rows"]) == ["4"]
+    assert list(read_page_data(text)["predictions"]["rows"]) == ["4"]
     assert len(text) < len(page) - 2 * room
-    assert "predictions of 1 of 5 rows, the last ones" in text
-    text = run_page(build_report(build_predictions(2, answers.MOST_CLASSES + 1, 1)))
-    assert read_page_data(text)["answers"] is None
-    assert "Of more than 1000 classes" in text
+    assert "predictions of the last 1 of 5 rows" in text
+    text = run_page(build_report(build_predictions(2, run_page_module.MAX_CLASSES + 1, 1)))
+    assert read_page_data(text)["predictions"] is None
+    assert "not shown for more than 1000 classes" in text
 
 
 def test_of_very_many_buckets_some_are_shown():
@@ -276,7 +276,7 @@ def test_imported_fractions_have_no_counts():
     record = assemble({row_file_name(1): row_record(row, seed=None)})
     report = RunReport(name="x", run_id="y", record=record, results=MetricResults())
     text = run_page(dataclasses.replace(report, without_predictions="The run kept none."))
-    assert read_page_data(text)["images"] is read_page_data(text)["answers"] is None
+    assert read_page_data(text)["images"] is read_page_data(text)["predictions"] is None
     assert "no seed" in text
     assert "The run kept none." in text
 
@@ -285,17 +285,15 @@ def test_classes_that_come_and_go_are_shown_over_time():
     """Test images of each class in each bucket, hatched where none; nothing where all are alike."""
     images = build_predictions(3, 2, 10).images
     label = np.where(images.bucket == 0, 0, np.arange(60) % 2).astype(np.uint16)
-    class_rows = classes_map(dataclasses.replace(images, label=label))
+    class_rows = class_map(dataclasses.replace(images, label=label))
     assert class_rows is not None
     assert [cell["text"] for cell in class_rows["rows"][0]["cells"]] == ["20", "10", "10"]
     assert [cell["style"] for cell in class_rows["rows"][1]["cells"]] == ["x", "v50", "v50"]
-    assert (
-        classes_map(dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2)) is None
-    )
+    assert class_map(dataclasses.replace(images, label=np.arange(60, dtype=np.uint16) % 2)) is None
 
 
 def test_classes_with_the_same_shares_in_buckets_of_different_sizes_are_not_shown():
     """Half of 20 images and half of 40: nothing changes over time."""
     names, label = ("bus", "camera"), np.arange(60) % 2
-    assert classes_map(build_images((20, 40), label, names)) is None
-    assert classes_map(build_images((20, 40), [*[0] * 20, *label[20:]], names)) is not None
+    assert class_map(build_images((20, 40), label, names)) is None
+    assert class_map(build_images((20, 40), [*[0] * 20, *label[20:]], names)) is not None

@@ -32,12 +32,17 @@ from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, significant
 from clear_mlflow.importers import ReadOptions, ResultFile, read_runs
 from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, adapt_metrics
-from clear_mlflow.report.cell_scale import scale_over
+from clear_mlflow.report.colours import build_cell_scale
 from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.report.markdown import description
-from clear_mlflow.report.page.fragment import run_html
-from clear_mlflow.report.page.line_chart import Line, LinePoint, axis_over, padded, round_ticks
-from clear_mlflow.report.page.run_page import RunReport, run_page
+from clear_mlflow.report.page.line_charts import (
+    Line,
+    LinePoint,
+    build_axis,
+    list_round_ticks,
+    pad_range,
+)
+from clear_mlflow.report.page.run_page import RunReport, run_html, run_page
 from clear_mlflow.report.terminal_tables import matrix_table
 
 RMSE = Score("rmse", higher_is_better=False)
@@ -239,29 +244,29 @@ def test_a_shown_number_is_the_number(value, digits):
 def test_brighter_is_better():
     """Whatever direction the score has, the brightest cell is the best one of the trained rows."""
     grid = np.array([UNTRAINED, *ERRORS])
-    lower, higher = scale_over(RMSE, [grid]), scale_over(Score("mean_reward"), [grid])
+    lower, higher = build_cell_scale(RMSE, [grid]), build_cell_scale(Score("mean_reward"), [grid])
     assert lower.ends == ("6.00", "1.50")
     assert float(lower.shade(1.5)) == float(higher.shade(6.0)) == 1.0
     assert float(lower.shade(6.0)) == float(higher.shade(1.5)) == 0.0
     assert float(lower.shade(10.0)) == 0.0  # the untrained model's: beyond the scale
-    assert scale_over(ACCURACY, [grid]).ends == ("0.0 %", "100.0 %")
-    assert float(scale_over(RMSE, [np.full((3, 2), 4.0)]).shade(4.0)) == 0.5
+    assert build_cell_scale(ACCURACY, [grid]).ends == ("0.0 %", "100.0 %")
+    assert float(build_cell_scale(RMSE, [np.full((3, 2), 4.0)]).shade(4.0)) == 0.5
 
 
 def test_colours_of_a_run_that_has_only_its_untrained_model():
     """Nothing was trained: the scale is that of the one row there is."""
     grid = np.array([UNTRAINED, *np.full((3, 3), np.nan)])
-    scale = scale_over(RMSE, [grid])
+    scale = build_cell_scale(RMSE, [grid])
     assert [float(scale.shade(value)) for value in (min(UNTRAINED), max(UNTRAINED))] == [1.0, 0.0]
     # Next to a run that was trained it does not count.
-    assert scale_over(RMSE, [grid, np.array([UNTRAINED, *ERRORS])]).ends == ("6.00", "1.50")
+    assert build_cell_scale(RMSE, [grid, np.array([UNTRAINED, *ERRORS])]).ends == ("6.00", "1.50")
 
 
 def test_an_axis_of_large_values_begins_near_the_lowest():
     """Values from 1000 to 1010 would be one flat line above zero."""
     lines = [Line(0, [LinePoint(1, 1000.0, "first"), LinePoint(2, 1010.0, "second")])]
     for is_large in (True, False):
-        ticks = [value for value, _ in axis_over(lines, RMSE).ticks(large=is_large)]
+        ticks = [value for value, _ in build_axis(lines, RMSE).list_ticks(is_large=is_large)]
         assert len(ticks) > 1
         assert all(990 < tick < 1020 for tick in ticks)
 
@@ -312,22 +317,22 @@ def test_an_untrained_model_far_off_does_not_flatten_the_charts():
     """Its values are in the matrix; in a chart they would be all that is seen."""
     page = run_page(build_report(build_tracked_run(initial=[5e4, 6e4, 7e4])))
     charts = shown_text(page).split("rmse over time")[1]
-    assert "an untrained model&#39;s values are left out" in charts
-    assert "before it was trained on" in charts
+    assert "values of the untrained model outside of it are omitted" in charts
+    assert "rmse on each bucket over the whole run" in charts
     titles = [part.split("<")[0] for part in charts.split("<title>")[1:]]
-    assert "the buckets still to come, after 1: 5.00" in titles
+    assert "buckets still to come (mean), after 1: 5.00" in titles
     assert not any("after 0" in title for title in titles)
     near = shown_text(run_page(build_report(build_tracked_run(initial=[4.0, 5.0, 6.0]))))
-    assert "the buckets still to come, after 0: 5.00" in near
+    assert "buckets still to come (mean), after 0: 5.00" in near
 
 
 @example(1e-09, 1e-09, 3)
 @given(st.floats(-1e150, 1e150), st.floats(-1e150, 1e150), st.integers(2, 5))
 def test_an_axis_has_a_few_round_numbers(one, other, steps):
     """Of any two ends, however near or far, and also where there is one value alone."""
-    low, high = padded(min(one, other), max(one, other))
+    low, high = pad_range(min(one, other), max(one, other))
     assert low < min(one, other) <= max(one, other) < high
-    ticks = round_ticks(low, high, steps)
+    ticks = list_round_ticks(low, high, steps)
     assert 1 <= len(ticks) <= 2 * steps + 1
     slack = 1e-12 * max(abs(low), abs(high))
     assert all(low - slack <= value <= high + slack for value, _ in ticks)

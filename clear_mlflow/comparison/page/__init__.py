@@ -1,4 +1,4 @@
-"""The comparison as one HTML page, in the frame that :mod:`clear_mlflow.report.page` gives it."""
+"""The comparison as an HTML page, in the frame of :mod:`clear_mlflow.report.page`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from functools import partial
 from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.page.charts import cost_plots, curve_parts, metric_plots, plots_about
-from clear_mlflow.comparison.page.matrices_section import matrices
-from clear_mlflow.comparison.page.tables import leaderboard, verdicts
+from clear_mlflow.comparison.page.charts import (
+    cost_plots,
+    curve_parts,
+    describe_metric_plots,
+    metric_plots,
+)
+from clear_mlflow.comparison.page.matrices_section import build_matrices
+from clear_mlflow.comparison.page.tables import build_leaderboard, build_verdicts
 from clear_mlflow.comparison.page.wording import (
-    group_name,
-    interval_text,
-    many,
-    setting_text,
-    short,
+    describe_setting,
+    format_count,
+    format_interval,
+    name_group,
+    shorten,
 )
 from clear_mlflow.metrics import format_value
-from clear_mlflow.report.page import rendered
+from clear_mlflow.report.page import render_page
 
 
 def comparison_page(
@@ -29,15 +34,20 @@ def comparison_page(
     more_seeds: str | None = None,
     chosen: str | None = None,
     run_address: Callable[[str], str] | None = None,
-    over: str | None = None,
-    **more: Any,
+    extension: str | None = None,
+    **content: Any,
 ) -> str:
-    """The whole page; *over* is a template that extends it, *more* what that one names."""
-    return rendered(
+    """Return the HTML page of a comparison.
+
+    more_seeds, chosen: artifacts with grids to continue with, or None. run_address: returns the
+    address of a run's page for a run id. extension: template that extends the page, or None.
+    content: variables of that template.
+    """
+    return render_page(
         "clear_mlflow.comparison.page/page",
-        over=over,
-        title=short(title, 160),
-        subtitle=_subtitle(comparison),
+        extension=extension,
+        title=shorten(title, 160),
+        subtitle=_build_subtitle(comparison),
         footer=footer,
         more_seeds=more_seeds,
         chosen=chosen,
@@ -45,26 +55,26 @@ def comparison_page(
         warnings=comparison.warnings,
         groups=comparison.groups,
         num_runs=len(comparison.subjects),
-        named=partial(group_name, comparison),
-        number=partial(format_value, score=comparison.score),
-        interval=partial(interval_text, score=comparison.score),
-        **verdicts(comparison),
-        board=leaderboard(comparison),
+        name_group=partial(name_group, comparison),
+        format_number=partial(format_value, score=comparison.score),
+        format_interval=partial(format_interval, score=comparison.score),
+        **build_verdicts(comparison),
+        board=build_leaderboard(comparison),
         plots=list(metric_plots(comparison)),
-        plots_about=plots_about(comparison),
-        prices=list(cost_plots(comparison)),
+        plots_note=describe_metric_plots(comparison),
+        cost_plots=list(cost_plots(comparison)),
         curves=list(curve_parts(comparison)),
-        **matrices(comparison),
-        settings=[setting_text(comparison, i) for i in range(len(comparison.settings))],
-        **more,
+        **build_matrices(comparison),
+        settings=[describe_setting(comparison, i) for i in range(len(comparison.settings))],
+        **content,
     )
 
 
-def _subtitle(comparison: Comparison) -> str:
-    runs = len(comparison.subjects)
-    by = " and ".join(short(name, 40) for name in comparison.group_by)
-    subtitle = f"{many(runs, 'run')} in {many(len(comparison.groups), 'group')}"
-    subtitle += f" by {by}" if by else ", each for itself"
+def _build_subtitle(comparison: Comparison) -> str:
+    num_runs = format_count(len(comparison.subjects), "run")
+    labels = " and ".join(shorten(name, 40) for name in comparison.group_by)
+    groups = format_count(len(comparison.groups), "group")
+    subtitle = f"{num_runs} in {groups} by {labels}" if labels else f"{num_runs}, not grouped"
     if len(comparison.settings) == 1:
-        subtitle += f". {setting_text(comparison, 0)}"
+        subtitle += f". {describe_setting(comparison, 0)}"
     return subtitle

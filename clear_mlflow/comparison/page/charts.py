@@ -1,4 +1,4 @@
-"""The comparison's charts: every metric with its interval, and learning curves."""
+"""The charts of a comparison: metrics with intervals, metrics against cost, learning curves."""
 
 from __future__ import annotations
 
@@ -12,157 +12,201 @@ from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import COST, Group, mean_text, within_one_percent
-from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
+from clear_mlflow.comparison.page.wording import (
+    describe_setting,
+    format_count,
+    format_interval,
+    shorten,
+)
 from clear_mlflow.core.score import Score, significant
 from clear_mlflow.metrics import is_cost
 from clear_mlflow.report.colours import GROUPS
-from clear_mlflow.report.page.line_chart import (
+from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
-    axis_over,
+    build_axis,
     future_mean,
     line_chart,
-    padded,
+    list_round_ticks,
+    pad_range,
     past_mean,
-    round_ticks,
 )
 from clear_mlflow.statistics import seed_summary
 
-# The most groups whose dots fit beside their names, and whose curves a reader can distinguish.
-_MOST_DOTS, _MOST_CURVES = 24, 8
+# The most groups whose names fit next to their dots, and whose curves a reader can distinguish.
+_MAX_DOTS, _MAX_CURVES = 24, 8
+_NAME_HEIGHT = 13  # pixels
 
-# From (T + 1, T) cells of a run and buckets trained so far to a value; NaN = not defined there.
+# Returns a value for the (T + 1, T) cells of a run and the number of trained buckets, or NaN.
 _Value = Callable[[NDArray[np.float64], int], float]
 
 
-def plots_about(comparison: Comparison) -> str:
-    """What the dots and lines of :func:`metric_plots` are."""
+def describe_metric_plots(comparison: Comparison) -> str:
+    """Explain the dots and lines of :func:`metric_plots`."""
     level = f"{100 * comparison.level:g} %"
-    about = f"Dot: mean. Line: {level} interval of the mean over seeds."
+    text = f"Dot: mean over seeds. Line: {level} interval of the mean."
     if comparison.image_intervals:
-        about += (
-            f" Dotted line, at groups of one run: {level} interval over test images, of that one "
-            "trained model; other seeds may lie outside of it."
+        text += (
+            f" Dotted line, for groups of one run: {level} interval over test images. It describes "
+            "this trained model only; other seeds may be outside of it."
         )
-    if len(comparison.groups) > _MOST_DOTS:
-        about += f" The first {_MOST_DOTS} groups of the leaderboard."
-    return about
+    if len(comparison.groups) > _MAX_DOTS:
+        text += f" The first {_MAX_DOTS} groups of the leaderboard are shown."
+    return text
 
 
 def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """For each metric what the macro ``dots`` draws: a dot and an interval for each group."""
-    score, shown = comparison.score, list(enumerate(comparison.groups))[:_MOST_DOTS]
-    longest = max(len(short(group.name, 20)) for _, group in shown)
-    width, left, right, line = 420, 24 + 6 * longest, 404, 22
+    """Yield what the template ``dots`` draws for each metric: a dot and an interval per group."""
+    score, groups = comparison.score, list(enumerate(comparison.groups))[:_MAX_DOTS]
+    max_name = max(len(shorten(group.name, 20)) for _, group in groups)
+    width, left, right, line_height = 420, 24 + 6 * max_name, 404, 22
     for metric in comparison.metrics:
         if is_cost(metric):
             continue
-        found = [
+        rows = [
             (position, group, group.metrics[metric], *comparison.interval_of(position, metric))
-            for position, group in shown
+            for position, group in groups
             if metric in group.metrics
         ]
-        if not found:
+        if not rows:
             continue
-        ends = [e for _, _, s, interval, _ in found for e in (s.mean, *(interval or ()))]
-        low, high = _ends(min(ends), max(ends), score)
-        at, dots = partial(_place, (low, high), (left, right)), []
-        for row, (position, group, summary, interval, images) in enumerate(found):
+        values = [v for _, _, s, interval, _ in rows for v in (s.mean, *(interval or ()))]
+        low, high = _add_margin(min(values), max(values), score)
+        to_pixels, dots = partial(_scale, (low, high), (left, right)), []
+        for row, (position, group, summary, interval, is_over_images) in enumerate(rows):
             seeds = group.partial_seeds(metric) or str(summary.n)
-            evidence = "test images" if images else f"{seeds} seed{'s' * (seeds != '1')}"
-            value = f"{score.number(summary.mean)} {interval_text(interval, score=score)}".rstrip()
+            source = "test images" if is_over_images else f"{seeds} seed{'s' * (seeds != '1')}"
+            value = f"{score.number(summary.mean)} {format_interval(interval, score=score)}"
             dots.append(
                 {
                     "colour": position % len(GROUPS),
-                    "name": short(group.name, 20),
-                    "title": f"{short(group.name)}: {value}; {evidence}",
-                    "x": at(summary.mean),
-                    "y": 16 + line * row,
-                    "low": None if interval is None else at(interval.low),
-                    "high": None if interval is None else at(interval.high),
-                    "images": images,
+                    "name": shorten(group.name, 20),
+                    "title": f"{shorten(group.name)}: {value.rstrip()}; {source}",
+                    "x": to_pixels(summary.mean),
+                    "y": 16 + line_height * row,
+                    "low": None if interval is None else to_pixels(interval.low),
+                    "high": None if interval is None else to_pixels(interval.high),
+                    "is_over_images": is_over_images,
                 }
             )
         yield {
             "title": metric,
-            "lower": comparison.is_higher_better(metric) is False,
+            "is_lower_better": comparison.is_higher_better(metric) is False,
             "width": width,
             "left": left,
-            "height": 16 + line * len(dots) + 16,
-            "ticks": [{"at": at(tick), "text": text} for tick, text in round_ticks(low, high, 4)],
+            "height": 16 + line_height * len(dots) + 16,
+            "ticks": [
+                {"at": to_pixels(tick), "label": label}
+                for tick, label in list_round_ticks(low, high, 4)
+            ],
             "dots": dots,
         }
 
 
 def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """For each setting what ``prices_of`` draws; across is a logarithm from ten times on."""
-    ranked, score = comparison.ranked_by or "", comparison.score
-    (width, height), left = (560, 320), 60
-    higher = comparison.is_higher_better(ranked)
+    """Yield what the template ``costs`` draws for each setting with different costs.
+
+    The x-axis is logarithmic if the largest cost is more than ten times the smallest.
+    """
+    metric, score = comparison.ranked_by or "", comparison.score
+    width, height, left, top = 720, 400, 46, 26
+    bottom = height - 40
+    is_higher_better = comparison.is_higher_better(metric)
     for setting in range(len(comparison.settings)):
-        priced = [
-            (position, group, group.metrics[ranked], group.metrics[COST].mean)
+        rows = [
+            (position, group, group.metrics[metric], group.metrics[COST].mean)
             for position, group in enumerate(comparison.groups)
-            if group.setting == setting and ranked in group.metrics and COST in group.metrics
+            if group.setting == setting and metric in group.metrics and COST in group.metrics
         ]
-        # A logarithm has no place for 0.
-        found = [one for one in priced if one[3] > 0]
-        free = [short(group.name, 20) for _, group, _, price in priced if price <= 0]
-        prices = [price for *_, price in found]
-        # At equal cost all would lie above each other.
-        if not prices or within_one_percent(min(prices), max(prices)):
+        # A logarithmic axis cannot show 0.
+        free = [shorten(group.name, 20) for _, group, _, cost in rows if cost <= 0]
+        rows = [row for row in rows if row[3] > 0][:_MAX_DOTS]
+        costs = [cost for *_, cost in rows]
+        # With equal costs, all dots would be above each other.
+        if not costs or within_one_percent(min(costs), max(costs)):
             continue
-        without = free[0] if len(free) == 1 else many(len(free), "group")
-        scale = math.log10 if max(prices) > 10 * min(prices) else float
-        ends = [e for _, _, s, _ in found for e in (s.mean, *(s.interval or ()))]
-        low, high = _ends(min(ends), max(ends), score)
-        first, last = padded(scale(min(prices)), scale(max(prices)))
-        right = width - 24 - 6 * max(len(short(group.name, 20)) for _, group, _, _ in found)
-        across = partial(_place, (first, last), (left, right))
-        up = partial(_place, (low, high), (height - 22, 8))
+        is_log = max(costs) > 10 * min(costs)
+        transform = math.log10 if is_log else float
+        values = [v for _, _, s, _ in rows for v in (s.mean, *(s.interval or ()))]
+        low, high = _add_margin(min(values), max(values), score)
+        first, last = pad_range(transform(min(costs)), transform(max(costs)))
+        right = width - 24 - 6 * max(len(shorten(group.name, 20)) for _, group, _, _ in rows)
+        to_x = partial(_scale, (first, last), (left, right))
+        to_y = partial(_scale, (low, high), (bottom, top))
         dots: list[dict[str, Any]] = []
-        named: list[tuple[float, float, float]] = []  # names: from, to, how far down
-        for position, group, summary, price in sorted(found, key=lambda one: up(one[2].mean)):
-            bottom, top = map(up, summary.interval) if summary.interval else (None, None)
-            text = f"{score.number(summary.mean)} at {significant(price, 3)} training FLOPs"
-            name, x, y = short(group.name, 20), across(scale(price)), up(summary.mean)
-            to = x + 12 + 6 * len(name)
-            line = max([y, *(down + 11 for start, end, down in named if start < to and x < end)])
-            named.append((x, to, line))
+        for position, group, summary, cost in rows:
+            low_y, high_y = map(to_y, summary.interval) if summary.interval else (None, None)
+            value = f"{score.number(summary.mean)} at {significant(cost, 3)} training FLOPs"
             dots.append(
                 {
                     "colour": position % len(GROUPS),
-                    "name": name,
-                    "line": round(line, 1),
-                    "title": f"{short(group.name)}: {text}",
-                    "x": x,
-                    "y": y,
-                    "low": bottom,
-                    "high": top,
+                    "name": shorten(group.name, 20),
+                    "title": f"{shorten(group.name)}: {value}",
+                    "x": to_x(transform(cost)),
+                    "y": to_y(summary.mean),
+                    "low": low_y,
+                    "high": high_y,
                 }
             )
-        front = front_of([(dot["x"], -dot["y"] if higher else dot["y"]) for dot in dots])
-        exact = scale is float
+        dots.sort(key=lambda dot: dot["y"])
+        name_ys = spread_out([dot["y"] for dot in dots], _NAME_HEIGHT, (top, bottom))
+        for dot, name_y in zip(dots, name_ys, strict=True):
+            dot["name_y"] = round(name_y, 1)
+        front = find_pareto_front(
+            [(dot["x"], -dot["y"] if is_higher_better else dot["y"]) for dot in dots]
+        )
+        omitted = free[0] if len(free) == 1 else format_count(len(free), "group")
+        if is_log:
+            exponents = range(math.ceil(first), math.floor(last) + 1)
+            x_ticks = [(float(e), f"1e{e}") for e in exponents if not e % (len(exponents) // 8 + 1)]
+        if not is_log or len(x_ticks) < 2:
+            x_ticks = [
+                (v, significant(10**v if is_log else v, 2))
+                for v, _ in list_round_ticks(first, last, 4)
+            ]
         yield {
-            "title": f"{ranked}, by {COST}" + (f", without {without} (0 FLOPs)" if free else ""),
+            "title": f"{metric} and training cost"
+            + (f", without {omitted} (0 FLOPs)" if free else ""),
             "width": width,
             "height": height,
             "left": left,
             "right": right,
-            "up": [{"at": up(v), "text": text} for v, text in round_ticks(low, high, 5)],
-            "across": [
-                {"at": across(v), "text": significant(v if exact else 10**v, 2)}
-                for v, _ in round_ticks(first, last, 4)
+            "top": top,
+            "bottom": bottom,
+            "x_label": f"training FLOPs{' (log scale)' if is_log else ''}",
+            "y_label": metric,
+            "y_ticks": [
+                {"at": to_y(v), "label": label} for v, label in list_round_ticks(low, high, 5)
             ],
+            "x_ticks": [{"at": to_x(v), "label": label} for v, label in x_ticks],
+            "lines_at": [to_x(v) for v, _ in x_ticks],
             "dots": dots,
             "front": "M" + "L".join(f"{dots[i]['x']} {dots[i]['y']}" for i in front),
         }
 
 
-def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Of (cost, value) pairs those that no other beats in both, by their cost.
+def spread_out(positions: Sequence[float], gap: float, limits: tuple[float, float]) -> list[float]:
+    """Move sorted positions so that they are at least *gap* apart, within limits if possible.
 
-    >>> front_of([(2.0, 0.8), (1.0, 0.5), (3.0, 0.7), (2.0, 0.6)])
+    >>> spread_out([10, 12, 13, 90], 10, (0, 100))
+    [10, 20, 30, 90]
+    >>> spread_out([80, 95, 96], 10, (0, 100))
+    [80, 90, 100]
+    """
+    moved: list[float] = []
+    for position in positions:
+        moved.append(max(position, moved[-1] + gap) if moved else max(position, limits[0]))
+    highest = limits[1]
+    for i in reversed(range(len(moved))):
+        moved[i] = min(moved[i], highest)
+        highest = moved[i] - gap
+    return moved
+
+
+def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the (cost, value) pairs that no other pair beats in both, cheapest first.
+
+    >>> find_pareto_front([(2.0, 0.8), (1.0, 0.5), (3.0, 0.7), (2.0, 0.6)])
     [1, 0]
     """
     front: list[int] = []
@@ -172,89 +216,97 @@ def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def _place(ends: tuple[float, float], pixels: tuple[int, int], value: float) -> float:
-    """Where a value between two ends is drawn, in pixels."""
+def _scale(ends: tuple[float, float], pixels: tuple[int, int], value: float) -> float:
+    """Return the pixel of a value in a range."""
     (low, high), (first, last) = ends, pixels
     return round(first + (last - first) * (value - low) / (high - low), 1)
 
 
-def _ends(low: float, high: float, score: Score) -> tuple[float, float]:
-    """A little outside of all values."""
+def _add_margin(low: float, high: float, score: Score) -> tuple[float, float]:
     if not score.is_accuracy:
-        return padded(low, high)
-    span = max(high - low, 0.01)  # a difference of a hundredth of a point fills no panel
+        return pad_range(low, high)
+    span = max(high - low, 0.01)  # a difference of a hundredth of a point must not fill the panel
     return low - 0.06 * span, high + 0.06 * span
 
 
 def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """For each setting its learning curves: of means, and of every bucket."""
+    """Yield the learning curves of each setting: means, and each bucket."""
     score, level = comparison.score, comparison.level
     for setting, description in enumerate(comparison.settings):
         groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
-        shown = groups[:_MOST_CURVES]
+        drawn_groups = groups[:_MAX_CURVES]
 
-        def lines(value: _Value, shown: Sequence[tuple[int, Group]] = shown) -> list[Line]:
-            found = [_line(position, group, value, level, score) for position, group in shown]
-            return [line for line in found if line.points]
+        def build_lines(
+            value: _Value, groups: Sequence[tuple[int, Group]] = drawn_groups
+        ) -> list[Line]:
+            lines = [_build_line(p, group, value, level, score) for p, group in groups]
+            return [line for line in lines if line.points]
 
         means = {
-            f"Mean {score.name} on the buckets trained on so far": lines(past_mean),
-            f"Mean {score.name} on the buckets still to come": lines(future_mean),
+            f"Mean {score.name} on past buckets": build_lines(past_mean),
+            f"Mean {score.name} on future buckets": build_lines(future_mean),
         }
         buckets = [
-            (f"Bucket {k}", lines(partial(_cell, j))) for j, k in enumerate(description.buckets)
+            (f"Bucket {key}", build_lines(partial(_get_cell, j)))
+            for j, key in enumerate(description.buckets)
         ]
-        if not any(found for _, found in buckets):  # no cell is evidence under the protocol
+        if not any(lines for _, lines in buckets):  # the protocol excludes all cells
             continue
-        axis = axis_over([line for _, of_bucket in buckets for line in of_bucket], score)
-        times = shown[0][1].members[0].record.times
+        bucket_lines = [line for _, lines in buckets for line in lines]
+        mean_lines = [line for lines in means.values() for line in lines]
+        axis = build_axis(bucket_lines, score)
+        mean_axis = build_axis(mean_lines or bucket_lines, score)
+        notes = [mean_axis.note]
+        if any(len(group.members) > 1 for _, group in drawn_groups):
+            notes.append(f"Band: {100 * level:g} % interval of the mean over seeds.")
+        if len(groups) > len(drawn_groups):
+            notes.append(
+                f"The first {len(drawn_groups)} of {len(groups)} groups of the leaderboard."
+            )
+        times = drawn_groups[0][1].members[0].record.times
         chart = partial(line_chart, last=len(description.buckets), times=times)
-        across = "the dates of the buckets, true to scale" if times else "buckets trained on"
-        about = f"Across: {across}. {axis.about}"
-        if any(len(group.members) > 1 for _, group in shown):
-            about += f" Band: {100 * level:g} % interval of the mean over seeds."
-        if len(groups) > len(shown):
-            about += f" The first {len(shown)} of {len(groups)} groups of the leaderboard."
+        styles = [(*_get_style(position), group) for position, group in drawn_groups]
         yield {
-            "setting": setting_text(comparison, setting) if len(comparison.settings) > 1 else "",
-            "about": about,
+            "setting": describe_setting(comparison, setting)
+            if len(comparison.settings) > 1
+            else "",
+            "about": " ".join(filter(None, notes)),
             "legend": [
-                {"colour": colour, "dash": dash, "name": short(group.name)}
-                for position, group in shown
-                for colour, dash in [_style(position)]
+                {"colour": colour, "dash": dash, "name": shorten(group.name)}
+                for colour, dash, group in styles
             ],
             "means": [
-                chart(title, found, size=(560, 300), axis=axis_over(found, score), dots=True)
-                for title, found in means.items()
-                if found
+                chart(title, lines, size=(560, 320), axis=mean_axis, has_dots=True)
+                for title, lines in means.items()
+                if lines
             ],
             "buckets": [
-                chart(title, found, size=(240, 165), axis=axis, dots=False)
-                for title, found in buckets
-                if found
+                chart(title, lines, size=(240, 165), axis=axis, has_dots=False)
+                for title, lines in buckets
+                if lines
             ],
         }
 
 
-def _line(position: int, group: Group, value: _Value, level: float, score: Score) -> Line:
-    """A value after each number of trained buckets, over the seeds of a group that define it."""
-    name, points = short(group.name, 60), []
-    for k in range(len(group.grid)):
-        values = [value(member.grid, k) for member in group.members]
-        values = [found for found in values if not math.isnan(found)]
+def _build_line(position: int, group: Group, value: _Value, level: float, score: Score) -> Line:
+    """Return the mean over the seeds for which a value is defined, after each trained bucket."""
+    name, points = shorten(group.name, 60), []
+    for num_trained in range(len(group.grid)):
+        values = [value(member.grid, num_trained) for member in group.members]
+        values = [number for number in values if not math.isnan(number)]
         if values:
             summary = seed_summary(values, level=level)
-            spread = f"{mean_text(summary, score.cell)}{score.unit}"
-            title = f"{name}, after {k}: {spread} ({many(summary.n, 'seed')})"
-            points.append(LinePoint(k, summary.mean, title, summary.interval))
-    colour, dash = _style(position)
+            mean = f"{mean_text(summary, score.cell)}{score.unit}"
+            title = f"{name}, after {num_trained}: {mean} ({format_count(summary.n, 'seed')})"
+            points.append(LinePoint(num_trained, summary.mean, title, summary.interval))
+    colour, dash = _get_style(position)
     return Line(colour, points, dash)
 
 
-def _style(position: int) -> tuple[int, int]:
-    """The colour and the dashes of a group."""
+def _get_style(position: int) -> tuple[int, int]:
+    """Return the colour and the dash of a group."""
     return position % len(GROUPS), position // len(GROUPS) % 3
 
 
-def _cell(bucket: int, cells: NDArray[np.float64], k: int) -> float:
-    return float(cells[k, bucket])
+def _get_cell(bucket: int, cells: NDArray[np.float64], num_trained: int) -> float:
+    return float(cells[num_trained, bucket])

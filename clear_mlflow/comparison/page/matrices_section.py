@@ -1,4 +1,4 @@
-"""The comparison page's matrices."""
+"""The mean matrices of a comparison's groups."""
 
 from __future__ import annotations
 
@@ -9,56 +9,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.page.wording import group_name, many
-from clear_mlflow.report.cell_scale import CellScale, scale_over
+from clear_mlflow.comparison.page.wording import format_count, name_group
+from clear_mlflow.report.colours import CellScale, build_cell_scale
 from clear_mlflow.report.page.matrix_map import matrix_map
 
-# Cells of matrices on a page of two megabytes: about 40 bytes each.
-_MOST_CELLS = 12_000
+_MAX_CELLS = 12_000  # about 40 bytes each; a page stays below two megabytes
 
 
-def matrices(comparison: Comparison) -> dict[str, Any]:
-    """The mean matrices of groups."""
+def build_matrices(comparison: Comparison) -> dict[str, Any]:
+    """Return the template's variables for the mean matrices of groups."""
     scales, keys = matrix_scales(comparison), [s.buckets for s in comparison.settings]
-    several = [group for group in comparison.groups if len(group.members) > 1]
-    about = "Means over seeds." if several else ""
-    if any(bool((group.seeds_per_cell % len(group.members)).any()) for group in several):
-        about += " Dotted underline: not all seeds measured this cell; the mean is over the others."
-    cells = accumulate(group.grid.size for group in comparison.groups)
-    shown = comparison.groups[: max(1, sum(total <= _MOST_CELLS for total in cells))]
+    averaged = [group for group in comparison.groups if len(group.members) > 1]
+    sentences = ["Cells are means over seeds."] if averaged else []
+    if any(bool((group.seeds_per_cell % len(group.members)).any()) for group in averaged):
+        sentences.append(
+            "A dotted underline marks cells that some seeds did not measure; the mean is over the "
+            "others."
+        )
+    num_cells = accumulate(group.grid.size for group in comparison.groups)
+    num_maps = max(1, sum(total <= _MAX_CELLS for total in num_cells))
     maps = [
         {
-            "title": group_name(comparison, group),
-            "detail": f"mean of {many(len(group.members), 'run')}"
-            if group in several
+            "title": name_group(comparison, group),
+            "detail": f"mean of {format_count(len(group.members), 'run')}"
+            if len(group.members) > 1
             else "one run",
             **matrix_map(
                 group.grid,
                 keys[group.setting],
                 seeds=group.seeds_per_cell,
-                members=len(group.members),
+                num_members=len(group.members),
                 scale=scales[group.setting],
             ),
         }
-        for group in shown
+        for group in comparison.groups[:num_maps]
     ]
     if len(maps) < len(comparison.groups):
-        about += f" The first {len(maps)} groups of the leaderboard."
+        sentences.append(f"The first {len(maps)} groups of the leaderboard are shown.")
     ends = scales[0].ends
     if len(scales) > 1 and not comparison.score.is_accuracy:
-        about += " The matrices of each test set have colours of their own."
+        sentences.append("Each test set has its own colour scale.")
         ends = ("worst", "best")
     return {
         "score": comparison.score,
         "ends": ends,
-        "matrices_about": " ".join(filter(None, [about.strip(), scales[0].about])),
+        "matrices_note": " ".join(filter(None, [*sentences, scales[0].note])),
         "maps": maps,
     }
 
 
 def matrix_scales(comparison: Comparison) -> list[CellScale]:
-    """The colours of the matrices of each setting: those of runs and of groups are the same."""
+    """Return the colour scale of each setting, the same for runs and for groups."""
     grids: list[list[NDArray[np.float64]]] = [[] for _ in comparison.settings]
     for group in comparison.groups:
         grids[group.setting] += [run.grid for run in group.members]
-    return [scale_over(comparison.score, found) for found in grids]
+    return [build_cell_scale(comparison.score, setting_grids) for setting_grids in grids]

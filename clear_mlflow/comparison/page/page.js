@@ -1,15 +1,14 @@
 "use strict";
-// It sorts the leaderboard.
+// Sorts the leaderboard by the column whose name is clicked; undefined values stay last.
 (() => {
-  // Leaderboard: a click on a column's name sorts by it; a value that is not defined stays last.
   const board = document.getElementById("board");
   const body = board.tBodies[0];
   board.querySelectorAll("button[data-column]").forEach((button) => {
     button.addEventListener("click", () => {
       const head = button.closest("th");
       const first = button.dataset.first;
-      const now = head.getAttribute("aria-sort");
-      const order = now === null ? first : now === "ascending" ? "descending" : "ascending";
+      const previous = head.getAttribute("aria-sort");
+      const order = previous === null ? first : previous === "ascending" ? "descending" : "ascending";
       board.querySelectorAll("th[aria-sort]").forEach((th) => th.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", order);
       const column = Number(button.dataset.column);

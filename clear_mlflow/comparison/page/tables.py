@@ -1,4 +1,4 @@
-"""The comparison page's tables of metrics: verdicts on pairs of groups, and the leaderboard."""
+"""The tables of a comparison's page: verdicts on pairs of groups, and the leaderboard."""
 
 from __future__ import annotations
 
@@ -11,39 +11,50 @@ from clear_mlflow.comparison.verdicts import tests_about
 SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "?"}
 
 
-def verdicts(comparison: Comparison) -> dict[str, Any]:
-    """What the tests of pairs show."""
+def build_verdicts(comparison: Comparison) -> dict[str, Any]:
+    """Return the template's variables for the tests of pairs of groups."""
     return {
         "verdicts": comparison.verdicts,
         "signs": SIGNS,
         "exploratory": comparison.exploratory_text,
-        "how": tests_about(comparison.verdicts, comparison.level),
-        "nothing_to_test": (
-            "There is one group: nothing to test it against."
+        "tests_note": tests_about(comparison.verdicts, comparison.level),
+        "no_tests_note": (
+            "There is only one group, so there is nothing to test it against."
             if len(comparison.groups) == 1
-            else "No two groups could be tested against each other: that needs two seeds or more "
-            "on both sides, or stored predictions of one run on each, and the same test set."
+            else "No two groups could be tested against each other. A test needs the same test set "
+            "and at least two seeds of both groups, or one run of each with stored predictions."
         ),
     }
 
 
-def leaderboard(comparison: Comparison) -> dict[str, Any]:
-    """The columns of the table of groups by metrics, and the best of each column."""
-    metrics = comparison.metrics
-    is_one_order = len(comparison.settings) == 1
+def build_leaderboard(comparison: Comparison) -> dict[str, Any]:
+    """Return the columns of groups by metrics, the ranked one first, and each column's best."""
+    ranked = comparison.ranked_by
+    families = [metric.split("/", 1)[0] for metric in comparison.metrics]
+    # The family of the ranked metric comes first, and the ranked metric first in it.
+    first_family = ranked.split("/", 1)[0] if ranked else None
+    metrics = sorted(
+        comparison.metrics,
+        key=lambda metric: (
+            metric.split("/", 1)[0] != first_family,
+            families.index(metric.split("/", 1)[0]),
+            metric != ranked,
+        ),
+    )
+    has_one_order = len(comparison.settings) == 1
     return {
         "about": f"Mean over seeds, ± standard deviation, [{100 * comparison.level:g} % interval "
-        "of the mean, Student's t]. ★: the best mean of a column. Empty: not defined. A click on a "
-        "name sorts.",
+        "of the mean, Student's t]. ★ marks the best mean of a column; an empty cell is "
+        "undefined. Click a column's name to sort.",
         "columns": [
             {
                 "name": metric.split("/", 1)[-1],
-                "full": metric,
-                "first": "ascending"
+                "full_name": metric,
+                "first_order": "ascending"
                 if comparison.is_higher_better(metric) is False
                 else "descending",
-                "ranks": metric == comparison.ranked_by,
-                "sorted": metric == comparison.ranked_by and is_one_order,
+                "is_ranked": metric == ranked,
+                "is_sorted": metric == ranked and has_one_order,
             }
             for metric in metrics
         ],
@@ -51,12 +62,12 @@ def leaderboard(comparison: Comparison) -> dict[str, Any]:
             {"name": family, "span": len(list(members))}
             for family, members in groupby(metrics, key=lambda metric: metric.split("/", 1)[0])
         ],
-        "best": _best(comparison),
+        "best": _find_best(comparison),
     }
 
 
-def _best(comparison: Comparison) -> set[tuple[int, str]]:
-    """Positions and metrics of the best groups, of each setting that has more than one."""
+def _find_best(comparison: Comparison) -> set[tuple[int, str]]:
+    """Return (position, metric) of the best groups in each setting with more than one group."""
     best = set()
     for setting in range(len(comparison.settings)):
         for metric in comparison.metrics:

@@ -1,4 +1,4 @@
-"""What the parts of the comparison page have in common: names and numbers as they are shown."""
+"""Names and numbers as the comparison page shows them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line
 from clear_mlflow.statistics import Interval
 
-_LONGEST_NAME = 80
+_MAX_NAME = 80  # characters
 
 
-def short(text: str, limit: int = _LONGEST_NAME) -> str:
-    """A name from outside, cut in its middle: names begin and end alike."""
-    return one_line(text, limit)
+def shorten(name: str, limit: int = _MAX_NAME) -> str:
+    """Shorten an untrusted name in its middle, because names differ at their ends."""
+    return one_line(name, limit)
 
 
-def many(count: int, what: str) -> str:
-    """A count and what is counted, as in ``1 run`` and ``2 runs``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, such as ``1 run`` or ``2 runs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def setting_text(comparison: Comparison, position: int) -> str:
-    """A setting's dataset, test set and protocol."""
+def describe_setting(comparison: Comparison, position: int) -> str:
+    """Return a setting's dataset, test set and protocol."""
     setting = comparison.settings[position]
-    text = f"{short(setting.dataset)}, {many(len(setting.buckets), 'bucket')}"
-    what = "images" if setting.score.is_accuracy else "instances"
+    text = f"{shorten(setting.dataset)}, {format_count(len(setting.buckets), 'bucket')}"
+    noun = "images" if setting.score.is_accuracy else "instances"
     if setting.num_instances is not None:
-        text += f", {sum(setting.num_instances):,} {setting.split} {what}"
+        text += f", {sum(setting.num_instances):,} {setting.split} {noun}"
     if not setting.score.is_accuracy:
         text += f", {setting.score.label}"
-    return f"{text}, protocol {setting.protocol}, digest {short(setting.digest, 24)}"
+    return f"{text}, protocol {setting.protocol}, digest {shorten(setting.digest, 24)}"
 
 
-def group_name(comparison: Comparison, group: Group) -> str:
-    """A group's name, with its test set where there are several."""
-    name = short(group.name)
+def name_group(comparison: Comparison, group: Group) -> str:
+    """Return a group's name, with its test set if there are several."""
+    name = shorten(group.name)
     if len(comparison.settings) > 1:
         setting = comparison.settings[group.setting]
         name += f" [{setting.protocol}, {setting.split} set {group.setting + 1}]"
     return name
 
 
-def interval_text(interval: Interval | None, decimals: int = 4, *, score: Score) -> str:
-    """An interval in brackets; nothing for none."""
+def format_interval(interval: Interval | None, decimals: int = 4, *, score: Score) -> str:
+    """Return an interval in brackets, or an empty text if there is none."""
     if interval is None:
         return ""
     number = f"{{:.{decimals}f}}".format if score.is_accuracy else score.number

@@ -1,4 +1,4 @@
-"""Options of ``train`` as Python gives them; written by ``python tools/generate.py``."""
+"""Options of ``train`` in Python; written by ``python tools/generate.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An accuracy matrix as a table of coloured cells."""
+"""An accuracy matrix, and the classes of its test images, as tables of coloured cells."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.text import NOT_MEASURED, ending, percent, printable
-from clear_mlflow.report.cell_scale import CellScale
-from clear_mlflow.report.colours import SCALE
+from clear_mlflow.report.colours import SCALE, CellScale
 
-_LONGEST_KEY = 8
-# The most rows, columns and lines that a person can distinguish; of more, so many are shown, spread
-# evenly: what a run has in charts grows with its buckets, not with their square.
-MOST_SHOWN = 100
-_MOST_CLASSES = 40  # in a map of classes over time
-_LEAST_CHANGE = 0.05  # of a class's share of a bucket that makes such a map worth a look
+_MAX_KEY = 8  # characters
+# The most rows, columns and lines that a person can distinguish, evenly spaced out of more: the
+# size of a page grows with the number of buckets, not with its square.
+MAX_SHOWN = 100
+_MAX_CLASSES = 40  # in a map of classes over time
+_MIN_CHANGE = 0.05  # of a class's share of a bucket, for such a map to be shown
 
 
-def spread_positions(count: int) -> list[int]:
-    """Positions that are shown out of so many, the first and the last among them."""
-    if count <= MOST_SHOWN:
+def sample_evenly(count: int) -> list[int]:
+    """Return the indices that are shown of *count* items, the first and the last among them."""
+    if count <= MAX_SHOWN:
         return list(range(count))
-    return [round(i * (count - 1) / (MOST_SHOWN - 1)) for i in range(MOST_SHOWN)]
+    return [round(i * (count - 1) / (MAX_SHOWN - 1)) for i in range(MAX_SHOWN)]
 
 
-def shown_rows(grid: NDArray[np.float64]) -> list[int]:
-    """Rows of a (T + 1, T) grid that are shown: no initialisation without cells."""
-    return [i for i in spread_positions(len(grid)) if i > 0 or not np.isnan(grid[i]).all()]
+def list_rows(grid: NDArray[np.float64]) -> list[int]:
+    """Return the rows of a (T + 1, T) grid that are shown: row 0 only if it was measured."""
+    return [i for i in sample_evenly(len(grid)) if i > 0 or not np.isnan(grid[i]).all()]
 
 
 def matrix_map(
@@ -40,97 +39,84 @@ def matrix_map(
     *,
     scale: CellScale,
     seeds: NDArray[np.int64] | None = None,
-    members: int = 1,
-    in_cells: bool = False,
+    num_members: int = 1,
+    inline_style: bool = False,
 ) -> dict[str, Any]:
-    """A (T + 1, T) grid as ``heat`` draws it; *seeds*, (T + 1, T): runs that measured each cell."""
-    columns = spread_positions(len(buckets))
-    rows = [
-        {
-            "first": i == 0,
-            "label": "initial" if i == 0 else f"after {short_key(buckets[i - 1])}",
-            "cells": [
-                _cell(
-                    float(grid[i, j]),
-                    scale,
-                    is_diagonal=i == j + 1,
-                    few=""
-                    if seeds is None or seeds[i, j] == members
-                    else f"mean of {seeds[i, j]} of {members} seeds",
-                    in_cells=in_cells,
-                )
-                for j in columns
-            ],
-        }
-        for i in shown_rows(grid)
-    ]
-    return {
-        "columns": _heads(buckets, columns),
-        "rows": rows,
-        "css": _TABLE_CSS if in_cells else "",
-    }
+    """Return what the template ``heat`` draws of a (T + 1, T) grid.
+
+    seeds: (T + 1, T), how many of *num_members* runs measured each cell. inline_style: repeat the
+    style in every cell, for a page without a style sheet.
+    """
+    columns = sample_evenly(len(buckets))
+    rows = []
+    for i in list_rows(grid):
+        cells = []
+        for j in columns:
+            note = ""
+            if seeds is not None and seeds[i, j] != num_members:
+                note = f"mean of {seeds[i, j]} of {num_members} seeds"
+            cells.append(_build_cell(float(grid[i, j]), scale, i == j + 1, note, inline_style))
+        label = "initial" if i == 0 else f"after {shorten_key(buckets[i - 1])}"
+        rows.append({"is_initial": i == 0, "label": label, "cells": cells})
+    css = "border-collapse:separate;border-spacing:1px;font-size:11px" if inline_style else ""
+    return {"columns": _build_heads(buckets, columns), "rows": rows, "css": css}
 
 
-def classes_map(images: EvaluationSet) -> dict[str, Any] | None:
-    """Test images of each class in each bucket, as shares; None where they stay equal."""
+def class_map(images: EvaluationSet) -> dict[str, Any] | None:
+    """Return a map of the test images of each class in each bucket, as shares.
+
+    Returns None if the shares hardly change; of many classes, those that change most are shown.
+    """
     counts = images.class_counts
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     change = np.ptp(shares, axis=0)
-    if change.max() < _LEAST_CHANGE:
+    if change.max() < _MIN_CHANGE:
         return None
-    chosen = np.sort(np.argsort(-change, kind="stable")[:_MOST_CLASSES]).tolist()
-    columns = spread_positions(len(images.buckets))
-    return {
-        "columns": _heads(images.buckets, columns),
-        "rows": [
+    columns = sample_evenly(len(images.buckets))
+    rows = []
+    for c in np.sort(np.argsort(-change, kind="stable")[:_MAX_CLASSES]).tolist():
+        cells = [
             {
-                "first": False,
-                "label": ending(printable(images.class_names[c]), 24),
-                "cells": [
-                    {
-                        "style": f"v{round(100 * shares[j, c])}" if counts[j, c] else "x",
-                        "text": f"{counts[j, c]:,}",
-                        "title": f"{percent(shares[j, c])} % of the bucket's",
-                        "css": "",
-                    }
-                    for j in columns
-                ],
+                "style": f"v{round(100 * shares[j, c])}" if counts[j, c] else "x",
+                "text": f"{counts[j, c]:,}",
+                "title": f"{percent(shares[j, c])} % of the bucket's images",
+                "css": "",
             }
-            for c in chosen
-        ],
-        "css": "",
-    }
+            for j in columns
+        ]
+        label = ending(printable(images.class_names[c]), 24)
+        rows.append({"is_initial": False, "label": label, "cells": cells})
+    return {"columns": _build_heads(images.buckets, columns), "rows": rows, "css": ""}
 
 
-def _heads(buckets: Sequence[str], columns: Sequence[int]) -> list[dict[str, str]]:
-    return [{"short": short_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
+def _build_heads(buckets: Sequence[str], columns: Sequence[int]) -> list[dict[str, str]]:
+    return [{"short": shorten_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
 
 
-def short_key(key: str) -> str:
-    """A bucket's key, or its end."""
-    return ending(key, _LONGEST_KEY)
+def shorten_key(key: str) -> str:
+    """Return the end of a bucket's key, in which keys of one stream differ."""
+    return ending(key, _MAX_KEY)
 
 
-_TABLE_CSS = "border-collapse:separate;border-spacing:1px;font-size:11px"
 _CELL_CSS = "text-align:center;padding:3px 5px;font-variant-numeric:tabular-nums;"
 
 
-def _cell(
-    value: float, scale: CellScale, *, is_diagonal: bool, few: str, in_cells: bool
+def _build_cell(
+    value: float, scale: CellScale, is_diagonal: bool, note: str, inline_style: bool
 ) -> dict[str, str]:
     if math.isnan(value):
-        css = f"{_CELL_CSS}background:#eee;color:#888" if in_cells else ""
-        return {"style": "x", "text": NOT_MEASURED if in_cells else "", "title": "", "css": css}
+        css = f"{_CELL_CSS}background:#eee;color:#888" if inline_style else ""
+        return {"style": "x", "text": NOT_MEASURED if inline_style else "", "title": "", "css": css}
     shade = float(scale.shade(value))
     css = ""
-    if in_cells:
-        background, ink = SCALE.hex_and_ink(shade)
-        edge = f";box-shadow:inset 0 0 0 1.5px {ink}" if is_diagonal else ""
-        css = f"{_CELL_CSS}background:{background};color:{ink}{edge}"
-    style = [f"v{round(100 * shade)}", "d" if is_diagonal else "", "few" if few else ""]
+    if inline_style:
+        background, text_colour = SCALE.css_colours(shade)
+        edge = f";box-shadow:inset 0 0 0 1.5px {text_colour}" if is_diagonal else ""
+        css = f"{_CELL_CSS}background:{background};color:{text_colour}{edge}"
+    style = [f"v{round(100 * shade)}", "d" if is_diagonal else "", "partial" if note else ""]
     return {
         "style": " ".join(filter(None, style)),
         "text": scale.score.cell(value),
-        "title": few,
+        "title": note,
         "css": css,
     }

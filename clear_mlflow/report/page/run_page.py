@@ -1,8 +1,10 @@
-"""One run as a page: its matrix down to each class, its metrics, its curves, where it is from."""
+"""A run as a page, and as a part of another page such as a notebook."""
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime import AnytimeMatrix
-from clear_mlflow.core.matrix import TEST, whole_grid
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, whole_grid
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line
@@ -22,94 +24,110 @@ from clear_mlflow.metrics import (
     DEFAULT_TITLES,
     METRICS,
     WITHIN_BUCKET_METRICS,
+    Metric,
     MetricResult,
     MetricResults,
     Predictions,
     adapt_metrics,
 )
-from clear_mlflow.report.cell_scale import scale_over
-from clear_mlflow.report.page import load, rendered
-from clear_mlflow.report.page.answers import MOST_CLASSES, packed_answers
-from clear_mlflow.report.page.inside import inside_charts
-from clear_mlflow.report.page.line_chart import (
+from clear_mlflow.report.colours import build_cell_scale
+from clear_mlflow.report.page import load_page, render_fragment, render_page
+from clear_mlflow.report.page.line_charts import (
     Line,
     LinePoint,
-    axis_over,
+    build_axis,
     future_mean,
     line_chart,
     past_mean,
 )
 from clear_mlflow.report.page.matrix_map import (
-    MOST_SHOWN,
-    classes_map,
+    MAX_SHOWN,
+    class_map,
+    list_rows,
     matrix_map,
-    short_key,
-    shown_rows,
-    spread_positions,
+    sample_evenly,
+    shorten_key,
 )
+from clear_mlflow.report.page.within_bucket import within_bucket_charts
 
 _PAGE = "clear_mlflow.report.page/run"
-# Raised when the page changes, so that stored ones are written again.
-PAGE_VERSION = 2
+# Raised when the page changes, so that stored pages are written again.
+PAGE_VERSION = 3
 _DIGITS = 6  # of the fractions that the script reads
+# Base64 characters of stored predictions: a page stays below two megabytes.
+MAX_PREDICTION_CHARACTERS = 1_500_000
+MAX_CLASSES = 1000  # of a confusion table that a person can read
+_MAX_CLASS_NAME = 60  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """What the page of a run shows; a run with some of its rows has one, too. Texts may be any."""
+    """The content of a run's page; the run may be incomplete. All texts may be untrusted."""
 
     name: str
     run_id: str
     record: Record
     results: MetricResults
-    predictions: Predictions | None = None  # None: not kept, or not read
-    without_predictions: str = ""  # a sentence on why there are none
+    predictions: Predictions | None = None  # None: not stored, or not read
+    without_predictions: str = ""  # a sentence with the reason
     configuration: Mapping[str, str] = field(default_factory=dict)  # parameters as used
     requested: Mapping[str, str] = field(default_factory=dict)  # requested values that differ
-    dataset: Mapping[str, str] = field(default_factory=dict)  # more than its rows say
+    dataset: Mapping[str, str] = field(default_factory=dict)  # more than the rows contain
     num_train: Mapping[str, int] = field(default_factory=dict)  # images of each bucket
     environment: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()  # what a reader has to know first
-    tests: AnytimeMatrix | None = None  # inside its buckets; None: none, or not read
+    notes: Sequence[str] = ()  # warnings at the top of the page
+    tests: AnytimeMatrix | None = None  # within buckets; None: none, or not read
 
 
 def load_run_page() -> None:
-    """Read the files that pages are made of; what becomes of the package then does not matter."""
-    load(_PAGE)
+    """Read the page's files now, before the installed package may change."""
+    load_page(_PAGE)
 
 
-def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
-    """The whole page; *over* is a template that extends it, *more* what that one names."""
+def run_page(report: RunReport, *, extension: str | None = None, **content: Any) -> str:
+    """Return the HTML page of a run.
+
+    extension: template that extends the page, or None. content: variables of that template.
+    """
     record, score = report.record, report.record.matrix.score
     keys, counts = record.matrix.buckets, record.matrix.num_instances
     grid = whole_grid(record.masked_matrix)
-    rows, columns = shown_rows(grid), spread_positions(len(keys))
-    scale = scale_over(score, [grid])
-    answers, answers_about = _answers(report.predictions)
-    families, inside, others = _metrics(report)
-    return rendered(
+    rows, columns = list_rows(grid), sample_evenly(len(keys))
+    scale = build_cell_scale(score, [grid])
+    predictions, predictions_note = _pack_predictions(report.predictions)
+    tiles = _select_results(adapt_metrics(METRICS, score), report.results)
+    within_bucket = None if report.tests is None else within_bucket_charts(report.tests)
+    within_bucket_results = [
+        result
+        for result in _select_results(WITHIN_BUCKET_METRICS, report.results)
+        if report.tests is not None and result.value is not None
+    ]
+    on_tiles = {result.name for result in (*tiles, *within_bucket_results)}
+    return render_page(
         _PAGE,
-        over=over,
+        extension=extension,
         report=report,
         title=one_line(report.name, 160),
-        subtitle=_subtitle(report),
-        warnings=_warnings(report),
-        footer=f"Run {one_line(report.run_id, 80)}, from its stored rows, by clear_mlflow "
+        subtitle=_build_subtitle(report),
+        warnings=_list_warnings(report),
+        footer=f"Run {one_line(report.run_id, 80)}, computed from its stored rows by clear_mlflow "
         f"{__version__}.",
         map=matrix_map(grid, keys, scale=scale),
         score=score,
         ends=scale.ends,
-        matrix_about=_matrix_about(report, scale.about),
-        without_predictions=report.without_predictions if answers is None else "",
-        answers_about=answers_about,
-        families=families,
-        inside_metrics=inside,
-        others=others,
-        curves=_curves(grid, keys, columns, record.times, score),
-        across="the dates of the buckets, true to scale" if record.times else "buckets trained on",
-        inside=None if report.tests is None else inside_charts(report.tests),
-        dataset=_dataset(report),
-        classes=None if report.predictions is None else classes_map(report.predictions.images),
+        matrix_note=_describe_matrix(record, scale.note),
+        without_predictions=report.without_predictions if predictions is None else "",
+        predictions_note=predictions_note,
+        families={
+            title: [tile for tile in tiles if tile.name.startswith(f"{family}/")]
+            for family, title in DEFAULT_TITLES.items()
+        },
+        within_bucket_results=within_bucket_results,
+        other_results=[r for r in report.results.values() if r.name not in on_tiles],
+        curves=_build_curves(grid, keys, columns, record.times, score),
+        within_bucket=within_bucket,
+        dataset=_describe_dataset(report),
+        classes=None if report.predictions is None else class_map(report.predictions.images),
         instances="Images" if score.is_accuracy else "Instances",
         buckets=[
             (keys[j], report.num_train.get(keys[j]), None if counts is None else int(counts[j]))
@@ -118,40 +136,45 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         data={
             "rows": rows,
             "columns": columns,
-            "keys": [short_key(key) for key in keys],
-            "cells": [[_rounded(grid[i, j], score) for j in columns] for i in rows],
-            "means": [_mean(grid[i], score) for i in rows],
+            "keys": [shorten_key(key) for key in keys],
+            "cells": [[_round(grid[i, j], score) for j in columns] for i in rows],
+            "means": [_average(grid[i], score) for i in rows],
             "accuracy": score.is_accuracy,
             "unit": score.unit,
             "images": None if counts is None else counts.tolist(),
-            "what": _measured_on(record),
+            "noun": _name_instances(record),
             "streaming": record.protocol == "streaming",
-            "answers": answers,
-            # The row that is looked at first: the last one with a measured cell.
+            "predictions": predictions,
+            # The row that is shown first: the last one with a measured cell.
             "start": max(np.flatnonzero(~np.isnan(grid).all(axis=1)).tolist(), default=None),
         },
-        **more,
+        **content,
     )
 
 
-def _rounded(value: float, score: Score) -> float | None:
+def _select_results(metrics: Sequence[Metric], results: MetricResults) -> list[MetricResult]:
+    return [results[metric.name] for metric in metrics if metric.name in results]
+
+
+def _round(value: float, score: Score) -> float | None:
     if math.isnan(value):
         return None
     return round(float(value), _DIGITS) if score.is_accuracy else float(f"{value:.{_DIGITS}g}")
 
 
-def _mean(cells: NDArray[np.float64], score: Score) -> tuple[str, int]:
-    """Mean over the buckets that were measured, and how many these are."""
+def _average(cells: NDArray[np.float64], score: Score) -> tuple[str, int]:
+    """Return the mean over the measured buckets as text, and their number."""
     measured = cells[~np.isnan(cells)]
     return (score.cell(float(measured.mean())) if measured.size else ""), measured.size
 
 
-def _measured_on(record: Record) -> str:
-    """What the run was measured on: only of accuracies it is known to be images."""
+def _name_instances(record: Record) -> str:
+    """Return what was measured on, such as "test images"."""
+    # A score that is not an accuracy may be measured on anything.
     return f"{record.split} {'images' if record.matrix.score.is_accuracy else 'data'}"
 
 
-def _subtitle(report: RunReport) -> str:
+def _build_subtitle(report: RunReport) -> str:
     record = report.record
     parts = [one_line(record.dataset.name, 80)]
     parts += [
@@ -164,89 +187,89 @@ def _subtitle(report: RunReport) -> str:
     return " · ".join(parts)
 
 
-def _warnings(report: RunReport) -> list[str]:
+def _list_warnings(report: RunReport) -> list[str]:
     record = report.record
-    found = [one_line(note, 400) for note in report.notes]
+    warnings = [one_line(note, 400) for note in report.notes]
     if missing := record.missing:
-        more = f" and {len(missing) - 20} more" if missing[20:] else ""
-        found.append(f"Rows that are not stored: {', '.join(map(str, missing[:20]))}{more}.")
+        rest = f" and {len(missing) - 20} more" if missing[20:] else ""
+        warnings.append(f"Rows that are not stored: {', '.join(map(str, missing[:20]))}{rest}.")
     if record.split != TEST:
-        found.append(f"Measured on {record.split} images: to choose by, not to report.")
+        warnings.append(
+            f"Measured on {record.split} images: use these numbers to choose parameters, "
+            "and report numbers on test images."
+        )
     if record.protocol == "streaming":
-        found.append(
-            "Protocol streaming: a bucket is tested on its own training images, so cells of "
-            "buckets trained on are no evidence and are not shown."
+        warnings.append(
+            "Protocol streaming: each bucket is tested on its own training images, so cells of "
+            "buckets that were already trained on are not shown."
         )
-    return found
+    return warnings
 
 
-def _matrix_about(report: RunReport, colours: str) -> str:
-    matrix = report.record.matrix
-    about = (
-        f"Row: trained through; column: tested on; {report.record.split} {matrix.score.label}. "
-        "The diagonal is outlined."
-    )
-    if matrix.num_buckets >= MOST_SHOWN:
-        about += (
-            f" {MOST_SHOWN} rows and columns of {matrix.num_buckets} buckets, "
-            "spread evenly; all are in the artifact accuracy_matrix/matrix.csv."
+def _describe_matrix(record: Record, colour_note: str) -> str:
+    matrix = record.matrix
+    sentences = [
+        f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label} on "
+        f"{_name_instances(record)}. The diagonal is outlined."
+    ]
+    if matrix.num_buckets >= MAX_SHOWN:
+        sentences.append(
+            f"{MAX_SHOWN} rows and columns of {matrix.num_buckets} buckets are shown, evenly "
+            "spaced; all are in the artifact accuracy_matrix/matrix.csv."
         )
-    return f"{about} {colours}".rstrip()
+    return " ".join([*sentences, colour_note]).rstrip()
 
 
-def _answers(predictions: Predictions | None) -> tuple[dict[str, Any] | None, str]:
-    """The predictions as the page holds them, and a sentence on what it does not hold."""
+def _pack_predictions(predictions: Predictions | None) -> tuple[dict[str, Any] | None, str]:
+    """Return class names, image counts and predicted classes, and a sentence on what is missing.
+
+    The page shows how many images of each bucket and true class got each predicted class, not which
+    images. So the predicted classes of a row are sorted by bucket, true class and predicted class,
+    which compresses well; the counts of images, the same in all rows, tell which is which. Rows
+    that do not fit are left out, the first ones first.
+    """
     if predictions is None:
         return None, ""
-    if len(predictions.images.class_names) > MOST_CLASSES:
-        return None, f"Of more than {MOST_CLASSES} classes, no table of classes is shown."
-    packed = packed_answers(predictions)
-    held, there = len(packed["rows"]), len(predictions.rows)
-    if held == there:
-        return packed, ""
-    return packed, (
-        f"The page has room for the predictions of {held} of {there} rows, the last ones; all are "
-        "in the artifacts in predictions."
-    )
-
-
-def _metrics(
-    report: RunReport,
-) -> tuple[dict[str, list[MetricResult]], list[MetricResult], list[MetricResult]]:
-    """The families of tiles, whole, the tiles of tests inside buckets, and all other metrics."""
-    results, score = report.results, report.record.matrix.score
-    families: dict[str, list[MetricResult]] = {title: [] for title in DEFAULT_TITLES.values()}
-    for metric in adapt_metrics(METRICS, score):
-        absent = MetricResult(
-            name=metric.name,
-            value=None,
-            reason="not computed",
-            higher_is_better=metric.higher_is_better is not False,
-            meaning=metric.meaning,
-            score=score,
+    images = predictions.images
+    num_classes = len(images.class_names)
+    if num_classes > MAX_CLASSES:
+        return None, f"Accuracy per class is not shown for more than {MAX_CLASSES} classes."
+    dtype = "<u2" if num_classes > 256 else "u1"
+    group = images.bucket.astype(np.int64) * num_classes + images.label
+    totals = _compress(images.class_counts.astype("<u4"))
+    rows: dict[int, str] = {}
+    num_free = MAX_PREDICTION_CHARACTERS - len(totals)
+    for row in sorted(predictions.rows, reverse=True):
+        labels = np.sort(group * num_classes + predictions.rows[row].labels) % num_classes
+        packed = _compress(labels.astype(dtype))
+        num_free -= len(packed)
+        if num_free < 0:
+            break
+        rows[row] = packed
+    note = ""
+    if len(rows) < len(predictions.rows):
+        note = (
+            f"The page contains the predictions of the last {len(rows)} of "
+            f"{len(predictions.rows)} rows; all are in the artifacts in predictions."
         )
-        families[DEFAULT_TITLES[metric.family]].append(results.get(metric.name, absent))
-    inside = [
-        results[metric.name]
-        for metric in WITHIN_BUCKET_METRICS
-        if report.tests is not None
-        and metric.name in results
-        and results[metric.name].value is not None
-    ]
-    tiles = {line.name for of_family in [inside, *families.values()] for line in of_family}
-    return families, inside, [line for line in results.values() if line.name not in tiles]
+    names = [one_line(name, _MAX_CLASS_NAME) for name in images.class_names]
+    return {"classes": names, "wide": num_classes > 256, "totals": totals, "rows": rows}, note
 
 
-def _curves(
+def _compress(numbers: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode("ascii")
+
+
+def _build_curves(
     grid: NDArray[np.float64],
     keys: Sequence[str],
-    shown: Sequence[int],
+    columns: Sequence[int],
     times: Sequence[date],
     score: Score,
 ) -> dict[str, Any] | None:
     last = len(keys)
 
-    def line(colour: int, name: str, values: Iterable[float]) -> Line:
+    def build_line(colour: int, name: str, values: Iterable[float]) -> Line:
         points = [
             LinePoint(k, float(value), f"{name}, after {k}: {score.cell(value)}{score.unit}")
             for k, value in enumerate(values)
@@ -254,42 +277,89 @@ def _curves(
         ]
         return Line(colour, points)
 
-    named = {
-        "the buckets trained on so far": [past_mean(grid, k) for k in range(last + 1)],
-        "the bucket just trained on": [math.nan, *np.diag(grid[1:])],
-        "the buckets still to come": [future_mean(grid, k) for k in range(last + 1)],
+    means_by_name: dict[str, list[float]] = {
+        "buckets trained so far (mean)": [past_mean(grid, k) for k in range(last + 1)],
+        "bucket trained last": [math.nan, *np.diag(grid[1:])],
+        "buckets still to come (mean)": [future_mean(grid, k) for k in range(last + 1)],
     }
-    means = [line(i, name, values) for i, (name, values) in enumerate(named.items())]
-    means = [found for found in means if found.points]
+    names = list(means_by_name)
+    means = [build_line(i, name, means_by_name[name]) for i, name in enumerate(names)]
+    means = [line for line in means if line.points]
     if not means:
         return None
-    titles = [f"Bucket {short_key(keys[j])}" for j in shown]
-    buckets = [line(0, title, grid[:, j]) for title, j in zip(titles, shown, strict=True)]
-    axis, of_means = axis_over(buckets, score), axis_over(means, score)
+    titles = [f"Bucket {shorten_key(keys[j])}" for j in columns]
+    lines = [build_line(0, title, grid[:, j]) for title, j in zip(titles, columns, strict=True)]
+    axis, mean_axis = build_axis(lines, score), build_axis(means, score)
     chart = partial(line_chart, last=last, times=times)
+    title = f"{score.heading} on past, current and future buckets"
     return {
-        "about": of_means.about,
+        "about": mean_axis.note,
         "legend": [
-            {"colour": found.colour, "dash": 0, "name": [*named][found.colour]} for found in means
+            {"colour": line.colour, "dash": 0, "name": names[line.colour]} for line in means
         ],
-        "mean": chart(f"Mean {score.name} on", means, size=(720, 300), axis=of_means, dots=True),
+        "mean": chart(title, means, size=(720, 320), axis=mean_axis, has_dots=True),
         "buckets": [
-            chart(title, [found], size=(240, 165), axis=axis, dots=False)
-            for title, found in zip(titles, buckets, strict=True)
-            if found.points
+            chart(title, [line], size=(240, 165), axis=axis, has_dots=False)
+            for title, line in zip(titles, lines, strict=True)
+            if line.points
         ],
     }
 
 
-def _dataset(report: RunReport) -> dict[str, str]:
+def _describe_dataset(report: RunReport) -> dict[str, str]:
     record = report.record
     counts = record.matrix.num_instances
+    instances = _name_instances(record)
     return {
         "name": record.dataset.name,
         "digest": record.dataset.digest,
         "protocol": record.protocol,
-        "measured on": _measured_on(record),
+        "measured on": instances,
         "buckets": str(record.matrix.num_buckets),
-        **({} if counts is None else {_measured_on(record): f"{int(counts.sum()):,}"}),
+        **({} if counts is None else {instances: f"{int(counts.sum()):,}"}),
         **report.dataset,
     }
+
+
+def run_html(
+    title: str,
+    matrix: AccuracyMatrix | None,
+    metrics: Iterable[MetricResult] = (),
+    links: Sequence[str] = (),
+    *,
+    progress: Mapping[str, str] | None = None,
+) -> str:
+    """Return a run for a notebook: a progress bar, matrix, metrics, and links made of lines.
+
+    A line is a name, spaces and an address, or any other text.
+    """
+    return render_fragment(
+        "clear_mlflow.report.page/fragment",
+        title=one_line(title, 160),
+        progress=progress,
+        map=None if matrix is None else _build_inline_map(matrix),
+        metrics=list(metrics),
+        links=[_split_link(line) for line in links],
+    )
+
+
+def progress_html(text: str, done: float, total: float, matrix: AccuracyMatrix | None) -> str:
+    """Return a run in training for a notebook: a progress bar and the rows so far."""
+    progress = {"text": one_line(text, 160), "done": f"{done:g}", "total": f"{total:g}"}
+    return run_html("", matrix, progress=progress)
+
+
+def _build_inline_map(matrix: AccuracyMatrix) -> dict[str, Any]:
+    grid = whole_grid(matrix)
+    scale = build_cell_scale(matrix.score, [grid])
+    about = f"Rows: bucket trained last. Columns: bucket tested. Cells: {matrix.score.label}."
+    grid = grid[: matrix.num_rows + 1]
+    return {**matrix_map(grid, matrix.buckets, scale=scale, inline_style=True), "about": about}
+
+
+def _split_link(line: str) -> dict[str, str]:
+    name, _, rest = line.partition(" ")
+    address = rest.strip()
+    if address.startswith(("http://", "https://")) and " " not in address:
+        return {"name": name, "address": address}
+    return {"name": one_line(line, 400), "address": ""}

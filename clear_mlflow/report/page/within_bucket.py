@@ -1,0 +1,156 @@
+"""Accuracy within the buckets: curves of what a model loses and regains while it trains on one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.anytime import AnytimeMatrix
+from clear_mlflow.core.text import percent
+from clear_mlflow.report.page.line_charts import Axis, Line, LinePoint, build_axis, line_chart
+from clear_mlflow.report.page.matrix_map import sample_evenly, shorten_key
+
+_LARGE, _SMALL = (1240, 340), (390, 190)
+_BINS = 300  # of a curve's x-axis; the lowest and the highest point of each are drawn
+_PAST, _CURRENT = 0, 1  # colours
+
+
+def within_bucket_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
+    """Return the page's charts of a run's tests within its buckets.
+
+    Returns None without tests, or under protocol streaming, whose tests use training images.
+    """
+    if tests.protocol == "streaming" or not tests.tests:
+        return None
+    history, keys = _History(tests), tests.matrix.buckets
+    means = []
+    for j in range(history.num_started):
+        moments = history.list_moments(j)
+        if moments and j:
+            past = history.cells[moments, :j].mean(axis=1)
+            means.append(history.build_line(_PAST, "past buckets", moments, past))
+        if moments:
+            name = f"bucket {shorten_key(keys[j])}"
+            means.append(history.build_line(_CURRENT, name, moments, history.cells[moments, j]))
+    # The current bucket is drawn last, over the past ones.
+    means = sorted((line for line in means if line.points), key=attrgetter("colour"))
+    panels = []
+    for j in sample_evenly(history.num_started):
+        title = f"Accuracy on bucket {shorten_key(keys[j])}"
+        moments = [t for t, (bucket, _) in enumerate(history.moments) if bucket >= j]
+        line = history.build_line(_PAST, title, moments, history.cells[moments, j])
+        if line.points:
+            panels.append((title, line))
+    axis, mean_axis = build_axis([line for _, line in panels]), build_axis(means)
+    names = {_PAST: "mean of the past buckets", _CURRENT: "the bucket in training"}
+    num_tests = sum(len(bucket_tests) for bucket_tests in tests.tests.values())
+    about = (
+        f"The model was tested {num_tests:,} times within its buckets, in {history.num_steps:,.0f} "
+        "optimiser steps. A vertical line is the end of a bucket; a dot is its row of the matrix. "
+        "A curve that drops after a line and recovers before the next one shows the stability gap, "
+        f"which is not visible in the rows. {mean_axis.note}"
+    )
+    return {
+        "about": about.strip(),
+        "legend": [
+            {"colour": colour, "dash": 0, "name": name}
+            for colour, name in names.items()
+            if any(line.colour == colour for line in means)
+        ],
+        "mean": history.draw("Accuracy within the buckets", means, _LARGE, mean_axis),
+        "buckets": [history.draw(title, [line], _SMALL, axis) for title, line in panels],
+    }
+
+
+class _History:
+    """All tests of a run in order, rows included.
+
+    Attributes:
+        moments: bucket in training and completed share of its steps, of each test.
+        cells: (N, T), accuracy of each test on each bucket.
+        num_started: number of buckets whose training has started.
+        num_steps: number of optimiser steps.
+    """
+
+    def __init__(self, tests: AnytimeMatrix) -> None:
+        matrix = tests.matrix
+        unmeasured = np.full(matrix.num_buckets, np.nan)
+        self.moments: list[tuple[int, float]] = [(-1, 1.0)]
+        cells: list[Any] = [unmeasured if matrix.initial is None else matrix.initial]
+        steps, self.num_steps = [0.0], 0.0
+        self.num_started = max(matrix.num_rows, 1 + max(tests.tests, default=-1))
+        for bucket in range(self.num_started):
+            bucket_tests = tests.tests.get(bucket, ())
+            # A bucket without tests gets the width of one step.
+            num_steps = float(bucket_tests[0].num_steps if bucket_tests else 1)
+            shares = [test.step / test.num_steps for test in bucket_tests]
+            cells += [test.accuracy for test in bucket_tests]
+            if bucket < matrix.num_rows:
+                shares.append(1.0)
+                cells.append(matrix.values[bucket])
+            self.moments += [(bucket, share) for share in shares]
+            steps += [self.num_steps + share * num_steps for share in shares]
+            self.num_steps += num_steps
+        self.cells = np.array(cells, dtype=np.float64)
+        self._keys = matrix.buckets
+        self._x_shares = [step / steps[-1] for step in steps]
+
+    def list_moments(self, bucket: int) -> list[int]:
+        """Return the indices of the tests during a bucket, and of the test before them."""
+        moments = [t for t, (b, _) in enumerate(self.moments) if b == bucket]
+        return [moments[0] - 1, *moments] if moments else []
+
+    def build_line(
+        self, colour: int, name: str, moments: Sequence[int], values: NDArray[np.float64]
+    ) -> Line:
+        """Return a curve through values, with a dot at each row of the matrix."""
+        points = [
+            LinePoint(t, value, self._describe(name, t, value), has_dot=self._is_row(t))
+            for t, value in zip(moments, values.tolist(), strict=True)
+            if value == value
+        ]
+        return Line(colour, self._thin_out(points))
+
+    def draw(
+        self, title: str, lines: Sequence[Line], size: tuple[int, int], axis: Axis
+    ) -> dict[str, Any]:
+        """Return what the template ``chart`` draws of curves."""
+        rows = [t for t, (bucket, _) in enumerate(self.moments) if bucket >= 0 and self._is_row(t)]
+        return line_chart(
+            title,
+            lines,
+            len(self.moments) - 1,
+            size=size,
+            axis=axis,
+            has_dots=False,
+            x_label="optimiser steps (labels: ends of buckets)",
+            x_shares=self._x_shares,
+            x_ticks=[(t, shorten_key(self._keys[self.moments[t][0]])) for t in rows],
+        )
+
+    def _is_row(self, t: int) -> bool:
+        return self.moments[t][1] == 1
+
+    def _describe(self, name: str, t: int, value: float) -> str:
+        if not self._is_row(t):
+            return ""
+        bucket = self.moments[t][0]
+        time = "before training" if bucket < 0 else f"after {shorten_key(self._keys[bucket])}"
+        return f"{name}, {time}: {percent(value)} %"
+
+    def _thin_out(self, points: list[LinePoint]) -> list[LinePoint]:
+        """Drop points that nobody could see, but no minimum, no maximum and no row."""
+        if len(points) <= 4 * _BINS:
+            return points
+        chosen = {point.num_trained: point for point in points if point.has_dot}
+        bins: dict[int, list[LinePoint]] = {}
+        for point in points:
+            bins.setdefault(int(self._x_shares[point.num_trained] * _BINS), []).append(point)
+        for members in bins.values():
+            lowest, highest = (extreme(members, key=attrgetter("value")) for extreme in (min, max))
+            chosen |= {lowest.num_trained: lowest, highest.num_trained: highest}
+        return [chosen[t] for t in sorted(chosen)]

@@ -1,0 +1,142 @@
+"""The parts of pages in docs/ that follow from code.
+
+A part is between the comments ``<!-- generated: NAME -->`` and ``<!-- end -->``. On docs/python.md
+it is the text after each link to a name of the package.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import click
+import griffe
+
+from clear_mlflow.cli import EXIT_CODES, main
+from clear_mlflow.learning.parameters.config import PARAMETERS, auto_values, parameter_defaults
+from clear_mlflow.learning.parameters.recipes import RECIPES
+from clear_mlflow.metrics import (
+    ALL_METRICS,
+    CHANGE,
+    PREDICTION_METRICS,
+    WITHIN_BUCKET_METRICS,
+    Metric,
+)
+
+ROOT = Path(__file__).parent.parent
+_PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(?=<!-- end -->)", re.S)
+_PYTHON_NAME = re.compile(r"^- \[`(clear_mlflow\.[\w.]+)`\]\(.*$", re.M)
+_ROLE = re.compile(r":\w+:`([^`]+)`|``(.+?)``")
+_FEATURES = "features"  # the recipe of stored features
+
+
+def update_page(name: str) -> str:
+    """Return the text of a page below docs/ with its generated parts as they are now."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    return _PART.sub(lambda match: match[1] + "".join(f"{x}\n" for x in PARTS[match[2]]()), page)
+
+
+def list_exit_codes() -> Iterator[str]:
+    """Yield an item for each exit code."""
+    return (f"- {code}: {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+def list_commands(name: str = "clear-mlflow", command: click.Command = main) -> Iterator[str]:
+    """Yield a heading and the help text of each command."""
+    if isinstance(command, click.Group):
+        for part in command.commands.values():
+            yield from list_commands(f"{name} {part.name}", part)
+        return
+    yield f"## `{name}`\n"
+    if len({p.name for p in command.params} & parameter_defaults().keys()) > 10:
+        yield "Every [parameter of a training](parameters.md) is an option, too.\n"
+        command = copy.copy(command)
+        command.params = [p for p in command.params if p.name not in parameter_defaults()]
+    context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
+    yield f"```text\n{command.get_help(context).rstrip()}\n```\n"
+
+
+def list_recipes() -> Iterator[str]:
+    """Yield a table of the values of ``auto``, a column for each different recipe."""
+    datasets: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for dataset, recipe in RECIPES.items():
+        datasets.setdefault(tuple(recipe.items()), []).append(dataset)
+    columns = list(datasets.values())
+    heads = [", ".join(d if " " in d else f"`{d}`" for d in names) for names in columns]
+    yield f"| parameter | {' | '.join(heads)} | with `features=NAME` |"
+    yield "|---" * (len(columns) + 2) + "|"
+    for name in parameter_defaults():
+        if values := auto_values(name):
+            cells = [f"`{values[d]}`" if d in values else "by the device" for d, *_ in columns]
+            on_features = f"`{values[_FEATURES]}`" if _FEATURES in values else "as without"
+            if name == "image_size":
+                on_features = "not used"
+            yield f"| `{name}` | {' | '.join(cells)} | {on_features} |"
+
+
+def list_parameters() -> Iterator[str]:
+    """Yield the parameters of a training, in groups."""
+    for group in dict.fromkeys(metadata["group"] for metadata in PARAMETERS.values()):
+        yield f"### {group}\n"
+        for name, metadata in PARAMETERS.items():
+            if metadata["group"] == group:
+                choices = "|".join(metadata["choices"])
+                values = f"={choices}" if choices else ""
+                help_text = metadata["help"].replace("<", "&lt;")
+                yield f"- `{name}{values}` (`{metadata['default']}`): {help_text}"
+        yield ""
+
+
+def list_metrics(metrics: Iterable[Metric]) -> Iterator[str]:
+    """Yield a table with a row for each definition and all names that share it."""
+    yield "| name | formula | defined when |\n|---|---|---|"
+    names_by_definition: dict[str, list[str]] = {}
+    for metric in metrics:
+        text = " ".join(metric.documentation.split()) + " "
+        match = re.search(r"Formula: (.+?)\. Defined when (.+?)\. ", text)
+        if match is None:
+            raise ValueError(
+                f"the docstring of {metric.name} lacks 'Formula: ... Defined when ...'"
+            )
+        extent = re.search(r"in \[(\S+), (\S+)\]", text)
+        minimum = extent[1] if extent else "-1" if metric.score_role == CHANGE else "0"
+        marks = f"{' ±' if minimum == '-1' else ''}{'' if metric.higher_is_better else ' ↓'}"
+        definition = f"{match[1]}{marks} | {match[2]}"
+        names_by_definition.setdefault(definition, []).append(f"`{metric.name}`")
+    for definition, names in names_by_definition.items():
+        yield f"| {', '.join(names)} | {definition} |"
+
+
+PARTS: dict[str, Callable[[], Iterable[str]]] = {
+    "exit codes": list_exit_codes,
+    "commands": list_commands,
+    "recipes": list_recipes,
+    "parameters": list_parameters,
+    "matrix metrics": lambda: list_metrics(ALL_METRICS),
+    "prediction metrics": lambda: list_metrics(PREDICTION_METRICS),
+    "within-bucket metrics": lambda: list_metrics(WITHIN_BUCKET_METRICS),
+}
+
+
+def update_python_page() -> str:
+    """Return docs/python.md with a link to each source and a docstring's first sentence."""
+    package = griffe.load("clear_mlflow", search_paths=[ROOT])
+
+    def describe(match: re.Match[str]) -> str:
+        member = package[match[1].removeprefix("clear_mlflow.")]
+        if isinstance(member, griffe.Alias):
+            member = member.final_target
+        if member.docstring is None:
+            raise ValueError(f"{match[1]} of docs/python.md has no docstring")
+        sentence = " ".join(member.docstring.value.partition("\n\n")[0].split())
+        sentence = _ROLE.sub(lambda role: f"`{role[1] or role[2]}`", sentence)
+        return f"- [`{match[1]}`](../{member.relative_filepath.as_posix()}): {sentence}"
+
+    return _PYTHON_NAME.sub(describe, (ROOT / "docs" / "python.md").read_text(encoding="utf-8"))
+
+
+def insert_directives(page: str) -> str:
+    """Replace each name on docs/python.md by mkdocstrings' directive, for the site."""
+    return _PYTHON_NAME.sub(r"\n::: \1\n", page)
