@@ -196,7 +196,7 @@ def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):
     log_predictions(client, run, right, tmp_path)
     client.set_tag(run_id, names.PREDICTIONS_TAG, "labels")
     page = ask("run", run_id=run_id).text
-    predictions = read_page_data(page)["answers"]
+    predictions = read_page_data(page)["predictions"]
     assert predictions["classes"] == ["bus", "camera"]
     labels = [zlib.decompress(base64.b64decode(text)) for text in predictions["rows"].values()]
     assert [text.count(0) for text in labels] == [sum(row) for row in right]
