@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -113,7 +114,7 @@ def train(
             found = measure_row(model, stream, config, trained=trained, group=group)
         cost = costs.row(model, strategy, trained=trained)
         check_memory(config, cost.stored_bytes)
-        found = replace(found, row=replace(found.row, cost=cost))
+        found = replace(found, row=structs.replace(found.row, cost=cost))
         progress.row_measured(found.row)
         return replace(found, snapshot=lambda: capture(model, strategy, descent))
 

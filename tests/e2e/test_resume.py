@@ -16,6 +16,7 @@ import pytest
 from courses import series
 from damaged_journals import DAMAGES
 from forked import Forked, environment, find_training, run_shell
+from msgspec import structs
 from safetensors.numpy import load_file
 from short_stream import BUCKETS, options
 from stored_runs import history, read_stored_rows, wait_for_row, without_machine_fields
@@ -571,7 +572,7 @@ def test_a_stored_row_of_other_images_is_no_matter_of_arithmetic(interrupted, tm
     point = read_resume_point(*interrupted, tmp_path)
     row = point.records[2].row
     assert point.find_stored_row(row) == row
-    assert point.find_stored_row(dataclasses.replace(row, row=4)) is None
+    assert point.find_stored_row(structs.replace(row, row=4)) is None
     other = dataclasses.replace(
         row, num_instances=(row.num_instances[0] + 1, *row.num_instances[1:])
     )

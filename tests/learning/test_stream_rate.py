@@ -9,6 +9,7 @@ import pytest
 import torch
 from feature_streams import CLASSES, WIDTH
 from learning_streams import CPU, config
+from msgspec import structs
 from strategy_runs import feature_stream, image_stream, on_features, train_with_states
 from torch.nn.functional import cross_entropy, log_softmax, mse_loss
 
@@ -261,7 +262,9 @@ def test_a_killed_run_goes_on_in_the_same_stream(strategy):
     full_run = [
         (
             trained_bucket.row,
-            to_bytes(trained_bucket.snapshot(), replace(trained_bucket.row, cost=None), None),
+            to_bytes(
+                trained_bucket.snapshot(), structs.replace(trained_bucket.row, cost=None), None
+            ),
             trained_bucket.row.cost,
         )
         for trained_bucket in train(feature_stream(COUNTS), settings, progress=TrainingProgress())
@@ -270,7 +273,7 @@ def test_a_killed_run_goes_on_in_the_same_stream(strategy):
         again, stream, saved = [], feature_stream(COUNTS), read_state(full_run[k][1])
         for trained_bucket in train(stream, settings, progress=TrainingProgress(), saved=saved):
             state = to_bytes(
-                trained_bucket.snapshot(), replace(trained_bucket.row, cost=None), None
+                trained_bucket.snapshot(), structs.replace(trained_bucket.row, cost=None), None
             )
             again.append((trained_bucket.row, state, trained_bucket.row.cost))
         for (row, state, cost), (other, as_before, before) in zip(

@@ -262,7 +262,7 @@ def test_the_true_labels_may_come_with_the_answers(store, monkeypatch):
     """The run is then one whose track was given them; other ones, or later ones, are refused."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as run:
-        with pytest.raises(ConfigError, match="pass their true labels beside"):
+        with pytest.raises(ConfigError, match="pass their true labels with"):
             run.log_predictions(1, outputs)
         run.log_predictions(1, outputs, LABELS)
         run.log_predictions(2, outputs, LABELS)

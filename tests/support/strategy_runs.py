@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import torch
 from feature_streams import CLASSES, WIDTH, config, made_up
 from learning_streams import CPU, random_stream
+from msgspec import structs
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -104,7 +104,11 @@ def train_with_states(stream, parameters, saved=None):
         rows.append(trained_bucket.row)
         # What it cost tells the time, and no two states would be the same.
         states.append(
-            to_bytes(trained_bucket.snapshot(), replace(trained_bucket.row, cost=None), PREDICTIONS)
+            to_bytes(
+                trained_bucket.snapshot(),
+                structs.replace(trained_bucket.row, cost=None),
+                PREDICTIONS,
+            )
         )
         model = trained_bucket.model
     return rows, states, {name: value.clone() for name, value in model.state_dict().items()}
