@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from clear_mlflow.core import record
 from clear_mlflow.core.credentials import has_credentials, mask_credentials
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.data.sources import _times, huggingface
+from clear_mlflow.data import times
+from clear_mlflow.data.sources import huggingface
 from clear_mlflow.importers import avalanche_files, mammoth, plain_text, renate
 
 SECRET = "c4n4ry-s3cr3t"
@@ -95,7 +96,7 @@ def test_any_password_is_masked(password):
     assert masked == "postgresql://***@host/db"
 
 
-MODULES = (avalanche_files, huggingface, mammoth, plain_text, record, renate, _times)
+MODULES = (avalanche_files, huggingface, mammoth, plain_text, record, renate, times)
 READERS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": expression.fullmatch
     for module in MODULES
