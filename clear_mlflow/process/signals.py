@@ -41,7 +41,7 @@ class StoppingSignals:
             stop()
 
     def raise_received(self) -> None:
-        """What a signal would have raised had it not been taken here; nothing where none came."""
+        """Raise KeyboardInterrupt or SystemExit if a signal was received."""
         if self.received:
             is_interrupt = self.received[0] == signal.SIGINT
             raise KeyboardInterrupt if is_interrupt else SystemExit(128 + self.received[0])
