@@ -19,8 +19,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.comparison.arrangement import LEVEL
-from clear_mlflow.comparison.pairs import ALL_PAIRS
+from clear_mlflow.comparison.ranking import LEVEL, MAX_ALL_PAIRS
 from clear_mlflow.statistics import holm, paired_t, welch_t
 
 SEEDS, GROUPS = (3, 5, 10), (2, 6, 16)
@@ -148,7 +147,7 @@ def find_significant(
     if baseline is not None:
         pairs = [(method, int(baseline)) for method in ranked if method != int(baseline)]
         family = len(pairs)
-    elif len(values) > ALL_PAIRS:
+    elif len(values) > MAX_ALL_PAIRS:
         pairs = pairs[: len(values) - 1]
     test = paired_t if case.paired else welch_t
     tests = [test(values[a], values[b]) for a, b in pairs]

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-import shlex
-import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,52 +19,58 @@ from mlflow.entities import Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
 
+from clear_mlflow.api._compared_runs import (
+    build_compared_run,
+    build_run_without_rows,
+    convert_margin,
+    get_run_name,
+    has_diverged,
+    keep_most_common_score,
+    read_predicted_classes,
+)
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.load import Run as ApiRun
 from clear_mlflow.api.load import Runs, choose_runs, list_existing, open_store
-from clear_mlflow.comparison.arrangement import arrange, default_group_by, only_score
-from clear_mlflow.comparison.arrangement import at_equal as select_equal_runs
-from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.build import compare as compare_groups
+from clear_mlflow.comparison.build import Comparison, compare_groups
+from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows
 from clear_mlflow.comparison.figures import course_figure, figures
-from clear_mlflow.comparison.groups import NOT_SAID, cut
-from clear_mlflow.comparison.note import comparison_note
+from clear_mlflow.comparison.groups import truncate_name
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.subjects import RowlessRun, Subject
-from clear_mlflow.comparison.tables import (
-    comparison_dict,
-    latex_table,
-    leader_numbers,
-    leaderboard_csv,
-    leaderboard_json,
-    leaders_frame,
-    markdown_table,
-    metrics_frame,
-    verdicts_frame,
+from clear_mlflow.comparison.ranking import (
+    get_common_score,
+    get_default_group_by,
+    rank_groups,
+    select_equal_cost,
 )
-from clear_mlflow.comparison.terminal_summary import comparison_text
-from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError
-from clear_mlflow.core.record import Record
-from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import safe_repr
+from clear_mlflow.comparison.tables import (
+    build_comparison_dict,
+    build_leader_metrics,
+    build_leaderboard_frame,
+    build_metrics_frame,
+    build_pairs_frame,
+    format_description,
+    format_latex,
+    format_leaderboard_csv,
+    format_leaderboard_json,
+    format_markdown,
+)
+from clear_mlflow.comparison.terminal import render_comparison
+from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.version import __version__
 from clear_mlflow.grids.next_grids import build_next_grids
 from clear_mlflow.journal.run_folder import Outcome
 from clear_mlflow.journal.uploader import store_outcome
 from clear_mlflow.learning.parameters.config import is_tuned
-from clear_mlflow.learning.parameters.logged import find_method_parameters, unlogged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import (
     COST_METRICS,
     METRICS,
     PREDICTIONS,
     Metric,
-    Predictions,
-    explain_undefined,
     load_metrics,
 )
 from clear_mlflow.report.terminal_tables import as_text
-from clear_mlflow.scoring.run_record import read_predictions, read_test_values
+from clear_mlflow.scoring.run_record import read_test_values
 from clear_mlflow.store import names
 from clear_mlflow.store.client import (
     is_generated_name,
@@ -129,36 +131,43 @@ class ComparedRuns:
         Args:
             metrics: names of metrics. None: the metric of the ranking and the usual ones.
         """
-        return leaders_frame(self.comparison, metrics)
+        return build_leaderboard_frame(self.comparison, metrics)
+
+    def runs(self) -> DataFrame:
+        """Return a data frame with a row for each run: group, seed, parameters and metrics."""
+        return self.comparison.runs_frame
 
     def verdicts(self) -> DataFrame:
         """Return a data frame with a row for each pair of groups, tested over seeds.
 
-        Columns: which group is better, difference, interval and p-value. Both are adjusted for the
-        number of comparisons.
+        Columns: outcome, difference a - b, interval, p-value, test, numbers of seeds, and a
+        sentence. Interval and p-value are adjusted for the number of comparisons.
         """
-        return verdicts_frame(self.comparison)
+        return build_pairs_frame(self.comparison)
 
     def to_frame(self) -> DataFrame:
         """Return a data frame: group, metric, mean, std, 95 % interval over seeds, and n."""
-        return metrics_frame(self.comparison)
+        return build_metrics_frame(self.comparison)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON, as docs/json.md describes the fields."""
         return {
-            **comparison_dict(self.comparison),
+            **build_comparison_dict(self.comparison),
             "left_out": [asdict(run) for run in self.left_out],
             "run_id": self.run_id,
             "links": list(self.links),
         }
 
     def to_latex(self, metrics: str | Sequence[str] | None = None) -> str:
-        """Return the leaderboard as a LaTeX booktabs table: mean ± deviation, best in bold."""
-        return latex_table(self.comparison, metrics)
+        """Return the leaderboard as a LaTeX table for booktabs: mean ± standard deviation.
+
+        Fractions are in percent, the best mean is bold, and arrows show the better direction.
+        """
+        return format_latex(self.comparison, metrics)
 
     def to_markdown(self, metrics: str | Sequence[str] | None = None) -> str:
-        """Return the leaderboard in Markdown: mean ± deviation, best in bold."""
-        return markdown_table(self.comparison, metrics)
+        """Return the leaderboard in Markdown: mean ± standard deviation, best in bold."""
+        return format_markdown(self.comparison, metrics)
 
     def plot(self, metric: str | None = None, *, width: float | None = None) -> Figure:
         """Plot a metric over the buckets, a line for each group: mean over seeds, 95 % interval.
@@ -185,10 +194,10 @@ class ComparedRuns:
         )
 
     def __str__(self) -> str:
-        return as_text(*comparison_text(self.comparison), *self.links)
+        return as_text(*render_comparison(self.comparison), *self.links)
 
     def __repr__(self) -> str:
-        return f"ComparedRuns({len(self.comparison.subjects)} runs)"
+        return f"ComparedRuns({len(self.comparison.runs)} runs)"
 
 
 def compare_chosen_runs(
@@ -244,7 +253,7 @@ def compare_chosen_runs(
         return compared
     if is_missing_store(client.tracking_uri):
         client = preflight()  # only bundles were compared, and the store does not exist yet
-    compared_ids = {run.run_id for run in compared.comparison.subjects}
+    compared_ids = {run.run_id for run in compared.comparison.runs}
     experiment_ids = (
         run.info.experiment_id
         for run in selected_runs
@@ -318,212 +327,73 @@ def read_comparison(
     """
     metrics = tuple({metric.name: metric for metric in (*metrics, *COST_METRICS)}.values())
     left_out: list[LeftOut] = []
-    compared_runs: list[Subject] = []
-    diverged_runs: list[RowlessRun] = []
+    compared_runs: list[ComparedRun] = []
+    diverged_runs: list[RunWithoutRows] = []
     warnings: list[str] = []
+    failures: dict[str, list[str]] = {}  # name of a custom metric to the error of each run
     existing_runs = list_existing(runs, "compare")
     bundles = {run.info.run_id: run for run in existing_runs if is_bundle(run)}
     for stored in read_matrices(client, existing_runs, metrics=metrics, read_files=read_files):
         run, record = stored.run, stored.record
         if record is None:
             reason = str(stored.problem)
-            if reason == NO_ROWS and _has_diverged(run):
-                diverged_runs.append(_build_run_without_rows(run))
+            if reason == NO_ROWS and has_diverged(run):
+                diverged_runs.append(build_run_without_rows(run))
             elif reason != NO_ROWS or explicit:
-                left_out.append(LeftOut(run.info.run_id, _get_name(run), reason))
+                left_out.append(LeftOut(run.info.run_id, get_run_name(run), reason))
             continue
         try:
             test_values = read_test_values(client, run, record)
         except ClearError as error:
             test_values = {}
-            name = cut(_get_name(run))
-            warnings.append(f"Tests inside buckets of {name} are not used: {error}.")
-        compared_runs.append(_build_compared_run(run, record, {**stored.summary, **test_values}))
+            name = truncate_name(get_run_name(run))
+            warnings.append(f"Tests within buckets of {name} are not used: {error}.")
+        for name, message in stored.failures.items():
+            failures.setdefault(name, []).append(truncate_name(message))
+        compared_runs.append(build_compared_run(run, record, {**stored.summary, **test_values}))
     if not compared_runs:
         reason = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs has rows of an accuracy matrix{reason}")
     if group_by is None:
-        group_by = default_group_by(compared_runs, diverged_runs)
+        group_by = get_default_group_by(compared_runs, diverged_runs)
     notes = [
-        f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
+        f"Left out: {truncate_name(run.run_name)} ({truncate_name(run.run_id[:8])}), {run.reason}."
+        for run in left_out
     ]
     if not explicit:
-        compared_runs, other_scores = _keep_most_common_score(compared_runs)
+        compared_runs, other_scores = keep_most_common_score(compared_runs)
         notes += other_scores
     if at_equal is not None:
-        compared_runs, unequal = select_equal_runs(compared_runs, at_equal, group_by)
+        compared_runs, unequal = select_equal_cost(compared_runs, at_equal, group_by)
         notes += unequal
-    groups = arrange(
+    if margin is not None:
+        margin = convert_margin(margin, get_common_score(compared_runs))
+    ranked = rank_groups(
         compared_runs,
         group_by,
         rank_by=rank_by,
         baseline=baseline,
-        margin=_convert_margin(margin, only_score(compared_runs)) if margin is not None else None,
-        rowless=diverged_runs,
+        margin=margin,
+        without_rows=diverged_runs,
         metrics=metrics,
         tuned=filter(is_tuned, group_by),
     )
     predictions_by_run = {}
-    tested_over_images = groups.wants_predictions() if over_images else []
-    read = partial(_read_predicted_classes, client, bundles)
-    for compared_run, predictions, problem in map_in_threads(read, tested_over_images, _READ_JOBS):
+    runs_to_bootstrap = ranked.list_runs_to_bootstrap() if over_images else []
+    read = partial(read_predicted_classes, client, bundles)
+    for compared_run, predictions, problem in map_in_threads(read, runs_to_bootstrap, _READ_JOBS):
         if predictions is not None:
             predictions_by_run[compared_run.run_id] = predictions
         elif problem is not None:
-            warnings.append(f"Predictions of {cut(compared_run.name)} are not used: {problem}.")
-    comparison = compare_groups(groups, predictions_by_run)
-    all_warnings = (
-        *notes,
-        *dict.fromkeys(warnings),
-        *_describe_failed_metrics(compared_runs, metrics),
-        *comparison.warnings,
+            name = truncate_name(compared_run.name)
+            warnings.append(f"Predictions of {name} are not used: {problem}.")
+    comparison = compare_groups(ranked, predictions_by_run)
+    failed = (
+        f"{name} is left out of {len(reasons)} of {len(compared_runs)} runs: {reasons[0]}."
+        for name, reasons in failures.items()
     )
+    all_warnings = (*notes, *dict.fromkeys(warnings), *failed, *comparison.warnings)
     return ComparedRuns(replace(comparison, warnings=all_warnings), tuple(left_out))
-
-
-def _keep_most_common_score(compared_runs: list[Subject]) -> tuple[list[Subject], list[str]]:
-    """Return the runs with the most common score (accuracy, rmse ...), without the others.
-
-    The second result is a sentence for the user on each score that was left out.
-    """
-    by_score: dict[Score, list[Subject]] = {}
-    for compared_run in compared_runs:
-        by_score.setdefault(compared_run.record.matrix.score, []).append(compared_run)
-    most_common = max(by_score, key=lambda score: len(by_score[score]))
-    sentences = [
-        f"{len(runs)} run{'s are' if len(runs) > 1 else ' is'} left out because the score is "
-        f"{score.name} ({score.better} is better), while {most_common.name} is compared."
-        for score, runs in by_score.items()
-        if score != most_common
-    ]
-    return by_score[most_common], sentences
-
-
-def _convert_margin(margin: float, score: Score) -> float:
-    """Convert a margin to the score's unit: percentage points of accuracy become a fraction.
-
-    Raises ConfigError if the margin is not above 0.
-    """
-    maximum, unit = (
-        (100, "percentage points") if score.is_accuracy else (sys.float_info.max, "a number")
-    )
-    if not isinstance(margin, Real) or not 0 < margin <= maximum:
-        raise ConfigError(
-            f"margin is {safe_repr(margin)}; expected {unit} above 0, for example 1 or 0.5"
-        )
-    return margin / 100 if score.is_accuracy else margin
-
-
-def _describe_failed_metrics(
-    compared_runs: Sequence[Subject], metrics: Sequence[Metric]
-) -> Iterator[str]:
-    """Yield a sentence for each custom metric that raised an error on a run, with one reason."""
-    reasons: dict[str, str] = {}
-    num_runs: Counter[str] = Counter()
-    for compared_run in compared_runs:
-        errors = explain_undefined(
-            compared_run.record.matrix, compared_run.record.protocol, metrics
-        )
-        for name, error in errors.items():
-            if isinstance(error, FailedMetricError):
-                reasons.setdefault(name, cut(str(error)))
-                num_runs[name] += 1
-    for name, reason in reasons.items():
-        yield f"{name} is left out of {num_runs[name]} of {len(compared_runs)} runs: {reason}."
-
-
-def _read_predicted_classes(
-    client: MlflowClient, bundles: Mapping[str, Run], compared_run: Subject
-) -> tuple[Subject, Predictions | None, str | None]:
-    """Read the predicted classes of a run, without probabilities.
-
-    Returns the run, and predictions or None, and the error or None. Both are None if the run has
-    no predictions. bundles: runs by id that were read from bundles instead of the store.
-    """
-    try:
-        with mlflow_errors(f"read run {compared_run.run_id}"):
-            run = bundles.get(compared_run.run_id) or client.get_run(compared_run.run_id)
-        predictions = read_predictions(client, run, compared_run.record)
-        if predictions is None:
-            return compared_run, None, None
-        # Only right or wrong is compared; probabilities would take a hundred times the memory.
-        rows = {row: replace(x, probabilities=None) for row, x in predictions.rows.items()}
-        return compared_run, replace(predictions, rows=rows), None
-    except ClearError as error:
-        return compared_run, None, str(error)
-
-
-def _get_name(run: Run) -> str:
-    return str(run.info.run_name or run.info.run_id)
-
-
-def _has_diverged(run: Run) -> bool:
-    """Return True if the training stopped because its loss was not finite."""
-    return bool(run.data.tags.get(names.DIVERGED_TAG) == "true")
-
-
-def _build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) -> Subject:
-    """Return a run as the comparison needs it: matrix, labels to group by, and parameters.
-
-    summary: values of its metrics by name.
-    """
-    test_conditions = {
-        "dataset": record.dataset.name,
-        "protocol": record.protocol,
-        "split": record.split,
-        "seed": "none" if record.seed is None else str(record.seed),
-    }
-    return Subject(
-        run_id=run.info.run_id,
-        name=_get_name(run),
-        record=record,
-        summary=summary,
-        labels={**test_conditions, **_get_labels(run)},
-        method_params=find_method_parameters(_get_params(run), NOT_SAID),
-        params=_get_params(run),
-        diverged=_has_diverged(run),
-        test_every=run.data.tags.get(names.ANYTIME_TAG),
-    )
-
-
-def _build_run_without_rows(run: Run) -> RowlessRun:
-    """Return a diverged run, which has no matrix, as the comparison lists it."""
-    labels = _get_labels(run)
-    seed = labels.get("seed", "")
-    return RowlessRun(
-        run_id=run.info.run_id,
-        name=_get_name(run),
-        seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
-        labels=labels,
-        method_params=find_method_parameters(_get_params(run), NOT_SAID),
-    )
-
-
-def _get_labels(run: Run) -> dict[str, str]:
-    """Return parameters and tags of a run by name, to group runs by."""
-    params, tags = run.data.params, run.data.tags
-    return {
-        **unlogged_parameters(params),
-        **_get_params(run),
-        **{n: tag for n, tag in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
-        # The value that a run used overrides the requested one, which may be "auto".
-        **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
-        **find_method_parameters(_get_params(run), NOT_SAID),
-    }
-
-
-def _get_params(run: Run) -> dict[str, str]:
-    """Return parameters without the shell quotes that ``mlflow run`` adds (mlflow #6811)."""
-    return {name: _remove_shell_quotes(value) for name, value in run.data.params.items()}
-
-
-def _remove_shell_quotes(value: str) -> str:
-    """Return a value as it was before shlex.quote. Other values are returned unchanged."""
-    with suppress(ValueError):
-        words = shlex.split(value)
-        if len(words) == 1 and shlex.quote(words[0]) == value:
-            return words[0]
-    return value
 
 
 def write_comparison(
@@ -561,7 +431,7 @@ def write_comparison(
                 metrics=[
                     # Their own prefix: a list of runs shows them next to metrics of trained runs.
                     MlflowMetric(f"{names.LEADER_METRICS}{metric}", value, now, 0)
-                    for metric, value in leader_numbers(comparison).items()
+                    for metric, value in build_leader_metrics(comparison).items()
                 ],
                 params=[Param(k, v) for k, v in params.items() if k not in run.data.params],
                 tags=[RunTag(key, value) for key, value in tags.items()],
@@ -597,9 +467,9 @@ def _write_files(
     )
     content_by_name = {
         names.COMPARISON_PAGE: page,
-        names.LEADERBOARD_TABLE: leaderboard_json(comparison),
-        names.LEADERBOARD_CSV: leaderboard_csv(comparison),
-        names.LEADERBOARD_TEX: latex_table(comparison),
+        names.LEADERBOARD_TABLE: format_leaderboard_json(comparison),
+        names.LEADERBOARD_CSV: format_leaderboard_csv(comparison),
+        names.LEADERBOARD_TEX: format_latex(comparison),
         names.COMPARED_JSON: json.dumps(compared.to_dict(), indent=2) + "\n",
         **grids,
     }
@@ -612,8 +482,8 @@ def _write_files(
 
 def build_comparison_name(comparison: Comparison) -> str:
     """Return a run name for a comparison, for example "replay vs naive (6 runs)"."""
-    groups = [cut(group.name) for group in comparison.groups]
-    num_runs = len(comparison.subjects)
+    groups = [truncate_name(group.name) for group in comparison.groups]
+    num_runs = len(comparison.runs)
     split = ", validation" if comparison.is_validation else ""
     if len(groups) == 1:
         return f"{groups[0]}: {num_runs} run{'s' if num_runs > 1 else ''}{split}"
@@ -626,16 +496,14 @@ def build_comparison_name(comparison: Comparison) -> str:
 def _build_tags(comparison: Comparison, page: str) -> dict[str, str]:
     """Return the tags of a run that stores a comparison. page: link to its HTML page."""
     table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
-    has_leader = bool(leader_numbers(comparison))
+    has_leader = bool(build_leader_metrics(comparison))
     return {
-        **({names.LEADER_TAG: cut(comparison.groups[0].name)} if has_leader else {}),
+        **({names.LEADER_TAG: truncate_name(comparison.groups[0].name)} if has_leader else {}),
         names.KIND_TAG: names.KIND_COMPARE,
-        names.COMPARED_TAG: join_run_ids(
-            [compared_run.run_id for compared_run in comparison.subjects]
-        ),
-        names.COMPARED_COUNT_TAG: str(len(comparison.subjects)),
+        names.COMPARED_TAG: join_run_ids([compared_run.run_id for compared_run in comparison.runs]),
+        names.COMPARED_COUNT_TAG: str(len(comparison.runs)),
         names.VERSION_TAG: __version__,
-        MLFLOW_RUN_NOTE: comparison_note(comparison, page=page),
+        MLFLOW_RUN_NOTE: format_description(comparison, page=page),
         MLFLOW_LOGGED_ARTIFACTS: json.dumps([table]),
     }
 

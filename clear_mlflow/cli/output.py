@@ -110,9 +110,9 @@ def print_run_result(outcome: RunResult) -> None:
 def print_comparison(comparison: Comparison) -> None:
     """Print the leaderboard, and which differences between methods are significant."""
     # Imported here: it needs scipy's tests, and what else is printed does not.
-    from clear_mlflow.comparison.terminal_summary import comparison_text
+    from clear_mlflow.comparison.terminal import render_comparison
 
-    for part in comparison_text(comparison):
+    for part in render_comparison(comparison):
         console().print(part)
 
 

@@ -41,7 +41,7 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     if plots := list(cost_plots(comparison)):
         yield "cost.svg", svg_picture("costs", plots, columns=1)
     for setting, part in enumerate(curve_parts(comparison), start=1):
-        end = f"_{setting}" if len(comparison.settings) > 1 else ""
+        end = f"_{setting}" if len(comparison.conditions) > 1 else ""
         if part["means"]:
             content = svg_picture("curves", part["means"], columns=2, legend=part["legend"])
             yield f"curves{end}.svg", content
@@ -57,7 +57,7 @@ def _pages(comparison: Comparison) -> Iterator[Figure]:
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
         title = f"{truncate(group.name, 60)}{runs}"
         width = _PAPER if group.matrix.num_buckets > 9 else None
-        yield heatmap_figure(group.matrix, title, scales[group.setting], width=width)
+        yield heatmap_figure(group.matrix, title, scales[group.conditions], width=width)
 
 
 def course_figure(

@@ -1,26 +1,25 @@
-"""The comparison for programs and papers: as JSON, in pandas, and as a table to be typeset."""
+"""Write a comparison as JSON, CSV, Markdown, LaTeX, data frames, and an MLflow description."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
 
-from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import seeds_text
-from clear_mlflow.comparison.verdicts import Verdict
+from pandas import DataFrame, Series, concat
+
+from clear_mlflow.comparison.build import GROUP_COLUMNS, Comparison, build_frame
+from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.wording import DIFFERENT
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import safe_repr, truncate
-from clear_mlflow.metrics import format_value
+from clear_mlflow.core.text import NOT_MEASURED, safe_repr, truncate
+from clear_mlflow.metrics import ALL_METRICS, adapt_metrics, format_value
 from clear_mlflow.report.exports import csv_text, disarm_formula
-from clear_mlflow.report.markdown import escape
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from clear_mlflow.report.markdown import MAX_NOTE_BYTES, append_lines, escape
 
 _LATEX = str.maketrans(
     {
@@ -30,232 +29,252 @@ _LATEX = str.maketrans(
         "\\": r"\textbackslash{}",
     }
 )
+_MAX_RUN_LINKS = 10  # of each group in a description
 
 
-def comparison_dict(comparison: Comparison) -> dict[str, Any]:
-    """All of it as JSON has it; a metric that no seed of a group defines is not in that group."""
+def build_comparison_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison for JSON. A group lacks the metrics that no seed defines."""
+    frame = comparison.groups_frame
+    groups = []
+    for index, group in enumerate(comparison.groups):
+        metrics = {}
+        for name in group.metrics:
+            cell = _convert_missing(frame[name].iloc[index].to_dict())
+            metrics[name] = {
+                "mean": cell["mean"],
+                "std": cell["std"],
+                "interval": None if cell["low"] is None else [cell["low"], cell["high"]],
+                "n": int(cell["n"]),
+                "higher_is_better": comparison.is_higher_better(name),
+            }
+        groups.append(
+            {
+                "name": group.name,
+                "labels": dict(group.labels),
+                **{column.name: column.compute(group) for column in GROUP_COLUMNS},
+                "runs": [{"run_id": run.run_id, "run_name": run.name} for run in group.members],
+                "diverged": [run.run_id for run in group.diverged],
+                "mixed": {name: list(values) for name, values in group.mixed_params.items()},
+                "metrics": metrics,
+            }
+        )
     return {
         "group_by": list(comparison.group_by),
         "rank_by": comparison.ranked_by,
         "score": comparison.score.name,
         "lower_is_better": not comparison.score.higher_is_better,
         "level": comparison.level,
-        "groups": [
-            {
-                "name": group.name,
-                "labels": dict(group.labels),
-                "seeds": len(group.counted),
-                "runs": [{"run_id": m.run_id, "run_name": m.name} for m in group.members],
-                "diverged": [run.run_id for run in group.diverged],
-                "mixed": {name: list(values) for name, values in group.mixed_params.items()},
-                "metrics": {
-                    name: {
-                        "mean": found.mean,
-                        "std": found.std,
-                        "interval": None if found.interval is None else list(found.interval),
-                        "n": found.n,
-                        "higher_is_better": comparison.is_higher_better(name),
-                    }
-                    for name, found in group.metrics.items()
-                },
-            }
-            for group in comparison.groups
-        ],
-        "verdicts": [_verdict_dict(comparison, verdict) for verdict in comparison.verdicts],
+        "groups": groups,
+        "verdicts": [_build_pair_dict(comparison, pair) for pair in comparison.list_pairs()],
         "exploratory": comparison.exploratory_text or None,
         "warnings": list(comparison.warnings),
     }
 
 
-def _verdict_dict(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
-    """Interval and p are adjusted for all comparisons: these are to be cited."""
-    found: dict[str, Any] = {
-        "a": comparison.groups[verdict.a].name,
-        "b": comparison.groups[verdict.b].name,
-        "metric": verdict.metric,
-        "higher_is_better": comparison.is_higher_better(verdict.metric),
-        "outcome": verdict.outcome,
-        "sentence": verdict.sentence,
-        "beside": list(verdict.beside),
-        "equivalence": None if verdict.equivalence is None else asdict(verdict.equivalence),
-        "hedges_g": verdict.hedges_g,
-        "more_seeds": verdict.more_seeds,
-    }
-    if (test := verdict.test) is not None:
-        found |= {
-            "difference": test.difference,
-            "interval": verdict.adjusted_interval,
-            "p": test.adjusted,
-            "test": test.method,
-            "unit": test.unit,
-            "n": [test.n_a, test.n_b],
-            "unadjusted": {"interval": list(test.interval), "p": test.p_value},
-        }
-    return found
+def _build_pair_dict(comparison: Comparison, pair: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a verdict. Interval and p are adjusted for all comparisons."""
+    fields = {"higher_is_better": comparison.is_higher_better(pair["metric"]), **pair}
+    del fields["a_index"], fields["b_index"]
+    fields["beside"] = fields.pop("details")
+    margin, *equivalence = (
+        fields.pop(name)
+        for name in ("margin", "equivalence_p", "equivalence_low", "equivalence_high")
+    )
+    fields["equivalence"] = None
+    if margin is not None:
+        p_value, *ends = equivalence
+        fields["equivalence"] = {"margin": margin, "p_value": p_value, "interval": ends}
+    fields["interval"] = [fields.pop("low"), fields.pop("high")]
+    fields["n"] = [fields.pop("n_a"), fields.pop("n_b")]
+    unadjusted = [fields.pop("unadjusted_low"), fields.pop("unadjusted_high")]
+    fields["unadjusted"] = {"interval": unadjusted, "p": fields.pop("unadjusted_p")}
+    if pair["p"] is None:
+        for name in ("difference", "interval", "p", "test", "unit", "n", "unadjusted"):
+            del fields[name]
+    return fields
 
 
-def metrics_frame(comparison: Comparison) -> DataFrame:
-    """Return a line per group and metric, with the number of seeds that define it."""
-    from pandas import DataFrame
-
-    lines = [
-        (
-            g.name,
-            *g.labels.values(),
-            name,
-            s.mean,
-            s.std,
-            *(s.interval or (nan, nan)),
-            s.n,
-            len(g.counted),
-        )
-        for g in comparison.groups
-        for name, s in g.metrics.items()
-    ]
-    by = list(comparison.groups[0].labels)
-    columns = ["group", *by, "metric", "mean", "std", "low", "high", "n", "seeds"]
-    return DataFrame(lines, columns=columns)
+def build_metrics_frame(comparison: Comparison) -> DataFrame:
+    """Return a row for each group and metric, with the number of seeds that define it."""
+    frame = comparison.groups_frame
+    parts = []
+    for metric in comparison.metrics:
+        columns = [
+            frame["group", "name"].rename("group"),
+            *(frame["label", name].rename(name) for name in comparison.group_by),
+            Series(metric, frame.index, name="metric"),
+            *(frame[metric, value].rename(value) for value in ("mean", "std", "low", "high", "n")),
+            *(frame[column.name, "value"].rename(column.name) for column in GROUP_COLUMNS),
+        ]
+        # Labels may have the same name as another column.
+        parts.append(concat(columns, axis="columns")[frame[metric, "n"] > 0])
+    rows: DataFrame = concat(parts) if parts else DataFrame()
+    return rows.sort_index(kind="stable").reset_index(drop=True)
 
 
-def leaders_frame(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> DataFrame:
-    """Return a line for each group, best first: seeds, and the mean of each metric.
+def build_leaderboard_frame(
+    comparison: Comparison, metrics: str | Sequence[str] | None = None
+) -> DataFrame:
+    """Return a row for each group, best first, with the mean of each metric.
 
-    A metric that some seeds do not define has a second column, with the seeds that define it.
+    A metric that some seeds do not define has a second column, with the number of other seeds.
     """
-    from pandas import DataFrame
-
-    groups = comparison.groups
-    columns: dict[str, list[Any]] = {"group": [group.name for group in groups]}
-    columns["seeds"] = [len(group.counted) for group in groups]
-    for name in _columns(comparison, metrics):
-        summaries = [group.metrics.get(name) for group in groups]
-        columns[name] = [summary and summary.mean for summary in summaries]
-        if any(group.partial_seeds(name) for group in groups):
-            columns[f"{name} (seeds)"] = [summary.n if summary else 0 for summary in summaries]
+    frame = comparison.groups_frame
+    columns: dict[str, Any] = {"group": frame["group", "name"]}
+    columns |= {column.name: frame[column.name, "value"] for column in GROUP_COLUMNS}
+    for name in _choose_metrics(comparison, metrics):
+        columns[name] = frame[name, "mean"]
+        if frame[name, "partial"].any():
+            columns[f"{name} (seeds)"] = frame[name, "n"]
     return DataFrame(columns)
 
 
-def leader_numbers(comparison: Comparison) -> dict[str, float]:
-    """The leader's means of the metrics named most often; none where there are several settings."""
-    leader = comparison.groups[0].metrics
-    if len(comparison.settings) > 1 or comparison.ranked_by not in leader:
+def build_pairs_frame(comparison: Comparison) -> DataFrame:
+    """Return a row for each pair that was tested, or has too few seeds."""
+    pairs = comparison.pairs.drop(columns=["a_index", "b_index"])
+    return build_frame(pairs.to_dict("records")).reindex(columns=pairs.columns)
+
+
+def build_leader_metrics(comparison: Comparison) -> dict[str, float]:
+    """Return the headline metrics of the best group, or {} for several test conditions."""
+    first = build_leaderboard_frame(comparison, comparison.headline_metrics).iloc[0]
+    if len(comparison.conditions) > 1 or comparison.ranked_by not in comparison.groups[0].metrics:
         return {}
-    return {n: _digits(leader[n].mean) for n in comparison.headline_metrics if n in leader}
+    return {n: _round(first[n]) for n in comparison.headline_metrics if first[n] == first[n]}
 
 
-def leaderboard_json(comparison: Comparison) -> str:
-    """:func:`leaders_frame` as MLflow's table artifact."""
-    frame = leaders_frame(comparison)
-    return json.dumps({"columns": [*frame.columns], "data": [*_plain_lines(frame)]})
+def format_leaderboard_json(comparison: Comparison) -> str:
+    """Return the leaderboard as a table artifact of MLflow."""
+    frame = build_leaderboard_frame(comparison)
+    return json.dumps({"columns": [*frame.columns], "data": [*_convert_rows(frame)]})
 
 
-def leaderboard_csv(comparison: Comparison) -> str:
-    """:func:`metrics_frame` for spreadsheets: empty where undefined, no text a formula."""
-    frame = metrics_frame(comparison)
+def format_leaderboard_csv(comparison: Comparison) -> str:
+    """Return all groups and metrics for spreadsheets, where no cell is read as a formula."""
+    frame = build_metrics_frame(comparison)
     cells = (
-        ["" if c is None else disarm_formula(c) if isinstance(c, str) else repr(c) for c in line]
-        for line in _plain_lines(frame)
+        ["" if c is None else disarm_formula(c) if isinstance(c, str) else repr(c) for c in row]
+        for row in _convert_rows(frame)
     )
     return csv_text([[*map(disarm_formula, frame.columns)], *cells])
 
 
-def _plain_lines(frame: DataFrame) -> Iterator[list[str | float | None]]:
-    """Cells as files have them: short texts, numbers of 12 digits, None where none is defined."""
-    for line in frame.itertuples(index=False):
-        texts = (truncate(c, 200) if isinstance(c, str) else c for c in line)
-        yield [None if c != c else _digits(c) if isinstance(c, float) else c for c in texts]
-
-
-def verdicts_frame(comparison: Comparison) -> DataFrame:
-    """A line for each pair that was tested, or that has too few seeds to be."""
-    from pandas import DataFrame
-
-    columns = ["a", "b", "metric", "outcome", "difference", "low", "high", "p", "test", "sentence"]
-    lines = []
-    for found in (_verdict_dict(comparison, verdict) for verdict in comparison.verdicts):
-        ends = dict(zip(("low", "high"), found.get("interval") or (), strict=False))
-        lines.append({**found, **ends})
-    return DataFrame(lines, columns=columns)
-
-
-def latex_table(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
-    """The leaderboard for a paper (package booktabs): mean ± deviation, the best mean in bold."""
-    heads, lines = _cells(comparison, metrics)
-    rows = [
-        [text.translate(_LATEX) for text in (name, seeds)]
-        + [
-            _powers(rf"$\mathbf{{{mean}}}{spread}$" if best else f"${mean}{spread}$") + seed_count
-            if mean
-            else "--"
-            for mean, spread, seed_count, best in values
+def _convert_rows(frame: DataFrame) -> Iterator[list[Any]]:
+    """Yield rows for files: truncated strings, numbers of 12 digits, and None for NaN."""
+    for row in frame.astype(object).itertuples(index=False):
+        cells = (truncate(cell, 200) if isinstance(cell, str) else cell for cell in row)
+        yield [
+            None if cell != cell else _round(cell) if isinstance(cell, float) else cell
+            for cell in cells
         ]
-        for name, seeds, values in lines
-    ]
-    columns = "lr" + "r" * (len(heads) - 2)
-    body = [" & ".join(row) + r" \\" for row in ([h.translate(_LATEX) for h in heads], *rows)]
-    begin = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", body[0], r"\midrule"]
-    return "\n".join([*begin, *body[1:], r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def markdown_table(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
-    """The leaderboard in Markdown: mean ± deviation, the best mean in bold."""
-    heads, lines = _cells(comparison, metrics)
-    text = [f"| {' | '.join(heads)} |", f"|:--|{'--:|' * (len(heads) - 1)}"]
-    for name, seeds, values in lines:
-        cells = [
-            (f"**{mean}**{_plain(spread)}" if best else f"{mean}{_plain(spread)}" or "–")
-            + seed_count
-            for mean, spread, seed_count, best in values
-        ]
-        text.append(f"| {' | '.join([escape(name, 60), seeds, *cells])} |")
-    return "\n".join(text) + "\n"
+def _convert_missing(cell: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if value != value else value for name, value in cell.items()}
 
 
-def _cells(
-    comparison: Comparison, metrics: str | Sequence[str] | None
-) -> tuple[list[str], Iterator[tuple[str, str, list[tuple[str, str, str, bool]]]]]:
-    """Return heads and rows of values: mean, spread, seeds if partial, True if the best."""
-    names = _columns(comparison, metrics)
-    several = len(comparison.groups) > 1 and len(comparison.settings) == 1
-    best = {}
-    for name in names:
-        means = [g.metrics[name].mean for g in comparison.groups if name in g.metrics]
-        higher = comparison.is_higher_better(name)
-        best[name] = None if higher is None else (max if higher else min)(means)
-
-    def lines() -> Iterator[tuple[str, str, list[tuple[str, str, str, bool]]]]:
-        for group in comparison.groups:
-            values = []
-            for name in names:
-                found = group.metrics.get(name)
-                number = partial(format_value, name, score=comparison.score)
-                mean = "" if found is None else number(found.mean)
-                std = None if found is None else found.std
-                spread = "" if std is None else rf" \pm {number(std)}"
-                is_best = several and found is not None and found.mean == best[name]
-                seed_count = group.partial_seeds(name)
-                values.append((mean, spread, seed_count and f" ({seed_count})", is_best))
-            yield group.name, seeds_text(group), values
-
-    return ["group", "seeds", *names], lines()
-
-
-def _powers(formula: str) -> str:
-    """Numbers such as 3.68e+11 as a formula has them."""
-    return re.sub(r"e([+-]\d+)", lambda m: rf" \times 10^{{{int(m[1])}}}", formula)
-
-
-def _plain(spread: str) -> str:
-    return spread.replace(r"\pm", "±")
-
-
-def _digits(value: float) -> float:
-    """A number without the last digits, which are rounding: .918 and not .9179999999999999."""
+def _round(value: float) -> float:
+    """Return a number without the last digits: 0.918 instead of 0.9179999999999999."""
     return float(f"{value:.12g}")
 
 
-def _columns(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
-    """The metrics of a table: those asked for, else the usual ones."""
+def format_latex(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
+    """Return the leaderboard for a paper (package booktabs).
+
+    Mean ± standard deviation, fractions in percent, the best mean in bold. Arrows show whether
+    higher or lower values are better.
+    """
+    frame, names = comparison.groups_frame, _choose_metrics(comparison, metrics)
+    percent = set[str]()
+    if comparison.score.is_accuracy:
+        percent = {m.name for m in adapt_metrics(ALL_METRICS, comparison.score) if not m.unit}
+    titles = _build_titles(names)
+    header = ["Method", *(column.name.capitalize() for column in GROUP_COLUMNS)]
+    columns = [[name.translate(_LATEX) for name in frame["group", "name"]]]
+    columns += [
+        [text.translate(_LATEX) for text in frame[column.name, "text"]] for column in GROUP_COLUMNS
+    ]
+    for name in names:
+        arrow = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
+        unit = r" (\%)" if name in percent else ""
+        header.append(
+            titles[name].translate(_LATEX) + unit + arrow[comparison.is_higher_better(name)]
+        )
+        number: Callable[[float], str] = partial(format_value, name, score=comparison.score)
+        if name in percent:
+            number = _format_percent
+        columns.append([_format_latex_cell(c, number) for c in frame[name].itertuples()])
+    rows = [" & ".join(row) + r" \\" for row in (header, *zip(*columns, strict=True))]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
+    lines = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _format_percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _format_latex_cell(cell: Any, number: Callable[[float], str]) -> str:
+    if not cell.n:
+        return "--"
+    mean = rf"\mathbf{{{number(cell.mean)}}}" if cell.best else number(cell.mean)
+    formula = f"${mean}$" if cell.std != cell.std else rf"${mean} \pm {number(cell.std)}$"
+    return _format_powers(formula) + (f" ({cell.partial})" if cell.partial else "")
+
+
+def _format_powers(formula: str) -> str:
+    """Replace numbers such as 3.68e+11 in a formula by powers of ten."""
+    return re.sub(r"e([+-]\d+)", lambda m: rf" \times 10^{{{int(m[1])}}}", formula)
+
+
+def _build_titles(names: Sequence[str]) -> dict[str, str]:
+    """Return a readable title of each metric, with its family if two have the same title."""
+    titles = {}
+    for name in names:
+        words = name.partition("/")[2] or name
+        title = words.replace("_", " ").replace("flops", "FLOPs")
+        titles[name] = title[:1].upper() + title[1:]
+    counts = Counter(titles.values())
+    return {
+        name: title if counts[title] == 1 else f"{title} ({name.partition('/')[0]})"
+        for name, title in titles.items()
+    }
+
+
+def format_markdown(comparison: Comparison, metrics: str | Sequence[str] | None = None) -> str:
+    """Return the leaderboard in Markdown: mean ± standard deviation, the best mean in bold."""
+    return "\n".join(_format_markdown_rows(comparison, metrics)) + "\n"
+
+
+def _format_markdown_rows(
+    comparison: Comparison, metrics: str | Sequence[str] | None = None
+) -> list[str]:
+    frame, names = comparison.groups_frame, _choose_metrics(comparison, metrics)
+    columns = [[escape(name, 60) for name in frame["group", "name"]]]
+    columns += [[*frame[column.name, "text"]] for column in GROUP_COLUMNS]
+    for name in names:
+        number = partial(format_value, name, score=comparison.score)
+        cells = []
+        for cell in frame[name].itertuples():
+            mean = number(cell.mean) if cell.n else "–"
+            std = f" ± {number(cell.std)}" if cell.std == cell.std else ""
+            partial_seeds = f" ({cell.partial})" if cell.partial else ""
+            cells.append((f"**{mean}**" if cell.best else mean) + std + partial_seeds)
+        columns.append(cells)
+    header = ["group", *(column.name for column in GROUP_COLUMNS), *names]
+    rows = [" | ".join(row) for row in (header, *zip(*columns, strict=True))]
+    return [f"| {rows[0]} |", f"|:--|{'--:|' * (len(header) - 1)}", *(f"| {r} |" for r in rows[1:])]
+
+
+def format_mean(mean: float, std: float, number: Callable[[float], str], sign: str = "± ") -> str:
+    """Return a mean with its standard deviation, or a dash if the mean is NaN."""
+    if mean != mean:
+        return NOT_MEASURED
+    return number(mean) + ("" if std != std else f" {sign}{number(std)}")
+
+
+def _choose_metrics(comparison: Comparison, metrics: str | Sequence[str] | None) -> list[str]:
+    """Return requested metrics, or the headline metrics. Raises ConfigError for undefined ones."""
     if metrics is None:
         return comparison.headline_metrics
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
@@ -266,3 +285,59 @@ def _columns(comparison: Comparison, metrics: str | Sequence[str] | None) -> lis
                 f"{', '.join(comparison.metrics)}"
             )
     return list(metrics)
+
+
+def format_description(comparison: Comparison, *, page: str) -> str:
+    """Return the description of a comparison run in Markdown, below MLflow's limit.
+
+    It has leaderboard, verdicts and warnings. page: URL of the comparison's page.
+    """
+    groups = comparison.groups
+    heading = f"### {len(comparison.runs)} runs in {len(groups)} groups compared"
+    if comparison.is_validation:
+        heading += ", on validation images"
+    # Differences first, because the end of a long list is truncated.
+    pairs = sorted(comparison.list_pairs(), key=lambda pair: bool(pair["outcome"] != DIFFERENT))
+    verdicts = [f"- {escape(pair['sentence'], 500)}" for pair in pairs]
+    warnings = [f"- {escape(warning, 400)}" for warning in comparison.warnings]
+    if comparison.exploratory_text:
+        verdicts.insert(1, f"- {escape(comparison.exploratory_text, 700)}")
+    link = f"[**Everything on one page**]({page})"
+    lines = [heading, "", link, "", *_format_leaders(comparison), *verdicts[:1], ""]
+    ends = ["runs |", ":--|", *(f"{_format_run_links(group)} |" for group in groups)]
+    table = zip(_format_markdown_rows(comparison), ends, strict=True)
+    # Up to half of the description is the table; the rest is for verdicts, then for warnings.
+    table_rows = [f"{row} {end}" for row, end in table]
+    lines = append_lines(lines, table_rows, MAX_NOTE_BYTES // 2, "more groups in `leaderboard.csv`")
+    if verdicts[1:]:
+        lines = append_lines([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
+    if warnings:
+        lines = [*lines, "", "**Read this first**", ""]
+        lines = append_lines(lines, warnings, MAX_NOTE_BYTES, "more warnings")
+    return "\n".join(lines) + "\n"
+
+
+def _format_leaders(comparison: Comparison) -> list[str]:
+    """Return the best groups on one line, because MLflow folds descriptions after four lines."""
+    metric = comparison.ranked_by
+    if metric is None:
+        return []
+    number = partial(format_value, metric, score=comparison.score)
+    cells = zip(comparison.groups[:4], comparison.groups_frame[metric].itertuples(), strict=False)
+    leaders = [
+        f"{escape(group.name, 40)} **{format_mean(cell.mean, cell.std, number)}**"
+        + (f" ({cell.partial})" if cell.partial else "")
+        for group, cell in cells
+        if cell.n
+    ]
+    ellipsis = ", …" if len(comparison.groups) > 4 else ""
+    return [f"`{metric}`, mean ± standard deviation: {', '.join(leaders)}{ellipsis}", ""]
+
+
+def _format_run_links(group: Group) -> str:
+    """Return a link to each run of a group, labelled by its seed."""
+    links = []
+    for run in group.members[:_MAX_RUN_LINKS]:
+        label = "run" if run.seed is None else str(run.seed)
+        links.append(f"[{label}](#/runs/{quote(run.run_id, safe='', errors='replace')})")
+    return " ".join([*links, *(["…"] if group.members[_MAX_RUN_LINKS:] else [])])

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from clear_mlflow.comparison.arrangement import methods
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.core.errors import ConfigError
@@ -33,12 +32,12 @@ def build_next_grids(comparison: Comparison) -> dict[str, str]:
 def _build_more_seeds(comparison: Comparison) -> str | None:
     """Return a sweep with the new seeds that undecided verdicts need, or None if none do."""
     needed: Counter[int] = Counter()
-    for verdict in comparison.verdicts:
-        if verdict.more_seeds is not None:
-            for group_index in (verdict.a, verdict.b):
-                needed[group_index] = max(needed[group_index], verdict.more_seeds)
-    used_seeds = [run.record.seed for run in comparison.subjects]
-    used_seeds += [run.seed for group in comparison.groups for run in group.rowless]
+    for pair in comparison.list_pairs():
+        if pair["more_seeds"] is not None:
+            for group_index in (pair["a_index"], pair["b_index"]):
+                needed[group_index] = max(needed[group_index], pair["more_seeds"])
+    used_seeds = [run.seed for run in comparison.runs]
+    used_seeds += [run.seed for group in comparison.groups for run in group.without_rows]
     # The same new seeds for all: with shared seeds, fewer show a difference.
     first = max((seed for seed in used_seeds if seed is not None), default=-1) + 1
     entries = []
@@ -56,7 +55,7 @@ def _build_more_seeds(comparison: Comparison) -> str | None:
 def _build_chosen(comparison: Comparison) -> str | None:
     """Return a sweep that tests the best of each method, or None if not all were validated."""
     entries = []
-    for best, *_ in methods(comparison) if comparison.is_validation else ():
+    for best, *_ in comparison.list_methods() if comparison.is_validation else ():
         parameters = _find_common_parameters(best) if comparison.ranked_by in best.metrics else None
         if parameters is not None:
             split = validated_split(parameters.pop("split"))

@@ -1,15 +1,15 @@
-"""Is it real? Intervals and tests for accuracy matrices, of one run or of two; numpy and scipy.
+"""Intervals and tests of metrics, for one run or for two; numpy and scipy.
 
-Two questions are kept apart. *Are these two trained models different?* has test images as its
-unit: the paired bootstrap, from stored predictions. *Is this method better than
-that one?* has seeds as its unit: t-tests. docs/statistics.md says which to use when.
+Two questions have separate tests. *Are these two trained models different?* draws test images
+again: the paired bootstrap, from stored predictions. *Is this method better than that one?* draws
+seeds again: t-tests. docs/statistics.md explains when to use which.
 """
 
-from clear_mlflow.statistics.intervals import Interval
+from clear_mlflow.statistics.bootstrap import ImageBootstrap
 from clear_mlflow.statistics.multiple import holm, holm_factors
-from clear_mlflow.statistics.paired import ImageBootstrap
 from clear_mlflow.statistics.sample_size import power, seeds_needed
 from clear_mlflow.statistics.seeds import (
+    Interval,
     SeedSummary,
     TTest,
     hedges_g,

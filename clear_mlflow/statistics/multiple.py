@@ -1,4 +1,4 @@
-"""Many comparisons at once: the more are made, the more look real by luck alone."""
+"""Adjust p-values for the number of comparisons: the more are made, the more differ by chance."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from clear_mlflow.core.text import safe_repr
 
 
 def holm(p_values: Sequence[float], *, family: int | None = None) -> list[float]:
-    """Holm's step-down adjustment: the chance of any false finding stays below the level.
+    """Adjust p-values by Holm's step-down method.
 
-    Valid however the tests depend on each other.
+    It bounds the chance of any false positive, however the tests depend on each other.
 
     Args:
-        p_values: of the comparisons.
-        family: how many comparisons there are in all, where some are left out because they would
-            show less: each of those counts as a p of 1. None: as many as there are p-values.
+        p_values: p-value of each comparison.
+        family: number of all comparisons, if some are left out because their p-values are larger:
+            each of those counts as a p of 1. By default, the number of p-values.
 
     Returns:
-        Adjusted p-values in the same order: below 0.05 is a finding at the level of 5 %.
+        Adjusted p-values in the same order; below 0.05 is significant at the level of 5 %.
 
     Raises:
-        RecordError: one of them is no number from 0 to 1, or the family is smaller than they are.
+        RecordError: a p-value is not from 0 to 1, or the family has fewer members.
 
     Source:
         Holm 1979, A simple sequentially rejective multiple test procedure.
@@ -37,23 +37,25 @@ def holm(p_values: Sequence[float], *, family: int | None = None) -> list[float]
 
 
 def holm_factors(p_values: Sequence[float], *, family: int | None = None) -> list[float]:
-    """By how much Holm's adjustment multiplies each p-value, at least 1; arguments as of holm.
+    """Return the factor, at least 1, by which :func:`holm` multiplies each p-value.
 
-    An interval at a level of ``1 - alpha / factor`` agrees with the adjusted test: it leaves out 0
-    just where the adjusted p-value is at most alpha. Of a p of 0 the factor is the family's size.
+    An interval at a level of ``1 - alpha / factor`` agrees with the adjusted test: it excludes 0 if
+    and only if the adjusted p-value is at most alpha. The factor of a p of 0 is the family's size.
 
     >>> [round(factor, 2) for factor in holm_factors([0.01, 0.04, 0.03])]
     [3.0, 1.5, 2.0]
     """
-    found = np.array(p_values, dtype=np.float64)
-    if found.ndim != 1 or not bool(((found >= 0) & (found <= 1)).all()):
+    values = np.array(p_values, dtype=np.float64)
+    if values.ndim != 1 or not bool(((values >= 0) & (values <= 1)).all()):
         raise RecordError(f"p-values are {safe_repr(p_values)}; expected numbers from 0 to 1")
-    size = len(found) if family is None else family
-    if size < len(found):
-        raise RecordError(f"{len(found)} p-values of a family of {size} arrived; expected no more")
-    order = np.argsort(found, kind="stable")
-    ordered, factors = found[order], np.full(len(found), float(size))
-    adjusted = np.maximum.accumulate(np.arange(size, size - len(found), -1) * ordered)
-    above = ordered > 0
-    factors[order[above]] = adjusted[above] / ordered[above]
+    size = len(values) if family is None else family
+    if size < len(values):
+        raise RecordError(
+            f"{len(values)} p-values arrived for a family of {size}; expected at most {size}"
+        )
+    order = np.argsort(values, kind="stable")
+    ordered, factors = values[order], np.full(len(values), float(size))
+    adjusted = np.maximum.accumulate(np.arange(size, size - len(values), -1) * ordered)
+    positive = ordered > 0
+    factors[order[positive]] = adjusted[positive] / ordered[positive]
     return [float(factor) for factor in factors]

@@ -1,10 +1,9 @@
-"""How many seeds it would take: the power of the t-tests, and of the tests of equivalence."""
+"""Compute how many seeds are needed: the power of t-tests and of tests of equivalence."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -14,26 +13,26 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.statistics.seeds import TTest
 
-POWER = 0.8  # the chance of a finding that is worth training for
-FEWEST = 3  # seeds of a verdict
-MOST = 100  # seeds that anybody trains
+POWER = 0.8  # probability of a significant result that is worth a training
+MIN_SEEDS = 3  # for a test
+MAX_SEEDS = 100  # that anybody trains
 
 
 def power(test: TTest, seeds: int, *, alpha: float = 0.05, margin: float | None = None) -> float:
-    """How likely a finding is with another number of seeds, if difference and spread stay.
+    """Return the probability of a significant result with another number of seeds.
 
     Args:
-        test: whose difference and spread are taken for the truth.
-        seeds: of each method, at least 2.
-        alpha: up to which p is a finding, after any adjustment.
-        margin: None: of a difference; else of equivalence within this margin.
+        test: test whose difference and standard error are taken for the true ones.
+        seeds: number of seeds of each method, at least 2.
+        alpha: largest significant p-value, after any adjustment.
+        margin: margin of a test of equivalence, or None for a test of a difference.
 
     Returns:
-        A probability; of equivalence a lower bound that is close where the power is high. Of
-        Welch's test at few seeds up to a tenth too high: its freedom is estimated, too.
+        A probability; for equivalence a lower bound that is close if the power is high. For
+        Welch's test with few seeds it is up to 0.1 too high: its degrees of freedom are estimated.
 
     Raises:
-        ConfigError: the number of seeds or alpha is none.
+        ConfigError: seeds is below 2, or alpha is not between 0 and 1.
 
     Source:
         The noncentral t distribution; Cohen 1988, Statistical power analysis, section 2.2, and
@@ -48,48 +47,48 @@ def power(test: TTest, seeds: int, *, alpha: float = 0.05, margin: float | None 
             f"{safe_repr(seeds)} seeds and alpha {safe_repr(alpha)} arrived; expected at least 2 "
             "seeds and an alpha between 0 and 1"
         )
-    # As if both sides had as many: the squared error falls with the harmonic mean of the two.
+    # Of unequal groups: as if both had as many, since the squared error is 1 / n_a + 1 / n_b.
     before = 2 / (1 / test.n_a + 1 / test.n_b)
     error = test.error * math.sqrt(before / seeds)
     freedom = seeds - 1 if test.paired else max(test.freedom * (seeds - 1) / (before - 1), 1.0)
     if margin is None:
         critical, effect = float(stdtrit(freedom, 1 - alpha / 2)), abs(test.difference) / error
-        return _above(critical, freedom, effect) + _above(critical, freedom, -effect)
+        return sum(_compute_tail(critical, freedom, sign * effect) for sign in (1, -1))
     critical = float(stdtrit(freedom, 1 - alpha))
-    sides = [_above(critical, freedom, (margin + s * test.difference) / error) for s in (1, -1)]
-    return max(0.0, sum(sides) - 1)
+    effects = [(margin + sign * test.difference) / error for sign in (1, -1)]
+    return max(0.0, sum(_compute_tail(critical, freedom, effect) for effect in effects) - 1)
 
 
 def seeds_needed(test: TTest, *, alpha: float = 0.05, margin: float | None = None) -> int | None:
-    """The smallest number of seeds of each method with a power of 80 %.
+    """Return the smallest number of seeds of each method with a power of 80 %.
 
     Args:
-        test: whose difference and spread are taken for the truth.
-        alpha: up to which p is a finding, after any adjustment.
-        margin: None: for a difference; else for equivalence within this margin.
+        test: test whose difference and standard error are taken for the true ones.
+        alpha: largest significant p-value, after any adjustment.
+        margin: margin of a test of equivalence, or None for a test of a difference.
 
     Returns:
-        At least 3; None where 100 would not be enough.
+        A number from 3 to 100, or None if 100 seeds are not enough.
 
     >>> test = TTest(difference=1.0, error=1 / 3**0.5, freedom=2, n_a=3, n_b=3, paired=True)
     >>> seeds_needed(test), seeds_needed(test, alpha=0.05 / 15)
     (10, 19)
     """
-    number = FEWEST + bisect_left(
-        range(FEWEST, MOST + 1),
+    number = MIN_SEEDS + bisect_left(
+        range(MIN_SEEDS, MAX_SEEDS + 1),
         POWER,
         key=lambda seeds: power(test, seeds, alpha=alpha, margin=margin),
     )
-    return number if number <= MOST else None
+    return number if number <= MAX_SEEDS else None
 
 
-def _above(critical: float, freedom: float, effect: float) -> float:
-    """P(T > critical) of a noncentral t."""
-    if effect > 30 + critical:  # scipy's series gives up there, at what is certain
+def _compute_tail(critical: float, freedom: float, effect: float) -> float:
+    """Return P(T > critical) for a noncentral t."""
+    if effect > 30 + critical:  # scipy's series does not converge there
         return 1.0
     if effect < 0:
-        # The far tail: as the lower tail of the mirrored distribution, which does not cancel.
-        found: Any = nct.cdf(-critical, freedom, -effect)
+        # As the lower tail of the mirrored distribution, which does not cancel.
+        probability = nct.cdf(-critical, freedom, -effect)
     else:
-        found = nct.sf(critical, freedom, effect)
-    return float(np.clip(np.nan_to_num(found), 0.0, 1.0))
+        probability = nct.sf(critical, freedom, effect)
+    return float(np.clip(np.nan_to_num(probability), 0.0, 1.0))

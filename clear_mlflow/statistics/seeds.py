@@ -1,8 +1,8 @@
-"""What several seeds show of a method: mean and spread, Student's and Welch's t, effect size.
+"""Summarize and compare methods over seeds: intervals, Student's and Welch's t, effect size.
 
-The seed is the unit: is one *method* better than another? The t-tests take the values of a metric,
-or their differences where seeds are shared, as independent and normally distributed. Tests over
-test images ask about two trained models: :mod:`clear_mlflow.statistics.paired`.
+The tests ask whether one *method* is better than another. They assume that the values of a metric,
+or their differences if seeds are shared, are independent and normally distributed. Tests over test
+images ask about two trained models: :mod:`clear_mlflow.statistics.bootstrap`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,29 @@ from scipy.special import gammaln, stdtr, stdtrit
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import safe_repr
-from clear_mlflow.statistics.intervals import Interval, check_level
 
-# Values that differ by rounding alone are the same: there is no spread to test against.
+# Values that differ only by rounding are equal, and without variation nothing can be tested.
 _ROUNDING = 1e-12
+
+
+class Interval(NamedTuple):
+    """Both ends of an interval, which belong to it."""
+
+    low: float
+    high: float
+
+    @property
+    def flipped(self) -> Interval:
+        """The interval of B - A if this is the interval of A - B."""
+        return Interval(-self.high, -self.low)
+
+
+def check_level(level: float) -> None:
+    """Raise ConfigError if a confidence level is not strictly between 0 and 1."""
+    if not 0 < level < 1:
+        raise ConfigError(
+            f"level is {safe_repr(level)}; expected a fraction between 0 and 1, for example 0.95"
+        )
 
 
 @dataclass(frozen=True)
@@ -29,42 +49,44 @@ class SeedSummary:
 
     n: int
     mean: float
-    std: float | None  # of a sample: divided by n - 1; None: one seed has no spread
-    interval: Interval | None  # of the mean, by Student's t; None: no two seeds that differ
+    std: float | None  # standard deviation with n - 1, or None for one seed
+    interval: Interval | None  # of the mean, by Student's t, or None if no two seeds differ
 
 
 @dataclass(frozen=True)
 class TTest:
-    """A difference of two means over seeds, and how well it is known."""
+    """A difference of two means over seeds, with its standard error."""
 
     difference: float  # mean of a minus mean of b
     error: float  # standard error of the difference, above 0
     freedom: float  # degrees of freedom
-    n_a: int  # seeds; of both the same where they are paired
+    n_a: int  # number of seeds; the same for a and b if they are paired
     n_b: int
     paired: bool
 
     @property
     def p_value(self) -> float:
-        """Two-sided: of no difference."""
+        """Two-sided p-value of no difference."""
         return float(2 * stdtr(self.freedom, -abs(self.difference) / self.error))
 
     def interval(self, level: float = 0.95) -> Interval:
-        """Of the difference: contains 0 just where the p-value is above ``1 - level``.
+        """Return an interval of the difference at a confidence level, between 0 and 1.
+
+        It contains 0 if and only if the p-value is above ``1 - level``.
 
         Raises:
             ConfigError: the level is not between 0 and 1.
         """
-        return _interval(self.difference, self.error, self.freedom, level)
+        return _build_interval(self.difference, self.error, self.freedom, level)
 
     def equivalence_p(self, margin: float) -> float:
-        """The p-value of two one-sided tests: small where the difference is within the margin.
+        """Return the p-value of two one-sided tests: small if the difference is within a margin.
 
         Args:
-            margin: the largest difference that does not matter, above 0, in the metric's unit.
+            margin: largest difference that does not matter, above 0, in the metric's unit.
 
         Raises:
-            ConfigError: the margin is not above 0.
+            ConfigError: the margin is not a number above 0.
 
         Source:
             Schuirmann 1987; Lakens 2017, Equivalence tests, Social Psychological and Personality
@@ -76,23 +98,23 @@ class TTest:
         """
         if not margin > 0 or not math.isfinite(margin):
             raise ConfigError(f"margin is {safe_repr(margin)}; expected a number above 0")
-        above = stdtr(self.freedom, -(self.difference + margin) / self.error)
-        below = stdtr(self.freedom, (self.difference - margin) / self.error)
-        return float(max(above, below))
+        p_too_low = stdtr(self.freedom, -(self.difference + margin) / self.error)
+        p_too_high = stdtr(self.freedom, (self.difference - margin) / self.error)
+        return float(max(p_too_low, p_too_high))
 
 
 def seed_summary(values: Sequence[float], *, level: float = 0.95) -> SeedSummary:
-    """Mean, standard deviation and Student's t interval of a metric over seeds.
+    """Return mean, standard deviation and Student's t interval of a metric over seeds.
 
-    Seeds that all gave the same value have a standard deviation of 0 and no interval: one of width
-    0 would say that the mean is known exactly.
+    If all seeds have the same value, the standard deviation is 0 and the interval is None: one of
+    width 0 would claim that the mean is known exactly.
 
     Args:
-        values: the metric, one per seed.
-        level: of confidence, between 0 and 1.
+        values: value of the metric for each seed.
+        level: confidence level, between 0 and 1.
 
     Raises:
-        RecordError: there is no value, or one is no finite number.
+        RecordError: no value arrived, or a value is not a finite number.
         ConfigError: the level is not between 0 and 1.
 
     >>> summary = seed_summary([0.80, 0.82, 0.84])
@@ -102,28 +124,28 @@ def seed_summary(values: Sequence[float], *, level: float = 0.95) -> SeedSummary
     [0.77, 0.87]
     """
     check_level(level)
-    found = _finite("values", values)
-    n, mean = len(found), float(found.mean())
+    array = _convert_values("values", values)
+    n, mean = len(array), float(array.mean())
     if n == 1:
         return SeedSummary(n, mean, None, None)
-    if np.ptp(found) <= _ROUNDING:
+    if np.ptp(array) <= _ROUNDING:
         return SeedSummary(n, mean, 0.0, None)
-    std = float(found.std(ddof=1))
-    return SeedSummary(n, mean, std, _interval(mean, std / math.sqrt(n), n - 1, level))
+    std = float(array.std(ddof=1))
+    return SeedSummary(n, mean, std, _build_interval(mean, std / math.sqrt(n), n - 1, level))
 
 
 def paired_t(values_a: Sequence[float], values_b: Sequence[float]) -> TTest | None:
-    """Student's t of the differences, where value i of both is of the same seed.
+    """Run Student's t-test of the differences between values of the same seeds.
 
     Args:
-        values_a: the metric of method A, one per seed.
-        values_b: of method B, in the same order of seeds.
+        values_a: value of the metric for each seed of method A.
+        values_b: value of the metric for each seed of method B, in the same order of seeds.
 
     Returns:
-        None where there is no spread to test against: one pair, or the same difference in all.
+        The test, or None without variation: one pair, or the same difference in all pairs.
 
     Raises:
-        RecordError: the numbers of values differ, or one is no finite number.
+        RecordError: the numbers of values differ, or a value is not a finite number.
 
     Source:
         Student 1908; as ``scipy.stats.ttest_rel``.
@@ -132,11 +154,11 @@ def paired_t(values_a: Sequence[float], values_b: Sequence[float]) -> TTest | No
     >>> round(test.difference, 3), round(test.p_value, 3), test.freedom
     (0.03, 0.122, 2)
     """
-    a, b = _finite("values of A", values_a), _finite("values of B", values_b)
+    a, b = _convert_values("values of A", values_a), _convert_values("values of B", values_b)
     if len(a) != len(b):
         raise RecordError(
             f"{len(a)} and {len(b)} values arrived to be paired; expected one of each per seed: "
-            "leave out the seeds that only one side has, or compare unpaired"
+            "leave out the seeds of only one method, or compare unpaired"
         )
     change, n = a - b, len(a)
     if n == 1 or np.ptp(change) <= _ROUNDING:
@@ -146,19 +168,19 @@ def paired_t(values_a: Sequence[float], values_b: Sequence[float]) -> TTest | No
 
 
 def welch_t(values_a: Sequence[float], values_b: Sequence[float]) -> TTest | None:
-    """Welch's t of two means, where the seeds are not the same; the spreads need not be equal.
+    """Run Welch's t-test of two means with different seeds and unequal variances.
 
-    A side without any spread counts as known exactly.
+    The mean of a method without variation counts as known exactly.
 
     Args:
-        values_a: the metric of method A, one per seed.
-        values_b: of method B; may be of another number.
+        values_a: value of the metric for each seed of method A.
+        values_b: value of the metric for each seed of method B; another number of seeds is valid.
 
     Returns:
-        None where there is no spread to test against: one value on a side, or no spread on both.
+        The test, or None if a method has one value, or neither has variation.
 
     Raises:
-        RecordError: a side has no value, or one is no finite number.
+        RecordError: a method is without values, or a value is not a finite number.
 
     Source:
         Welch 1947; as ``scipy.stats.ttest_ind`` with ``equal_var=False``.
@@ -167,29 +189,29 @@ def welch_t(values_a: Sequence[float], values_b: Sequence[float]) -> TTest | Non
     >>> round(test.difference, 4), round(test.p_value, 4), round(test.freedom, 2)
     (0.0425, 0.0098, 4.85)
     """
-    a, b = _finite("values of A", values_a), _finite("values of B", values_b)
+    a, b = _convert_values("values of A", values_a), _convert_values("values of B", values_b)
     n, m = len(a), len(b)
     if min(n, m) == 1 or max(np.ptp(a), np.ptp(b)) <= _ROUNDING:
         return None
-    of_a, of_b = float(a.var(ddof=1)) / n, float(b.var(ddof=1)) / m
-    spread = of_a + of_b
+    variance_a, variance_b = float(a.var(ddof=1)) / n, float(b.var(ddof=1)) / m
+    variance = variance_a + variance_b
     # As shares, because the square of a tiny variance is 0.
-    freedom = 1 / ((of_a / spread) ** 2 / (n - 1) + (of_b / spread) ** 2 / (m - 1))
-    return TTest(float(a.mean() - b.mean()), math.sqrt(spread), freedom, n, m, paired=False)
+    freedom = 1 / ((variance_a / variance) ** 2 / (n - 1) + (variance_b / variance) ** 2 / (m - 1))
+    return TTest(float(a.mean() - b.mean()), math.sqrt(variance), freedom, n, m, paired=False)
 
 
 def hedges_g(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:
-    """The difference of two means in pooled standard deviations, corrected for few seeds.
+    """Return the difference of two means in pooled standard deviations, corrected for few seeds.
 
     Args:
-        values_a: the metric of method A, one per seed.
-        values_b: of method B.
+        values_a: value of the metric for each seed of method A.
+        values_b: value of the metric for each seed of method B.
 
     Returns:
-        Above 0 where A has more; None where there is no spread to measure by, or no two values.
+        A number above 0 if A has the higher mean, or None without variation or with one seed each.
 
     Raises:
-        RecordError: a side has no value, or one is no finite number.
+        RecordError: a method is without values, or a value is not a finite number.
 
     Source:
         Hedges 1981, Distribution theory for Glass's estimator of effect size, with its exact
@@ -198,7 +220,7 @@ def hedges_g(values_a: Sequence[float], values_b: Sequence[float]) -> float | No
     >>> round(hedges_g([0.81, 0.84, 0.83], [0.80, 0.81, 0.78]), 3)
     1.567
     """
-    a, b = _finite("values of A", values_a), _finite("values of B", values_b)
+    a, b = _convert_values("values of A", values_a), _convert_values("values of B", values_b)
     freedom = len(a) + len(b) - 2
     if freedom < 2 or max(np.ptp(a), np.ptp(b)) <= _ROUNDING:
         return None
@@ -208,21 +230,24 @@ def hedges_g(values_a: Sequence[float], values_b: Sequence[float]) -> float | No
     return correction * float(a.mean() - b.mean()) / math.sqrt(squares / freedom)
 
 
-def _interval(middle: float, error: float, freedom: float, level: float) -> Interval:
+def _build_interval(center: float, error: float, freedom: float, level: float) -> Interval:
     check_level(level)
-    half = float(stdtrit(freedom, 0.5 + level / 2)) * error
-    return Interval(middle - half, middle + half)
+    half_width = float(stdtrit(freedom, 0.5 + level / 2)) * error
+    return Interval(center - half_width, center + half_width)
 
 
-def _finite(what: str, values: Sequence[float]) -> NDArray[np.float64]:
-    """(n,): the values of a metric, one per seed, at least one."""
+def _convert_values(description: str, values: Sequence[float]) -> NDArray[np.float64]:
+    """Convert the values of a metric, one per seed, to an (n,) array.
+
+    Raises RecordError, which begins with the description, if there is none or one is not finite.
+    """
     try:
-        found = np.array(values, dtype=np.float64)
+        array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
-        found = np.empty(0)
-    if found.ndim != 1 or len(found) == 0 or not bool(np.isfinite(found).all()):
+        array = np.empty(0)
+    if array.ndim != 1 or len(array) == 0 or not bool(np.isfinite(array).all()):
         raise RecordError(
-            f"{what} are {safe_repr(values)}; expected a finite number per seed, at least one: "
-            "leave out runs in which the metric is not defined"
+            f"{description} are {safe_repr(values)}; expected a finite number per seed, at least "
+            "one: leave out runs in which the metric is not defined"
         )
-    return found
+    return array

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.disk import create_durably
-from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
+from clear_mlflow.core.errors import ClearError, FailedMetricError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, Record, RowRecord, assemble, row_index
 from clear_mlflow.core.text import safe_repr, warn
 from clear_mlflow.core.untrusted import (
@@ -22,7 +22,7 @@ from clear_mlflow.core.untrusted import (
     json_object,
     json_texts,
 )
-from clear_mlflow.metrics import METRICS, Metric, summarize
+from clear_mlflow.metrics import METRICS, Metric, adapt_metrics, compute_values
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local, log_durably
 from clear_mlflow.store.client import map_in_threads, mlflow_errors
@@ -50,6 +50,8 @@ class StoredMatrix:
     run: Run
     record: Record | None = None  # None if there is a problem
     summary: Mapping[str, float] = field(default_factory=dict)  # metric name to defined value
+    # Name of each custom metric whose function failed to its error.
+    failures: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None  # one line, NO_ROWS if rows are missing; None if there is a record
 
 
@@ -246,9 +248,11 @@ def read_matrices(
             if not records:
                 return StoredMatrix(run, problem=NO_ROWS)
             record = assemble(records)
-            summary = summarize(record.matrix, record.protocol, metrics)
+            adapted = adapt_metrics(metrics, record.matrix.score)
+            summary, errors = compute_values(record.masked_matrix, adapted)
         except ClearError as error:
             return StoredMatrix(run, problem=str(error))
-        return StoredMatrix(run, record, summary)
+        failed = {n: str(e) for n, e in errors.items() if isinstance(e, FailedMetricError)}
+        return StoredMatrix(run, record, summary, failed)
 
     yield from map_in_threads(read_matrix, runs, _NUM_THREADS)

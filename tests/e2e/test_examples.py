@@ -101,7 +101,7 @@ def test_command(folder, command):
     assert output
     if "import_and_compare" in command:  # six seeds of each, one test set: a verdict, no warning
         assert "6 imported" in output
-        assert "mine is better than theirs" in output
+        assert "mine is significantly better than theirs" in output
         assert "! " not in output
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     ids = [experiment.experiment_id for experiment in client.search_experiments()]

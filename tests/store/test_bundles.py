@@ -79,7 +79,7 @@ def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id
     other = kept_run(store, experiment_id)
     clear_mlflow.export(other.info.run_id, path.parent / "other.tar.xz")
     compared = clear_mlflow.compare(path.parent, group_by=(), log=False)
-    assert len(compared.comparison.subjects) == 2
+    assert len(compared.comparison.runs) == 2
     mixed = clear_mlflow.compare([path, other.info.run_id], group_by=(), log=False)
     assert mixed.to_dict()["groups"] == compared.to_dict()["groups"]
     assert mixed.comparison.image_intervals
@@ -99,7 +99,7 @@ def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, mo
     (Path("only_bundles")).symlink_to("bundles")
 
     def find_compared_id(of):
-        (compared_run,) = clear_mlflow.compare(of, group_by=(), log=False).comparison.subjects
+        (compared_run,) = clear_mlflow.compare(of, group_by=(), log=False).comparison.runs
         return compared_run.run_id
 
     assert find_compared_id("bundles") == clear_mlflow.runs("bundles")[0].run_id != run.run_id
@@ -145,7 +145,7 @@ def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatc
         clear_mlflow.compare(of, group_by=(), log=False) for of in (name, "paper.tar.xz")
     )
     stored_ids, read_ids = (
-        [member_run.run_id for member_run in c.comparison.subjects] for c in (stored, read)
+        [member_run.run_id for member_run in c.comparison.runs] for c in (stored, read)
     )
     assert sorted(stored_ids) == sorted(read_ids) == sorted(run.info.run_id for run in runs)
     with pytest.raises(ConfigError, match="contains 8 bundles; name one, as paper") as several:
@@ -284,7 +284,7 @@ def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, 
     last_row.unlink()
     partial = clear_mlflow.export(run_id, tmp_path / f"a_partial{ending}")
     for copies in ([complete, partial], [partial, complete], [complete, run_id], tmp_path):
-        compared = clear_mlflow.compare(copies, log=False).comparison.subjects
+        compared = clear_mlflow.compare(copies, log=False).comparison.runs
         assert [len(compared_run.record.rows) for compared_run in compared] == [5]
     assert [run.matrix.num_rows for run in clear_mlflow.runs(tmp_path)] == [4]
     last_row.write_bytes(content)

@@ -13,11 +13,11 @@ from rich.console import Console
 from stored_runs import stored_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.comparison.arrangement import arrange
-from clear_mlflow.comparison.build import compare
-from clear_mlflow.comparison.note import comparison_note
+from clear_mlflow.comparison.build import compare_groups
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.comparison.ranking import rank_groups
+from clear_mlflow.comparison.tables import format_description
+from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.report.pictures import heatmap_png
 from clear_mlflow.store.ui_urls import format_artifact_link
@@ -83,17 +83,17 @@ def is_safe_line(text: str) -> bool:
 def test_a_comparison_shows_a_hostile_name_as_text(name):
     """Page, description and terminal: no element, link or escape comes of a run's name."""
     runs = [*build_seed_runs(name, 150, range(3)), *build_seed_runs("replay", 170, range(3))]
-    comparison = compare(arrange(runs, ["strategy"]))
+    comparison = compare_groups(rank_groups(runs, ["strategy"]))
     page = comparison_page(comparison, title=name, footer="made by a test")
     assert is_safe_line(page)
     runs = [*build_seed_runs("naive", 150, range(3)), *build_seed_runs("replay", 170, range(3))]
-    plain_comparison = compare(arrange(runs, ["strategy"]))
+    plain_comparison = compare_groups(rank_groups(runs, ["strategy"]))
     expected = Tags(comparison_page(plain_comparison, title="x", footer="made by a test")).found
     tags = Tags(page).found
     assert [tag for tag, _ in tags] == [tag for tag, _ in expected]
     assert [set(attributes) for _, attributes in tags] == [set(a) for _, a in expected]
     assert len(page) < 400_000
-    note = comparison_note(comparison, page="comparison.html")
+    note = format_description(comparison, page="comparison.html")
     assert len(note.encode()) < 8_000
     # Our own links, whose texts are seeds, and whose addresses hold nothing but a run's id.
     links = r"\[(\*\*Everything on one page\*\*|[0-9])\]\((comparison\.html|#/runs/[\w.~%-]+)\)"
@@ -101,7 +101,7 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
     assert not re.search(r"[<\[]|\]\(|!\[", re.sub(links, "", note).replace("&nbsp;", ""))
     written = io.StringIO()
     out = Console(width=200, file=written, force_terminal=False)
-    for part in comparison_text(comparison):
+    for part in render_comparison(comparison):
         out.print(part)
     assert is_safe_line(written.getvalue())
     assert len(written.getvalue()) < 10_000

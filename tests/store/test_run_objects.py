@@ -18,7 +18,7 @@ import clear_mlflow
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.api.train import NotebookProgress, is_notebook
 from clear_mlflow.cli import main
-from clear_mlflow.comparison.tables import _powers
+from clear_mlflow.comparison.tables import _format_powers
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.metrics import summarize
@@ -184,15 +184,16 @@ def test_a_comparison_is_a_table_of_a_paper(store, experiment_id):
     }
     mean, std = best.metrics[name].mean, best.metrics[name].std
     latex = compared.to_latex([name])
-    assert rf"na\_ive & 3 & $\mathbf{{{mean:.4f}}} \pm {std:.4f}$ \\" in latex
+    assert rf"na\_ive & 3 & $\mathbf{{{100 * mean:.1f}}} \pm {100 * std:.1f}$ \\" in latex
+    assert r"Method & Seeds & Average accuracy (\%) $\uparrow$ \\" in latex
     assert latex.startswith(r"\begin{tabular}{lrr}")
     assert f"**{mean:.4f}** ± {std:.4f}" in compared.to_markdown([name])
     frame = compared.to_frame()
     (line,) = frame[(frame["group"] == "replay") & (frame["metric"] == name)].to_dict("records")
     assert (line["mean"], line["n"]) == (other.metrics[name].mean, 3)
     (verdict,) = compared.verdicts().to_dict("records")
-    assert verdict["sentence"] == compared.comparison.verdicts[0].sentence
-    assert verdict["p"] == compared.comparison.verdicts[0].test.adjusted
+    assert verdict["sentence"] == compared.comparison.pairs["sentence"][0]
+    assert verdict["p"] == compared.comparison.pairs["p"][0]
     assert [line.get_label() for line in compared.plot(name).axes[0].lines] == ["na_ive", "replay"]
     with pytest.raises(ConfigError, match="which no run defines"):
         compared.to_latex(["renate/none"])
@@ -207,7 +208,9 @@ def test_a_width_that_no_figure_has_is_one_line(width):
 
 def test_latex_writes_powers_of_ten():
     """What a run cost has them; nobody prints 3.683e+11 in a paper."""
-    assert _powers(r"$3.683e+11 \pm 2e-05$") == (r"$3.683 \times 10^{11} \pm 2 \times 10^{-5}$")
+    assert _format_powers(r"$3.683e+11 \pm 2e-05$") == (
+        r"$3.683 \times 10^{11} \pm 2 \times 10^{-5}$"
+    )
 
 
 def test_runs_that_name_no_strategy_are_compared(store, experiment_id):

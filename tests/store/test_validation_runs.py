@@ -121,7 +121,7 @@ def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
     result = invoke("compare", "--runs", "test")
     assert result.exit_code == 0, result.output
     output = " ".join(result.output.split())
-    assert "2 ways differ in split (test and validation)" in output
+    assert "differ in split (test and validation)" in output
     assert "The groups called validation were measured on validation images" in output
     _, folder = find_comparison(store, experiment_id)
     content = json.loads((folder / names.COMPARED_JSON).read_text())

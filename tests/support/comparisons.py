@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clear_mlflow.comparison.subjects import Subject
+from clear_mlflow.comparison.compared_run import ComparedRun
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
@@ -51,11 +51,11 @@ def row_records(
 
 def compared_run(
     name, correct, *, run_id=None, labels=None, diverged=False, params=None, **row_options
-) -> Subject:
+) -> ComparedRun:
     """One run, as the comparison sees it."""
     rows = row_records(correct, **row_options)
     record = assemble({row_file_name(r.row.row): r for r in rows})
-    return Subject(
+    return ComparedRun(
         run_id=run_id or f"{name}-{record.seed}",
         name=f"{name} seed {record.seed}",
         record=record,
@@ -66,7 +66,7 @@ def compared_run(
     )
 
 
-def build_seed_runs(name: str, level: int, seeds: Sequence[int], **options) -> list[Subject]:
+def build_seed_runs(name: str, level: int, seeds: Sequence[int], **options) -> list[ComparedRun]:
     return [compared_run(name, counts(level, seed), seed=seed, **options) for seed in seeds]
 
 

@@ -11,25 +11,29 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
-from comparisons import NUM_TEST, build_seed_runs, compared_run, counts
+from comparisons import NUM_TEST, counts
+from comparisons import build_seed_runs as seeds_of
+from comparisons import compared_run as subject
 from rich.console import Console
 from stored_values import build_images, build_row_predictions
 
 from clear_mlflow.comparison import build
-from clear_mlflow.comparison.arrangement import arrange
-from clear_mlflow.comparison.build import compare
+from clear_mlflow.comparison.build import compare_groups
 from clear_mlflow.comparison.figures import course_figure, figures
-from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import (
-    comparison_dict,
-    latex_table,
-    leaderboard_csv,
-    leaderboard_json,
-    leaders_frame,
-    markdown_table,
+    build_comparison_dict,
+    build_leaderboard_frame,
+    build_metrics_frame,
+    build_pairs_frame,
+    format_description,
+    format_latex,
+    format_leaderboard_csv,
+    format_leaderboard_json,
+    format_markdown,
 )
-from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.metrics import Predictions
 from clear_mlflow.statistics import ImageBootstrap
@@ -45,11 +49,11 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(build, "ImageBootstrap", partial(ImageBootstrap, resamples=50))
 
 
-def compare_all(runs, by=BY, **options):
-    return compare(arrange(runs, by, **options))
+def compared(subjects, by=BY, **options):
+    return compare_groups(rank_groups(subjects, by, **options))
 
 
-def build_hits(correct, *, classes=("wrong", "right")):
+def hits_of(correct, *, classes=("wrong", "right")):
     """Predictions that count up to the rows."""
     counts = (NUM_TEST,) * len(correct[0])
     images = build_images(counts, np.ones(sum(counts)), classes)
@@ -59,13 +63,13 @@ def build_hits(correct, *, classes=("wrong", "right")):
 
 def test_the_better_group_leads():
     """By the challenge score, downwards where less is better; without labels a group is a run."""
-    runs = [*build_seed_runs("naive", 120, [0]), *build_seed_runs("replay", 180, [0])]
-    assert [g.name for g in compare_all(runs).groups] == ["replay", "naive"]
-    each = compare_all(
-        [compared_run("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
+    runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
+    assert [g.name for g in compared(runs).groups] == ["replay", "naive"]
+    each = compared(
+        [subject("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)], by=()
     )
     assert len({group.name for group in each.groups}) == 3
-    by_forgetting = compare_all(runs, rank_by="renate/forgetting").groups
+    by_forgetting = compared(runs, rank_by="renate/forgetting").groups
     values = [g.metrics["renate/forgetting"].mean for g in by_forgetting]
     assert values == sorted(values)
 
@@ -73,13 +77,13 @@ def test_the_better_group_leads():
 @pytest.mark.parametrize("scenario", ["domain", "class", "task"])
 def test_new_classes_are_ranked_by_average_accuracy(scenario):
     """The challenge score has cells of classes that did not come yet."""
-    runs = build_seed_runs("naive", 120, [0, 1], params={"scenario": scenario})
+    runs = seeds_of("naive", 120, [0, 1], params={"scenario": scenario})
     expected = SCORE if scenario == "domain" else "renate/average_accuracy"
-    assert compare_all(runs).ranked_by == expected
+    assert compared(runs).ranked_by == expected
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("other", "said"),
     [
         ({"digest": "sha256:" + "cd" * 32}, "dataset digest (abababab and cdcdcdcd)"),
         ({"protocol": "streaming"}, "protocol (iid and streaming)"),
@@ -87,72 +91,70 @@ def test_new_classes_are_ranked_by_average_accuracy(scenario):
         ({"buckets": ["a", "b", "c", "d"]}, "buckets"),
     ],
 )
-def test_other_test_sets_are_never_in_one_group(other, message):
+def test_other_test_sets_are_never_in_one_group(other, said):
     """Kept apart, never tested against each other, and the difference is named."""
     runs = [
-        *build_seed_runs("replay", 180, range(7)),
-        *build_seed_runs("replay", 120, range(7, 14), **other),
+        *seeds_of("replay", 180, range(7)),
+        *seeds_of("replay", 120, range(7, 14), **other),
     ]
-    comparison = compare_all(runs)
-    assert [len(group.members) for group in comparison.groups] == [7, 7]
-    assert len({group.name for group in comparison.groups}) == 2
-    assert comparison.verdicts == ()
-    assert any(
-        "ways differ in" in warning and message in warning for warning in comparison.warnings
-    )
+    found = compared(runs)
+    assert [len(group.members) for group in found.groups] == [7, 7]
+    assert len({group.name for group in found.groups}) == 2
+    assert found.list_pairs() == []
+    assert any("different conditions" in warning and said in warning for warning in found.warnings)
 
 
 def test_a_run_given_twice_counts_once():
     """By its id, and by its seed and matrix: neither is a second piece of evidence."""
-    runs = build_seed_runs("replay", 180, range(3))
-    copy = compared_run("replay", counts(180, 1), seed=1, run_id="copy")
-    comparison = compare_all([*runs, runs[0], copy])
-    (group,) = comparison.groups
+    runs = seeds_of("replay", 180, range(3))
+    copy = subject("replay", counts(180, 1), seed=1, run_id="copy")
+    found = compared([*runs, runs[0], copy])
+    (group,) = found.groups
     assert [run.run_id for run in group.members] == ["replay-0", "replay-1", "replay-2"]
-    assert any("repeats" in warning and "copy" in warning for warning in comparison.warnings)
+    assert any("repeats" in warning and "copy" in warning for warning in found.warnings)
 
 
 def test_a_seed_twice_with_other_numbers_is_told():
     """The spread of such a group is not one over seeds."""
     runs = [
-        *build_seed_runs("replay", 180, [1]),
-        compared_run("replay", counts(170, 5), seed=1, run_id="x"),
+        *seeds_of("replay", 180, [1]),
+        subject("replay", counts(170, 5), seed=1, run_id="x"),
     ]
-    comparison = compare_all(runs)
-    assert len(comparison.groups[0].members) == 2
-    assert any("seed 1 more than once" in warning for warning in comparison.warnings)
+    found = compared(runs)
+    assert len(found.groups[0].members) == 2
+    assert any("seed 1 more than once" in warning for warning in found.warnings)
 
 
 def test_one_run_only():
     """It is shown, and nothing is tested."""
-    comparison = compare_all(build_seed_runs("replay", 180, [0]))
-    assert comparison.verdicts == ()
-    assert comparison.groups[0].metrics[SCORE].interval is None
-    assert "one run each" in comparison.warnings[0]
-    assert comparison.interval_of(0, SCORE) == (None, False)
-    run = comparison.groups[0].members[0]
-    comparison = compare(arrange([run], BY), {run.run_id: build_hits(counts(180, 0))})
-    interval, is_over_images = comparison.interval_of(0, SCORE)
+    found = compared(seeds_of("replay", 180, [0]))
+    assert found.list_pairs() == []
+    assert found.groups[0].metrics[SCORE].interval is None
+    assert "one run each" in found.warnings[0]
+    assert found.get_interval(0, SCORE) == (None, False)
+    run = found.groups[0].members[0]
+    found = compare_groups(rank_groups([run], BY), {run.run_id: hits_of(counts(180, 0))})
+    interval, is_over_images = found.get_interval(0, SCORE)
     assert is_over_images
-    assert interval.low < comparison.groups[0].metrics[SCORE].mean < interval.high
+    assert interval.low < found.groups[0].metrics[SCORE].mean < interval.high
 
 
 def test_a_run_that_ended_early_is_left_out_of_means():
     """Its average after two buckets is no average after four; its cells are still there."""
-    complete_runs = build_seed_runs("replay", 180, range(3))
-    early = compared_run("replay", counts(180, 9)[:3], seed=9)
-    comparison = compare_all([*complete_runs, early])
-    (group,) = comparison.groups
+    whole = seeds_of("replay", 180, range(3))
+    early = subject("replay", counts(180, 9)[:3], seed=9)
+    found = compared([*whole, early])
+    (group,) = found.groups
     assert group.metrics[SCORE].n == 3
-    assert group.metrics[SCORE].mean == compare_all(complete_runs).groups[0].metrics[SCORE].mean
+    assert group.metrics[SCORE].mean == compared(whole).groups[0].metrics[SCORE].mean
     assert group.seeds_per_cell.tolist() == [[4] * 4] * 3 + [[3] * 4] * 2
-    assert any("trained on 2 of 4 buckets" in warning for warning in comparison.warnings)
+    assert any("trained on 2 of 4 buckets" in warning for warning in found.warnings)
 
 
 def test_streaming_shows_only_its_evidence():
     """Cells that score training images are not measured, in matrices and in metrics."""
-    runs = build_seed_runs("replay", 180, range(2), protocol="streaming")
-    (group,) = compare_all(runs).groups
+    runs = seeds_of("replay", 180, range(2), protocol="streaming")
+    (group,) = compared(runs).groups
     assert np.isnan(group.grid[1:][np.tri(4, dtype=bool)]).all()
     assert SCORE not in group.metrics
     assert "clear/next_domain_accuracy" in group.metrics
@@ -161,52 +163,48 @@ def test_streaming_shows_only_its_evidence():
 def test_predictions_of_single_runs_are_paired():
     """A bootstrap of each metric over the test images that both answered."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
-    ranked_groups = arrange([compared_run(name, c) for name, c in cells.items()], BY)
-    assert {run.name for run in ranked_groups.wants_predictions()} == {"a seed 0", "b seed 0"}
-    comparison = compare(ranked_groups, {f"{name}-0": build_hits(c) for name, c in cells.items()})
-    (verdict,) = comparison.verdicts
-    assert verdict.test is not None
-    assert (verdict.test.unit, verdict.outcome) == ("images", "different")
-    assert verdict.test.difference == pytest.approx(
-        comparison.groups[0].metrics[SCORE].mean - comparison.groups[1].metrics[SCORE].mean
+    arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
+    assert {run.name for run in arrangement.list_runs_to_bootstrap()} == {"a seed 0", "b seed 0"}
+    found = compare_groups(arrangement, {f"{name}-0": hits_of(c) for name, c in cells.items()})
+    (verdict,) = found.list_pairs()
+    assert (verdict["unit"], verdict["outcome"]) == ("images", "different")
+    assert verdict["difference"] == pytest.approx(
+        found.groups[0].metrics[SCORE].mean - found.groups[1].metrics[SCORE].mean
     )
 
 
 def test_other_test_images_are_not_paired():
     """The dataset's digest is the same, the images are not: no test."""
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
-    ranked_groups = arrange([compared_run(name, c) for name, c in cells.items()], BY)
-    comparison = compare(
-        ranked_groups,
-        {f"{name}-0": build_hits(c, classes=(name, "right")) for name, c in cells.items()},
+    arrangement = rank_groups([subject(name, c) for name, c in cells.items()], BY)
+    found = compare_groups(
+        arrangement, {f"{name}-0": hits_of(c, classes=(name, "right")) for name, c in cells.items()}
     )
-    assert comparison.verdicts == ()
-    assert any("different test images" in warning for warning in comparison.warnings)
+    assert found.list_pairs() == []
+    assert any("different test images" in warning for warning in found.warnings)
 
 
 def test_no_label_no_group():
     """What runs cannot be grouped by is one line that names what there is."""
     with pytest.raises(ConfigError, match=r"group_by names 'memory'.*there are dataset, strategy"):
-        arrange(build_seed_runs("replay", 180, [0]), ["memory"])
+        rank_groups(seeds_of("replay", 180, [0]), ["memory"])
     with pytest.raises(ConfigError, match=r"rank_by .*is 'speed'"):
-        arrange(build_seed_runs("replay", 180, [0]), BY, rank_by="speed")
+        rank_groups(seeds_of("replay", 180, [0]), BY, rank_by="speed")
     with pytest.raises(ConfigError, match="nothing to compare"):
-        arrange([], BY)
+        rank_groups([], BY)
 
 
 def test_leaderboard_says_what_the_groups_say():
     """In twelve digits; what is not defined is empty in both files, and never 0."""
-    comparison = compare_all(
-        [*build_seed_runs("=1+1", 180, range(2)), *build_seed_runs("alone", 120, [0])]
-    )
-    table = json.loads(leaderboard_json(comparison))
-    for group, row in zip(comparison.groups, table["data"], strict=True):
-        cells = dict(zip(table["columns"], row, strict=True))
-        assert (cells.pop("group"), cells.pop("seeds")) == (group.name, len(group.members))
-        assert cells == pytest.approx({name: group.metrics[name].mean for name in cells}, rel=1e-11)
-        assert all(len(repr(value)) <= 17 for value in cells.values())
-    lines = list(csv.DictReader(io.StringIO(leaderboard_csv(comparison))))
-    expected = [(group, *metric) for group in comparison.groups for metric in group.metrics.items()]
+    found = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
+    table = json.loads(format_leaderboard_json(found))
+    for group, row in zip(found.groups, table["data"], strict=True):
+        shown = dict(zip(table["columns"], row, strict=True))
+        assert (shown.pop("group"), shown.pop("seeds")) == (group.name, len(group.members))
+        assert shown == pytest.approx({name: group.metrics[name].mean for name in shown}, rel=1e-11)
+        assert all(len(repr(value)) <= 17 for value in shown.values())
+    lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(found))))
+    expected = [(group, *metric) for group in found.groups for metric in group.metrics.items()]
     for (group, metric, value), line in zip(expected, lines, strict=True):
         assert line["group"] == ("'=1+1" if group.name == "=1+1" else group.name)
         assert (line["metric"], line["n"]) == (metric, str(value.n))
@@ -218,60 +216,72 @@ def test_leaderboard_says_what_the_groups_say():
             )
 
 
+def test_frames_accept_any_name_and_keep_integers():
+    """A lone surrogate, which some types of strings refuse, and a label named like a column."""
+    runs = [
+        subject(name, counts(level, seed), seed=seed, labels={"group": name, "n": "x"})
+        for name, level in (("a\ud800", 180), ("b", 120))
+        for seed in range(2)
+    ]
+    found = compared(runs, by=("group", "n"))
+    assert found.runs_frame["seed"].tolist() == [0, 1, 0, 1]
+    frame = build_metrics_frame(found)
+    assert frame.columns[:4].tolist() == ["group", "group", "n", "metric"]
+    assert {*frame.iloc[:, 1]} == {"a\ud800", "b"}
+    (verdict,) = build_pairs_frame(found).to_dict("records")
+    assert (verdict["outcome"], verdict["p"]) == ("too few", None)
+    assert isinstance(verdict["more_seeds"], int)
+    assert format_leaderboard_csv(found).count("\n") == 1 + len(frame)
+
+
 def partly_defined():
     """Return three seeds, of which the first defines its average accuracy."""
-    runs = build_seed_runs("replay", 180, range(3))
+    runs = seeds_of("replay", 180, range(3))
     for i, run in enumerate(runs[1:], start=1):
         summary = {n: v for n, v in run.summary.items() if n != "renate/average_accuracy"}
         runs[i] = dataclasses.replace(run, summary=summary)
-    return compare_all([*runs, *build_seed_runs("naive", 120, range(3))])
+    return compared([*runs, *seeds_of("naive", 120, range(3))])
 
 
 def test_each_output_counts_the_seeds_that_define_a_metric():
     """As "1 of 3": terminal, LaTeX, Markdown, description, page, CSV, JSON and frame."""
-    comparison = partly_defined()
+    found = partly_defined()
     printed = io.StringIO()
     console = Console(width=80, file=printed)
-    for part in comparison_text(comparison):
+    for part in render_comparison(found):
         console.print(part)
     assert printed.getvalue().count("1 of 3") == 1
-    for text in (
-        latex_table(comparison),
-        markdown_table(comparison),
-        comparison_note(comparison, page=""),
-    ):
+    for text in (format_latex(found), format_markdown(found), format_description(found, page="")):
         assert text.count("(1 of 3)") == 1
-    assert comparison_page(comparison, title="", footer="").count("1 of 3 seeds") >= 1
-    lines = list(csv.DictReader(io.StringIO(leaderboard_csv(comparison))))
+    assert comparison_page(found, title="", footer="").count("1 of 3 seeds") >= 1
+    lines = list(csv.DictReader(io.StringIO(format_leaderboard_csv(found))))
     counts_of = {(li["group"], li["metric"]): (li["n"], li["seeds"]) for li in lines}
     assert counts_of["replay", "renate/average_accuracy"] == ("1", "3")
     assert counts_of["naive", "renate/average_accuracy"] == ("3", "3")
-    group = comparison_dict(comparison)["groups"][0]
+    group = build_comparison_dict(found)["groups"][0]
     assert (group["metrics"]["renate/average_accuracy"]["n"], group["seeds"]) == (1, 3)
-    frame = leaders_frame(comparison)
+    frame = build_leaderboard_frame(found)
     assert frame["renate/average_accuracy (seeds)"].tolist() == [1, 3]
-    assert json.loads(leaderboard_json(comparison))["columns"] == [*frame.columns]
+    assert json.loads(format_leaderboard_json(found))["columns"] == [*frame.columns]
 
 
 def test_figures_are_pictures():
     """Of the metrics and of the curves the page's own drawing; for papers, pages of a PDF."""
-    comparison = compare_all(
-        [*build_seed_runs("a$x^<b>", 180, range(2)), *build_seed_runs("b 🚌", 120, [0])]
-    )
-    files = dict(figures(comparison))
+    found = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
+    files = dict(figures(found))
     assert set(files) == {"metrics.svg", "curves.svg", "paper.pdf"}
-    page = comparison_page(comparison, title="t", footer="f")
+    page = comparison_page(found, title="t", footer="f")
     for name, content in files.items():
         if name == "paper.pdf":
             with mpl.rc_context({"text.usetex": True, "savefig.dpi": 30}):
-                assert dict(figures(comparison))[name] == content  # undated, and no user's settings
+                assert dict(figures(found))[name] == content  # undated, and no user's settings
             assert content.count(b"/Type /Page ") == 3  # the curves and two matrices
             assert b"/CIDFontType2" in content
             assert b"/Type3" not in content
             continue
-        svg = ElementTree.fromstring(content)
-        assert svg.tag == "{http://www.w3.org/2000/svg}svg"
-        assert "a$x^<b>" in [part.text for part in svg.iter()]
+        drawn = ElementTree.fromstring(content)
+        assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "a$x^<b>" in [part.text for part in drawn.iter()]
         curves = re.findall(r'<(?:path class="(?:line|band|reach)"|circle)[^>]*>', content.decode())
         assert len(curves) > 4
         assert all(curve in page for curve in curves if "h26" not in curve)
@@ -283,10 +293,8 @@ def test_a_legend_stays_in_its_figure(groups, width):
     """In fewer columns where names are long; the axes keep their height."""
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
-    comparison = compare_all(
-        [run for k, name in enumerate(names) for run in build_seed_runs(name, 100 + k, [0])]
-    )
-    figure = course_figure(comparison, width=width)
+    found = compared([run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])])
+    figure = course_figure(found, width=width)
     figure.draw_without_rendering()
     assert figure.get_size_inches()[0] == width
     (legend,) = figure.legends
@@ -305,9 +313,9 @@ def test_the_note_fits_and_leads_with_what_is_real():
     runs = [
         run
         for i in range(30)
-        for run in build_seed_runs(f"{i} <b>|`x`" + "🚌" * 500, 100 + 3 * i, range(2))
+        for run in seeds_of(f"{i} <b>|`x`" + "🚌" * 500, 100 + 3 * i, range(2))
     ]
-    note = comparison_note(compare_all(runs), page="comparison.html")
+    note = format_description(compared(runs), page="comparison.html")
     assert len(note.encode()) < 8000
     assert "<b>" not in note
     assert "more" in note
@@ -315,7 +323,7 @@ def test_the_note_fits_and_leads_with_what_is_real():
 
 def with_tests(name, level, seed, every):
     """A run with a minimum over tests inside its buckets."""
-    run = compared_run(name, counts(level, seed), seed=seed)
+    run = subject(name, counts(level, seed), seed=seed)
     summary = {**run.summary, MINIMUM: level * (1 - seed / 100) / 400}
     return dataclasses.replace(run, summary=summary, test_every=every)
 
@@ -324,31 +332,31 @@ def test_metrics_of_tests_inside_buckets_are_compared_as_all_others():
     """In the leaderboard, tested over seeds, and to rank by; what lacks them is named."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
-    comparison = compare_all(runs, rank_by=MINIMUM)
-    assert {verdict.metric for verdict in comparison.verdicts} == {MINIMUM}
-    assert not any("test_every" in text for text in comparison.warnings)
-    comparison = compare_all([*runs, *build_seed_runs("er_ace", 150, range(2))])
-    assert [MINIMUM in group.metrics for group in comparison.groups] == [True, False, True]
-    (line,) = [text for text in comparison.warnings if "test_every" in text]
-    assert line.startswith("2 of 8 runs were not tested inside their buckets (test_every): ")
+    found = compared(runs, rank_by=MINIMUM)
+    assert {*found.pairs["metric"]} == {MINIMUM}
+    assert not any("test_every" in text for text in found.warnings)
+    found = compared([*runs, *seeds_of("er_ace", 150, range(2))])
+    assert [MINIMUM in group.metrics for group in found.groups] == [True, False, True]
+    (line,) = [text for text in found.warnings if "test_every" in text]
+    assert line.startswith("2 of 8 runs have no tests within buckets (test_every): ")
 
 
 def test_tests_at_other_intervals_are_shown_and_not_tested():
     """A shorter interval finds lower minima: that is no difference of methods."""
     runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
     runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
-    comparison = compare_all(runs)
-    assert any("(test_every: '1', '2')" in text for text in comparison.warnings)
-    assert all(MINIMUM in group.metrics for group in comparison.groups)
-    assert comparison.verdicts
-    assert compare_all(runs, rank_by=MINIMUM).verdicts == ()
+    found = compared(runs)
+    assert any("(test_every: '1', '2')" in text for text in found.warnings)
+    assert all(MINIMUM in group.metrics for group in found.groups)
+    assert found.list_pairs()
+    assert compared(runs, rank_by=MINIMUM).list_pairs() == []
 
 
 def test_of_two_runs_of_one_training_the_one_with_tests_counts():
     """Whichever is listed first."""
     run = with_tests("naive", 120, 0, "2")
-    run_without_tests = dataclasses.replace(run, run_id="plain", test_every=None)
-    for run_list in ([run, run_without_tests], [run_without_tests, run]):
-        ranked_groups = arrange(run_list, BY)
-        assert [member.test_every for member in ranked_groups.subjects] == ["2"]
-        assert any("repeats" in note for note in ranked_groups.notes)
+    plain = dataclasses.replace(run, run_id="plain", test_every=None)
+    for subjects in ([run, plain], [plain, run]):
+        arrangement = rank_groups(subjects, BY)
+        assert [member.test_every for member in arrangement.runs] == ["2"]
+        assert any("repeats" in note for note in arrangement.notes)

@@ -8,17 +8,17 @@ from comparisons import build_seed_runs, compared_run, counts, row_records
 from html_pages import HOSTILE, Page, assert_needs_nothing_but_itself, assert_only_text
 from rich.console import Console
 
-from clear_mlflow.comparison.arrangement import arrange
-from clear_mlflow.comparison.build import compare
+from clear_mlflow.comparison.build import compare_groups
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.comparison.ranking import rank_groups
+from clear_mlflow.comparison.terminal import render_comparison
 from clear_mlflow.core.record import assemble, row_file_name
 
 BY = ("strategy", "dataset")
 
 
 def build_page(runs, by=BY, title="a title"):
-    comparison = compare(arrange(runs, by))
+    comparison = compare_groups(rank_groups(runs, by))
     return comparison, comparison_page(comparison, title=title, footer="by a test")
 
 
@@ -105,11 +105,10 @@ def test_sentences_and_warnings_are_on_the_page():
     """All of them, for the metric that ranks; with how p was adjusted."""
     comparison, text = build_page(three_groups())
     page_text = " ".join("".join(Page(text).texts).split())
-    assert len(comparison.verdicts) == 3
-    extra_sentences = [sentence for verdict in comparison.verdicts for sentence in verdict.beside]
-    assert len(extra_sentences) >= 3
-    sentences = [verdict.sentence for verdict in comparison.verdicts]
-    for sentence in (*sentences, *extra_sentences, *comparison.warnings):
+    assert len(comparison.pairs) == 3
+    details = [sentence for sentences in comparison.pairs["details"] for sentence in sentences]
+    assert len(details) >= 3
+    for sentence in (*comparison.pairs["sentence"], *details, *comparison.warnings):
         assert " ".join(sentence.split()) in page_text
     assert "adjusted by Holm's method" in page_text
 
@@ -157,5 +156,5 @@ def test_runs_without_any_evidence_make_a_page():
     comparison, text = build_page(runs, title="[/x]")
     assert comparison.ranked_by is None
     Page(text)
-    for part in comparison_text(comparison):
+    for part in render_comparison(comparison):
         Console(quiet=True).print(part)

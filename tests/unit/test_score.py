@@ -14,11 +14,11 @@ from published import SECOND_PLACE
 from stored_values import row_record
 
 from clear_mlflow import AccuracyMatrix, metrics
-from clear_mlflow.comparison.arrangement import arrange
-from clear_mlflow.comparison.build import compare
+from clear_mlflow.comparison.build import compare_groups
+from clear_mlflow.comparison.compared_run import ComparedRun
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.subjects import Subject
-from clear_mlflow.comparison.tables import leaders_frame
+from clear_mlflow.comparison.ranking import rank_groups
+from clear_mlflow.comparison.tables import build_leaderboard_frame
 from clear_mlflow.core.anytime import AnytimeMatrix, AnytimeRow
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import (
@@ -347,7 +347,7 @@ def subjects(levels, score=RMSE, seeds=3):
             untrained = [1e5 * factor] * 3  # far from all that is measured later
             run = build_tracked_run(values, untrained, score=score, seed=seed)
             run_list.append(
-                Subject(
+                ComparedRun(
                     run_id=f"{name}{seed}{score.name}",
                     name=f"{name} {seed}",
                     record=run,
@@ -359,16 +359,15 @@ def subjects(levels, score=RMSE, seeds=3):
 
 
 def test_the_lowest_error_leads_and_is_called_better():
-    comparison = compare(arrange(subjects({"bad": 2.0, "good": 1.0}), ("strategy",)))
+    comparison = compare_groups(rank_groups(subjects({"bad": 2.0, "good": 1.0}), ("strategy",)))
     assert comparison.ranked_by == "renate/average_rmse"
-    assert [*leaders_frame(comparison)["group"]] == ["good", "bad"]
-    (verdict,) = comparison.verdicts
-    size = "2.677 (95 % interval 2.652 to 2.702, p < 0.0001"
-    assert (
-        f"good is better than bad at renate/average_rmse (lower is better) by {size}"
-        in verdict.sentence
+    assert [*build_leaderboard_frame(comparison)["group"]] == ["good", "bad"]
+    (sentence,) = comparison.pairs["sentence"]
+    assert sentence.startswith(
+        "good is significantly better than bad in renate/average_rmse (lower is better: good "
+        "-2.677, 95 % CI -2.702 to -2.652, p < 0.0001, "
     )
-    assert "percentage" not in verdict.sentence
+    assert "points" not in sentence
     page = comparison_page(comparison, title="errors", footer="")
     assert " %" not in shown_text(page).split("<h2>rmse matrices")[1].split("</section>")[0]
 
@@ -376,7 +375,7 @@ def test_the_lowest_error_leads_and_is_called_better():
 def test_runs_of_different_scores_are_not_compared():
     both = [*subjects({"a": 1.0}), *subjects({"b": 1.0}, MACRO_F1)]
     with pytest.raises(ConfigError, match=r"rmse \(lower is better; 3 runs\), macro_f1") as caught:
-        arrange(both, ("strategy",))
+        rank_groups(both, ("strategy",))
     assert str(caught.value).isprintable()
 
 

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from clear_mlflow.comparison.sentences import Equivalence, Sentences
+from clear_mlflow.comparison.wording import VerdictWriter
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.statistics import (
-    Interval,
     TTest,
     hedges_g,
     holm,
@@ -34,16 +33,16 @@ values = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_
 @given(a=values, b=values, level=st.sampled_from([0.9, 0.95]))
 def test_t_tests_are_scipys(a: list[float], b: list[float], level: float) -> None:
     """p, degrees of freedom and interval of both; the interval holds 0 just where p is high."""
-    test = welch_t(a, b)
-    if test is None:
+    found = welch_t(a, b)
+    if found is None:
         assert max(np.ptp(a), np.ptp(b)) == 0
     else:
         expected = stats.ttest_ind(a, b, equal_var=False)
-        assert test.p_value == pytest.approx(expected.pvalue)
-        assert test.freedom == pytest.approx(expected.df)
-        assert test.interval(level) == pytest.approx(tuple(expected.confidence_interval(level)))
-        low, high = test.interval(level)
-        assert (low <= 0 <= high) == (test.p_value >= 1 - level - 1e-9)
+        assert found.p_value == pytest.approx(expected.pvalue)
+        assert found.freedom == pytest.approx(expected.df)
+        assert found.interval(level) == pytest.approx(tuple(expected.confidence_interval(level)))
+        low, high = found.interval(level)
+        assert (low <= 0 <= high) == (found.p_value >= 1 - level - 1e-9)
     shorter = min(len(a), len(b))
     a, b = a[:shorter], b[:shorter]
     pairs = paired_t(a, b)
@@ -61,9 +60,9 @@ def test_no_spread_is_no_test() -> None:
     assert welch_t([0.5, 0.5], [0.4, 0.4, 0.4]) is None
     assert welch_t([0.5], [0.4, 0.6]) is None
     # One constant side is known exactly: a test of the other one's mean.
-    test = welch_t([0.5] * 3, [0.4, 0.42, 0.47])
-    assert test is not None
-    assert test.p_value == pytest.approx(stats.ttest_1samp([0.4, 0.42, 0.47], 0.5).pvalue)
+    found = welch_t([0.5] * 3, [0.4, 0.42, 0.47])
+    assert found is not None
+    assert found.p_value == pytest.approx(stats.ttest_1samp([0.4, 0.42, 0.47], 0.5).pvalue)
     for values, std in (([0.5, 0.5, 0.5], 0.0), ([0.5], None)):
         summary = seed_summary(values)
         assert (summary.n, summary.std, summary.interval) == (len(values), std, None)
@@ -74,23 +73,23 @@ def test_no_spread_is_no_test() -> None:
 def test_equivalence_is_two_one_sided_tests(a: list[float], margin: float) -> None:
     """Scipy's one-sided tests against each end of the margin; found just where 90 % lie inside."""
     b = np.random.default_rng(len(a)).normal(0.5, 0.05, len(a))
-    test = welch_t(a, b)
-    assert test is not None
+    found = welch_t(a, b)
+    assert found is not None
     sides = [
         stats.ttest_ind(np.array(a) + margin, b, equal_var=False, alternative="greater").pvalue,
         stats.ttest_ind(np.array(a) - margin, b, equal_var=False, alternative="less").pvalue,
     ]
-    assert test.equivalence_p(margin) == pytest.approx(max(sides), abs=1e-12)
-    low, high = test.interval(0.9)
-    assert (-margin < low and high < margin) == (test.equivalence_p(margin) < 0.05)
+    assert found.equivalence_p(margin) == pytest.approx(max(sides), abs=1e-12)
+    low, high = found.interval(0.9)
+    assert (-margin < low and high < margin) == (found.equivalence_p(margin) < 0.05)
 
 
 def test_hedges_g_is_unbiased() -> None:
     """Over many draws of three seeds its mean is the true effect, which Cohen's d overstates."""
     draws = np.random.default_rng(1)
     a, b = draws.normal(2.0, 1, (20_000, 3)), draws.normal(0.0, 1, (20_000, 3))
-    effect_sizes = np.array([hedges_g(x, y) for x, y in zip(a, b, strict=True)])
-    assert effect_sizes.mean() == pytest.approx(2.0, abs=0.05)
+    found = np.array([hedges_g(x, y) for x, y in zip(a, b, strict=True)])
+    assert found.mean() == pytest.approx(2.0, abs=0.05)
     assert hedges_g([1, 1], [2, 2]) is None
     assert hedges_g([1], [2, 3]) is None
 
@@ -138,8 +137,8 @@ def test_seeds_needed_has_an_end() -> None:
     assert needed is not None
     draws = np.random.default_rng(0)
     tests = [paired_t(draws.normal(0, 0.1 * 5**0.5, needed), np.zeros(needed)) for _ in range(2000)]
-    share = np.mean([test is not None and test.equivalence_p(0.2) <= 0.05 for test in tests])
-    assert share == pytest.approx(power(none, needed, margin=0.2), abs=0.03)
+    found = np.mean([test is not None and test.equivalence_p(0.2) <= 0.05 for test in tests])
+    assert found == pytest.approx(power(none, needed, margin=0.2), abs=0.03)
     for effect in (3.0, 30.0, 300.0, 3e6):  # scipy's series ends somewhere; the power does not
         assert power(TTest(effect, 0.1, 2, 3, 3, paired=True), 3, alpha=0.001) > 0.5
 
@@ -162,27 +161,27 @@ p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 
 @settings(max_examples=40, deadline=None)
-@given(sample=values, level=st.sampled_from([0.8, 0.95]))
-def test_a_summary_is_scipys_t_interval(sample: list[float], level: float) -> None:
+@given(found=values, level=st.sampled_from([0.8, 0.95]))
+def test_a_summary_is_scipys_t_interval(found: list[float], level: float) -> None:
     """Mean, the sample's standard deviation, and the interval of the mean."""
-    summary = seed_summary(sample, level=level)
-    assert (summary.n, summary.mean) == (len(sample), pytest.approx(np.mean(sample)))
-    assert summary.std == pytest.approx(np.std(sample, ddof=1))
-    assert (summary.interval is None) == (len(set(sample)) == 1)
+    summary = seed_summary(found, level=level)
+    assert (summary.n, summary.mean) == (len(found), pytest.approx(np.mean(found)))
+    assert summary.std == pytest.approx(np.std(found, ddof=1))
+    assert (summary.interval is None) == (len(set(found)) == 1)
     if summary.std:
-        expected = stats.t.interval(level, len(sample) - 1, np.mean(sample), stats.sem(sample))
+        expected = stats.t.interval(level, len(found) - 1, np.mean(found), stats.sem(found))
         assert summary.interval == pytest.approx(expected)
 
 
-def by_closed_testing(p_values: list[float]) -> list[float]:
+def by_closed_testing(found: list[float]) -> list[float]:
     """Holm's from first principles: Bonferroni in every subset that holds the hypothesis."""
     adjusted = []
-    for i in range(len(p_values)):
+    for i in range(len(found)):
         worst = 0.0
-        for size in range(1, len(p_values) + 1):
-            for subset in itertools.combinations(range(len(p_values)), size):
+        for size in range(1, len(found) + 1):
+            for subset in itertools.combinations(range(len(found)), size):
                 if i in subset:
-                    worst = max(worst, min(1.0, size * min(p_values[j] for j in subset)))
+                    worst = max(worst, min(1.0, size * min(found[j] for j in subset)))
         adjusted.append(worst)
     return adjusted
 
@@ -194,80 +193,90 @@ def test_holm_is_closed_testing_with_bonferroni(found: list[float]) -> None:
     assert holm(found) == pytest.approx(by_closed_testing(found))
 
 
-_SEEN = Interval(0.012, 0.05)
-
-
-def said(
-    *,
-    difference: float = 0.031,
-    interval: Interval = _SEEN,
-    p_value: float = 0.01,
-    equivalence: Equivalence | None = None,
-    of_models: bool = False,
-    **of_all: Any,
-) -> str:
-    _, sentence = Sentences("clear/accuracy", **of_all).conclude(
-        *("A", "B", difference, interval, p_value, "8 seeds each"),
-        equivalence=equivalence,
-        of_models=of_models,
-    )
-    return sentence
+def write_sentence(level: float = 0.95, writer: VerdictWriter | None = None, **values: Any) -> str:
+    pair: dict[str, Any] = {
+        "a": "A",
+        "b": "B",
+        "outcome": "different",
+        "unit": "seeds",
+        "difference": 0.031,
+        "low": 0.012,
+        "high": 0.05,
+        "p": 0.01,
+        "margin": None,
+        "cost": "",
+        "remarks": [],
+        "test": "paired t-test",
+        "seeds": "8 shared seeds",
+        **values,
+    }
+    return (writer or VerdictWriter(metric="clear/accuracy")).write_tested(pair, level)
 
 
 def test_verdicts_are_plain_sentences() -> None:
-    """Who, at what, by how much, how sure, on how much evidence; told from the better side."""
-    sentences = (
-        "A is better than B at clear/accuracy (higher is better) by 3.1 percentage points "
-        "(95 % interval 1.2 to 5.0, p = 0.01; 8 seeds each)."
+    """Who, in what, by how much, how sure, by which test; from the side of the better one."""
+    expected = (
+        "A is significantly better than B in clear/accuracy (A +3.1 points, 95 % CI 1.2 to 5.0, "
+        "p = 0.01, paired t-test, 8 shared seeds)."
     )
-    assert said() == sentences
-    turned = said(difference=-0.031, interval=Interval(-0.05, -0.012))
-    assert turned == sentences.replace("A is better than B", "B is better than A")
-    assert said(higher_is_better=False).startswith(
-        "B is better than A at clear/accuracy (lower is better) by 3.1"
+    assert write_sentence() == expected
+    turned = write_sentence(difference=-0.031, low=-0.05, high=-0.012)
+    assert turned == expected.replace("A", "_").replace("B", "A").replace("_", "B")
+    lower = VerdictWriter(metric="x/error", higher_is_better=False, in_percent=False)
+    assert write_sentence(writer=lower).startswith(
+        "B is significantly better than A in x/error (lower is better: B -0.031, 95 % CI -0.05 to "
+        "-0.012, p = 0.01"
     )
-    assert "p = 0.01, adjusted for 6 comparisons" in said(comparisons=6)
-    assert "by 0.031 (95 % interval 0.012 to 0.05" in said(in_percent=False)
-    assert said(p_value=0.2, interval=Interval(-0.01, 0.05)) == (
-        "No difference between A and B at clear/accuracy (higher is better) could be shown: A is "
-        "ahead by 3.1 percentage points (95 % interval -1.0 to 5.0, p = 0.2; 8 seeds each)."
+    many = VerdictWriter(metric="clear/accuracy", comparisons=6)
+    assert "p = 0.01, Holm-adjusted for 6 comparisons, paired" in write_sentence(writer=many)
+    assert write_sentence(outcome="not shown", p=0.2, low=-0.01, remarks=["seed 3 is odd"]) == (
+        "A and B: no significant difference in clear/accuracy (A +3.1 points, 95 % CI -1.0 to 5.0, "
+        "p = 0.2, paired t-test, 8 shared seeds; seed 3 is odd)."
     )
-    assert "both are the same (95 %" in said(difference=0.0, p_value=1.0)
+    assert "(equal means, 95 % CI" in write_sentence(difference=0.0, p=1.0, outcome="not shown")
     # Small differences keep a digit, tiny p-values none.
-    assert "by 0.03 percentage points (95 % interval 0.01 to 0.05, p < 0.0001;" in said(
-        difference=0.0003, interval=Interval(0.0001, 0.0005), p_value=1e-12
+    assert "A +0.03 points, 95 % CI 0.01 to 0.05, p < 0.0001," in write_sentence(
+        difference=0.0003, low=0.0001, high=0.0005, p=1e-12
     )
 
 
-def test_what_a_margin_adds_to_a_sentence() -> None:
+def test_a_margin_adds_a_test_of_equivalence() -> None:
     """Where neither is shown, with the 90 % interval; where both are, the difference goes first."""
     wide: dict[str, Any] = {
         "difference": 0.001,
-        "interval": Interval(-0.006, 0.008),
-        "p_value": 0.6,
-        "equivalence": Equivalence(0.005, 0.2, Interval(-0.004, 0.006)),
+        "low": -0.006,
+        "high": 0.008,
+        "p": 0.6,
+        "outcome": "not shown",
+        "margin": 0.005,
+        "equivalence_p": 0.2,
+        "equivalence_low": -0.004,
+        "equivalence_high": 0.006,
     }
-    assert said(**wide) == (
-        "Neither a difference between A and B at clear/accuracy (higher is better) nor equivalence "
-        "within 0.5 percentage points could be shown: A is ahead by 0.1 percentage points (90 % "
-        "interval -0.4 "
-        "to 0.6, two one-sided tests: p = 0.2; 8 seeds each; test of a difference: p = 0.6)."
+    assert write_sentence(**wide) == (
+        "A and B: neither a significant difference nor equivalence within 0.5 points in "
+        "clear/accuracy (A +0.1 points, 90 % CI -0.4 to 0.6, TOST p = 0.2, paired t-test, 8 shared "
+        "seeds; test of a difference: p = 0.6)."
     )
-    small = Equivalence(0.01, 0.02, Interval(-0.004, 0.006))
-    real = {**wide, "p_value": 0.01, "interval": Interval(0.0005, 0.0015), "equivalence": small}
-    assert said(**real).endswith("8 seeds each). That is within the margin of 1 percentage point.")
+    equal = {**wide, "outcome": "equivalent", "margin": 0.01, "equivalence_p": 0.02}
+    assert write_sentence(**equal).startswith(
+        "A and B: equivalent in clear/accuracy within 1 point (A +0.1 points, 90 % CI -0.4 to 0.6"
+    )
+    both = {**equal, "outcome": "different", "p": 0.01, "low": 0.0005, "high": 0.0015}
+    assert write_sentence(**both).endswith(
+        "8 shared seeds). The difference is within the margin of 1 point."
+    )
 
 
-def test_of_two_single_runs_the_sentence_is_about_two_models() -> None:
+def test_the_sentence_on_two_single_runs_is_about_two_models() -> None:
     """Not about the methods, of which it has one training each."""
-    sentence = said(difference=-0.031, interval=Interval(-0.05, -0.012), of_models=True)
-    assert sentence == (
-        "The model of B is better than the model of A at clear/accuracy (higher is better) by 3.1 "
-        "percentage points (95 % interval 1.2 to 5.0, p = 0.01; 8 seeds each)."
+    models = {"unit": "images", "test": "paired bootstrap", "seeds": "300 test images"}
+    assert write_sentence(difference=-0.031, low=-0.05, high=-0.012, **models) == (
+        "The model of B is significantly better than the model of A in clear/accuracy (B +3.1 "
+        "points, 95 % CI 1.2 to 5.0, p = 0.01, paired bootstrap, 300 test images)."
     )
-    assert said(p_value=0.2, of_models=True).startswith(
-        "No difference between the model of A and the model of B at clear/accuracy (higher is "
-        "better) could be shown: the model of A is ahead by 3.1"
+    assert write_sentence(p=0.2, outcome="not shown", **models).startswith(
+        "The models of A and B: no significant difference in clear/accuracy (A +3.1 points"
     )
 
 
@@ -284,7 +293,7 @@ def test_input_that_cannot_be_is_one_line() -> None:
         (lambda: seed_summary(["x"]), RecordError, "expected a finite number"),  # type: ignore
         (lambda: seed_summary([[0.5]]), RecordError, "expected a finite number"),  # type: ignore
         (lambda: holm([0.5, math.nan]), RecordError, "expected numbers from 0 to 1"),
-        (lambda: holm([0.1, 0.2], family=1), RecordError, "2 p-values of a family of 1"),
+        (lambda: holm([0.1, 0.2], family=1), RecordError, "2 p-values arrived for a family of 1"),
     ):
         with pytest.raises(error, match=message):
             call()

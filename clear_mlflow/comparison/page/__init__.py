@@ -54,7 +54,7 @@ def comparison_page(
         run_address=run_address,
         warnings=comparison.warnings,
         groups=comparison.groups,
-        num_runs=len(comparison.subjects),
+        num_runs=len(comparison.runs),
         name_group=partial(name_group, comparison),
         format_number=partial(format_value, score=comparison.score),
         format_interval=partial(format_interval, score=comparison.score),
@@ -65,16 +65,16 @@ def comparison_page(
         cost_plots=list(cost_plots(comparison)),
         curves=list(curve_parts(comparison)),
         **build_matrices(comparison),
-        settings=[describe_setting(comparison, i) for i in range(len(comparison.settings))],
+        settings=[describe_setting(comparison, i) for i in range(len(comparison.conditions))],
         **content,
     )
 
 
 def _build_subtitle(comparison: Comparison) -> str:
-    num_runs = format_count(len(comparison.subjects), "run")
+    num_runs = format_count(len(comparison.runs), "run")
     labels = " and ".join(shorten(name, 40) for name in comparison.group_by)
     groups = format_count(len(comparison.groups), "group")
     subtitle = f"{num_runs} in {groups} by {labels}" if labels else f"{num_runs}, not grouped"
-    if len(comparison.settings) == 1:
+    if len(comparison.conditions) == 1:
         subtitle += f". {describe_setting(comparison, 0)}"
     return subtitle

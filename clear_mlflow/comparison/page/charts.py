@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import COST, Group, mean_text, within_one_percent
+from clear_mlflow.comparison.groups import COST, Group, is_equal_cost
 from clear_mlflow.comparison.page.wording import (
     describe_setting,
     format_count,
@@ -64,7 +64,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         if is_cost(metric):
             continue
         rows = [
-            (position, group, group.metrics[metric], *comparison.interval_of(position, metric))
+            (position, group, group.metrics[metric], *comparison.get_interval(position, metric))
             for position, group in groups
             if metric in group.metrics
         ]
@@ -112,18 +112,18 @@ def cost_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     width, height, left, top = 720, 400, 46, 26
     bottom = height - 40
     is_higher_better = comparison.is_higher_better(metric)
-    for setting in range(len(comparison.settings)):
+    for setting in range(len(comparison.conditions)):
         rows = [
             (position, group, group.metrics[metric], group.metrics[COST].mean)
             for position, group in enumerate(comparison.groups)
-            if group.setting == setting and metric in group.metrics and COST in group.metrics
+            if group.conditions == setting and metric in group.metrics and COST in group.metrics
         ]
         # A logarithmic axis cannot show 0.
         free = [shorten(group.name, 20) for _, group, _, cost in rows if cost <= 0]
         rows = [row for row in rows if row[3] > 0][:_MAX_DOTS]
         costs = [cost for *_, cost in rows]
         # With equal costs, all dots would be above each other.
-        if not costs or within_one_percent(min(costs), max(costs)):
+        if not costs or is_equal_cost(min(costs), max(costs)):
             continue
         is_log = max(costs) > 10 * min(costs)
         transform = math.log10 if is_log else float
@@ -232,8 +232,8 @@ def _add_margin(low: float, high: float, score: Score) -> tuple[float, float]:
 def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield the learning curves of each setting: means, and each bucket."""
     score, level = comparison.score, comparison.level
-    for setting, description in enumerate(comparison.settings):
-        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
+    for setting, description in enumerate(comparison.conditions):
+        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.conditions == setting]
         drawn_groups = groups[:_MAX_CURVES]
 
         def build_lines(
@@ -268,7 +268,7 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
         styles = [(*_get_style(position), group) for position, group in drawn_groups]
         yield {
             "setting": describe_setting(comparison, setting)
-            if len(comparison.settings) > 1
+            if len(comparison.conditions) > 1
             else "",
             "about": " ".join(filter(None, notes)),
             "legend": [
@@ -296,7 +296,8 @@ def _build_line(position: int, group: Group, value: _Value, level: float, score:
         values = [number for number in values if not math.isnan(number)]
         if values:
             summary = seed_summary(values, level=level)
-            mean = f"{mean_text(summary, score.cell)}{score.unit}"
+            std = "" if summary.std is None else f" ± {score.cell(summary.std)}"
+            mean = f"{score.cell(summary.mean)}{std}{score.unit}"
             title = f"{name}, after {num_trained}: {mean} ({format_count(summary.n, 'seed')})"
             points.append(LinePoint(num_trained, summary.mean, title, summary.interval))
     colour, dash = _get_style(position)

@@ -18,7 +18,7 @@ _MAX_CELLS = 12_000  # about 40 bytes each; a page stays below two megabytes
 
 def build_matrices(comparison: Comparison) -> dict[str, Any]:
     """Return the template's variables for the mean matrices of groups."""
-    scales, keys = matrix_scales(comparison), [s.buckets for s in comparison.settings]
+    scales, keys = matrix_scales(comparison), [s.buckets for s in comparison.conditions]
     averaged = [group for group in comparison.groups if len(group.members) > 1]
     sentences = ["Cells are means over seeds."] if averaged else []
     if any(bool((group.seeds_per_cell % len(group.members)).any()) for group in averaged):
@@ -36,10 +36,10 @@ def build_matrices(comparison: Comparison) -> dict[str, Any]:
             else "one run",
             **matrix_map(
                 group.grid,
-                keys[group.setting],
+                keys[group.conditions],
                 seeds=group.seeds_per_cell,
                 num_members=len(group.members),
-                scale=scales[group.setting],
+                scale=scales[group.conditions],
             ),
         }
         for group in comparison.groups[:num_maps]
@@ -60,7 +60,7 @@ def build_matrices(comparison: Comparison) -> dict[str, Any]:
 
 def matrix_scales(comparison: Comparison) -> list[CellScale]:
     """Return the colour scale of each setting, the same for runs and for groups."""
-    grids: list[list[NDArray[np.float64]]] = [[] for _ in comparison.settings]
+    grids: list[list[NDArray[np.float64]]] = [[] for _ in comparison.conditions]
     for group in comparison.groups:
-        grids[group.setting] += [run.grid for run in group.members]
+        grids[group.conditions] += [run.grid for run in group.members]
     return [build_cell_scale(comparison.score, setting_grids) for setting_grids in grids]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.verdicts import tests_about
+from clear_mlflow.comparison.build import GROUP_COLUMNS, Comparison
+from clear_mlflow.comparison.wording import write_assumptions
 
 SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "?"}
 
@@ -14,10 +14,10 @@ SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "
 def build_verdicts(comparison: Comparison) -> dict[str, Any]:
     """Return the template's variables for the tests of pairs of groups."""
     return {
-        "verdicts": comparison.verdicts,
+        "verdicts": comparison.list_pairs(),
         "signs": SIGNS,
         "exploratory": comparison.exploratory_text,
-        "tests_note": tests_about(comparison.verdicts, comparison.level),
+        "tests_note": write_assumptions(comparison.list_pairs(), comparison.level),
         "no_tests_note": (
             "There is only one group, so there is nothing to test it against."
             if len(comparison.groups) == 1
@@ -41,7 +41,17 @@ def build_leaderboard(comparison: Comparison) -> dict[str, Any]:
             metric != ranked,
         ),
     )
-    has_one_order = len(comparison.settings) == 1
+    frame = comparison.groups_frame
+    cells = [
+        [
+            {"value": value, "text": text}
+            for value, text in zip(
+                frame[column.name, "value"], frame[column.name, "text"], strict=True
+            )
+        ]
+        for column in GROUP_COLUMNS
+    ]
+    has_one_order = len(comparison.conditions) == 1
     return {
         "about": f"Mean over seeds, ± standard deviation, [{100 * comparison.level:g} % interval "
         "of the mean, Student's t]. ★ marks the best mean of a column; an empty cell is "
@@ -62,6 +72,8 @@ def build_leaderboard(comparison: Comparison) -> dict[str, Any]:
             {"name": family, "span": len(list(members))}
             for family, members in groupby(metrics, key=lambda metric: metric.split("/", 1)[0])
         ],
+        "group_columns": [column.name for column in GROUP_COLUMNS],
+        "group_cells": list(zip(*cells, strict=True)),
         "best": _find_best(comparison),
     }
 
@@ -69,12 +81,12 @@ def build_leaderboard(comparison: Comparison) -> dict[str, Any]:
 def _find_best(comparison: Comparison) -> set[tuple[int, str]]:
     """Return (position, metric) of the best groups in each setting with more than one group."""
     best = set()
-    for setting in range(len(comparison.settings)):
+    for setting in range(len(comparison.conditions)):
         for metric in comparison.metrics:
             means = {
                 position: group.metrics[metric].mean
                 for position, group in enumerate(comparison.groups)
-                if group.setting == setting and metric in group.metrics
+                if group.conditions == setting and metric in group.metrics
             }
             higher = comparison.is_higher_better(metric)
             if len(means) > 1 and higher is not None:

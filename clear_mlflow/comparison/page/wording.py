@@ -23,7 +23,7 @@ def format_count(count: int, noun: str) -> str:
 
 def describe_setting(comparison: Comparison, position: int) -> str:
     """Return a setting's dataset, test set and protocol."""
-    setting = comparison.settings[position]
+    setting = comparison.conditions[position]
     text = f"{shorten(setting.dataset)}, {format_count(len(setting.buckets), 'bucket')}"
     noun = "images" if setting.score.is_accuracy else "instances"
     if setting.num_instances is not None:
@@ -36,9 +36,9 @@ def describe_setting(comparison: Comparison, position: int) -> str:
 def name_group(comparison: Comparison, group: Group) -> str:
     """Return a group's name, with its test set if there are several."""
     name = shorten(group.name)
-    if len(comparison.settings) > 1:
-        setting = comparison.settings[group.setting]
-        name += f" [{setting.protocol}, {setting.split} set {group.setting + 1}]"
+    if len(comparison.conditions) > 1:
+        setting = comparison.conditions[group.conditions]
+        name += f" [{setting.protocol}, {setting.split} set {group.conditions + 1}]"
     return name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, Predictions, summ
 from clear_mlflow.statistics import (
     ImageBootstrap,
     TTest,
-    paired,
+    bootstrap,
 )
 
 FORGETTING = "renate/forgetting"
@@ -32,8 +33,8 @@ def hits(
     right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, protocol: str = "iid"
 ) -> Predictions:
     images = build_images(counts, np.ones(sum(counts)), ("wrong", "right"))
-    row_answers = build_row_predictions(images, dict(enumerate(right, start=first_row)))
-    return Predictions(images, row_answers, protocol)
+    answers = build_row_predictions(images, dict(enumerate(right, start=first_row)))
+    return Predictions(images, answers, protocol)
 
 
 def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predictions:
@@ -41,10 +42,8 @@ def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predict
     return hits(draws.random((4, 18)) < share, (7, 5, 6), protocol=protocol)
 
 
-def compute_matrix(run: Predictions) -> AccuracyMatrix:
-    cells = np.array(
-        [row_predictions.correct(run.images) for row_predictions in run.rows.values()]
-    ) / (7, 5, 6)
+def matrix_of(run: Predictions) -> AccuracyMatrix:
+    cells = np.array([answer.correct(run.images) for answer in run.rows.values()]) / (7, 5, 6)
     return AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))
 
 
@@ -52,43 +51,44 @@ def by_loops(
     a: Predictions, b: Predictions | None, metric: Metric, resamples: int, seed: int
 ) -> list[float]:
     """A metric, or its differences, image by image; draws in the same order as the quick one."""
-    draws, drawn_images = np.random.default_rng(seed), {}
+    draws, drawn = np.random.default_rng(seed), {}
     for j in range(3):
-        rows = np.flatnonzero(a.images.bucket == j)
+        places = np.flatnonzero(a.images.bucket == j)
         for r in range(resamples):
-            drawn_images[r, j] = rows[draws.integers(0, len(rows), size=len(rows))]
-    samples = []
+            drawn[r, j] = places[draws.integers(0, len(places), size=len(places))]
+    found = []
     for r in range(resamples):
         values = []
         for run in filter(None, (a, b)):
             cells = [
                 [
-                    sum(int(row_predictions.labels[m]) for m in drawn_images[r, j])
-                    / len(drawn_images[r, j])
+                    sum(int(answer.labels[m]) for m in drawn[r, j]) / len(drawn[r, j])
                     for j in range(3)
                 ]
-                for row_predictions in run.rows.values()
+                for answer in run.rows.values()
             ]
             values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))))
-        samples.append(values[0] - sum(values[1:]))
-    return samples
+        found.append(values[0] - sum(values[1:]))
+    return found
 
 
 def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every metric, forgetting included, to the bit of its draws; however it is cut in blocks."""
     a, b = random_hits(3), random_hits(4, share=0.7)
-    values_a = summarize(compute_matrix(a), metrics=ALL_METRICS)
-    values_b = summarize(compute_matrix(b), metrics=ALL_METRICS)
+    values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
+    values_b = summarize(matrix_of(b), metrics=ALL_METRICS)
     intervals = ImageBootstrap(metrics=ALL_METRICS, resamples=60, seed=9, level=0.8).intervals(a)
-    bootstrap = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
-    monkeypatch.setattr(paired, "_BLOCK", 8)
-    again = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
-    assert again == bootstrap
-    assert bootstrap.keys() <= values_a.keys() == intervals.keys()
-    assert {*map(bootstrap.get, values_a)} >= {*bootstrap.values()}
-    for metric in (metric for metric in ALL_METRICS if metric.name in bootstrap):
+    found = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
+    for max_images, max_cells in ((8, 1 << 23), (1 << 16, 7 * 12), (50, 1)):
+        monkeypatch.setattr(bootstrap, "_MAX_DRAWN_IMAGES", max_images)
+        monkeypatch.setattr(bootstrap, "_MAX_CELLS", max_cells)
+        again = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
+        assert again == found
+    assert found.keys() <= values_a.keys() == intervals.keys()
+    assert {*map(found.get, values_a)} >= {*found.values()}
+    for metric in (metric for metric in ALL_METRICS if metric.name in found):
         changes = np.array(by_loops(a, b, metric, 60, 9))
-        test = bootstrap[metric.name]
+        test = found[metric.name]
         assert test.error == pytest.approx(changes.std())
         assert test.difference == pytest.approx(values_a[metric.name] - values_b[metric.name])
         assert (test.freedom, test.n_a, test.n_b) == (math.inf, 18, 18)
@@ -100,12 +100,12 @@ def test_runs_that_are_drawn_once_give_what_each_pair_gives_alone() -> None:
     """To the bit: of runs that stopped early, whatever came before."""
     a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
     runs = [a, b, c.after(2)]
-    options = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
-    together = ImageBootstrap(**options)
+    asked = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
+    together = ImageBootstrap(**asked)
     for run in runs:
-        assert together.intervals(run) == ImageBootstrap(**options).intervals(run)
-    for first, other in itertools.permutations(runs, 2):
-        assert together.test(first, other) == paired_bootstrap(first, other, **options)
+        assert together.intervals(run) == ImageBootstrap(**asked).intervals(run)
+    for one, other in itertools.permutations(runs, 2):
+        assert together.test(one, other) == paired_bootstrap(one, other, **asked)
 
 
 def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
@@ -121,9 +121,9 @@ def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
         Metric(name="own/same", function=lambda m: 0.5),
     ]
     a, b = random_hits(1, share=0.8), random_hits(2, share=0.8)
-    bootstrap = paired_bootstrap(a, b, metrics=own, resamples=60)
-    assert bootstrap.keys() == {"own/failing"}
-    assert 0 < bootstrap["own/failing"].error < 1
+    found = paired_bootstrap(a, b, metrics=own, resamples=60)
+    assert found.keys() == {"own/failing"}
+    assert 0 < found["own/failing"].error < 1
 
 
 def two_models(
@@ -161,13 +161,24 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
 def test_runs_of_other_lengths_and_protocols() -> None:
     """Both are cut off after the shorter one; under streaming the future alone is compared."""
     a, b = random_hits(6), random_hits(7).after(2)
-    bootstrap = paired_bootstrap(a, b, resamples=20)
-    expected = [metrics.renate.average_accuracy(compute_matrix(run)) for run in (a.after(2), b)]
-    test = bootstrap["renate/average_accuracy"]
+    found = paired_bootstrap(a, b, resamples=20)
+    expected = [metrics.renate.average_accuracy(matrix_of(run)) for run in (a.after(2), b)]
+    test = found["renate/average_accuracy"]
     assert test.difference == pytest.approx(expected[0] - expected[1])
     a, b = (random_hits(seed, protocol="streaming") for seed in (6, 7))
     streaming = paired_bootstrap(a, b, resamples=20)
-    assert streaming.keys() == summarize(compute_matrix(a), "streaming").keys()
+    assert streaming.keys() == summarize(matrix_of(a), "streaming").keys()
+
+
+def test_memory_does_not_grow_with_the_number_of_resamples() -> None:
+    """All matrices of 120 buckets at once would take 350 MB."""
+    run = hits(np.random.default_rng(0).random((121, 240)) < 0.7, (2,) * 120)
+    mean = Metric(name="own/mean", function=lambda m: float(m.values.mean()))
+    tracemalloc.start()
+    ImageBootstrap(metrics=[mean], resamples=3000).intervals(run)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 150e6
 
 
 def test_input_that_cannot_be_is_one_line() -> None:
@@ -192,5 +203,5 @@ def test_an_interval_is_over_the_draws_on_which_the_metric_is_defined() -> None:
     right = np.zeros((3, 6), bool)
     right[1, [0, 3]] = right[2, 0] = True  # of the first bucket, one of three, and again
     run = hits(right, (3, 3))
-    bootstrap = ImageBootstrap(metrics=[Metric(name="lab/kept", function=share_kept)])
-    assert bootstrap.intervals(run)["lab/kept"] == (1.0, 1.0)
+    resampled = ImageBootstrap(metrics=[Metric(name="lab/kept", function=share_kept)])
+    assert resampled.intervals(run)["lab/kept"] == (1.0, 1.0)

@@ -1,0 +1,335 @@
+"""Rank groups of runs, and choose the pairs of groups that are tested."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+
+from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows, TestConditions
+from clear_mlflow.comparison.groups import (
+    COST,
+    NOT_LOGGED,
+    Group,
+    group_runs,
+    is_equal_cost,
+    truncate_name,
+)
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import VALIDATION
+from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import safe_repr
+from clear_mlflow.metrics import (
+    COST_METRICS,
+    METRICS,
+    WITHIN_BUCKET_METRICS,
+    Metric,
+    adapt_metrics,
+    get_headlines,
+)
+
+LEVEL = 0.95
+# Single runs whose predictions are read, megabytes each.
+MAX_PREDICTIONS = 24
+# Up to so many groups, all pairs are tested: 15 sentences. With more groups, each is tested against
+# the leader.
+MAX_ALL_PAIRS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairPlan:
+    """The pairs of groups that are tested, as indices of groups in the order of the ranking."""
+
+    pairs: tuple[tuple[int, int], ...]
+    # Number of further pairs to adjust for, because the leader was chosen by its results.
+    num_untested: int = 0
+    baselines: tuple[int, ...] = ()  # groups that the others are tested against
+    leaders: tuple[int, ...] = ()  # leaders that all others are tested against
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedGroups:
+    """Groups of runs, the best first, before any test."""
+
+    groups: tuple[Group, ...]
+    conditions: tuple[TestConditions, ...]
+    group_by: tuple[str, ...]
+    metrics: tuple[str, ...]  # names of metrics that at least one group defines
+    definitions: tuple[Metric, ...]  # metrics of the matrix
+    ranked_by: str | None  # metric of the ranking and the tests, or None if no group defines any
+    plan: PairPlan
+    ungrouped: tuple[RunWithoutRows, ...]  # runs without rows that belong to no group
+    notes: tuple[str, ...]  # sentences about the grouping
+    level: float
+    margin: float | None  # largest difference that does not matter
+    tuned: frozenset[str]  # names in group_by of parameters that are chosen by their results
+
+    @property
+    def runs(self) -> tuple[ComparedRun, ...]:
+        """All runs with rows, group by group."""
+        return tuple(run for group in self.groups for run in group.members)
+
+    @property
+    def is_validation(self) -> bool:
+        """True if all runs were measured on validation images."""
+        return all(conditions.split == VALIDATION for conditions in self.conditions)
+
+    @property
+    def score(self) -> Score:
+        """The score in the matrices of all runs."""
+        return self.conditions[0].score
+
+    @property
+    def headline_metrics(self) -> list[str]:
+        """The metric of the ranking, the most important ones, and requested further ones."""
+        headlines = (metric.name for metric in get_headlines(self.score))
+        default = {metric.name for metric in (*adapt_metrics(METRICS, self.score), *COST_METRICS)}
+        requested = (metric.name for metric in self.definitions if metric.name not in default)
+        names = dict.fromkeys([self.ranked_by, *headlines, *requested, COST])
+        return [name for name in names if name in self.metrics]
+
+    def is_higher_better(self, metric: str | None) -> bool | None:
+        """Return True if higher values of a metric are better, or None if that is not declared."""
+        return _is_higher_better((*self.definitions, *WITHIN_BUCKET_METRICS), metric)
+
+    def list_runs_to_bootstrap(self) -> list[ComparedRun]:
+        """Return the runs to test over test images: single results, those of tested pairs first."""
+        if not self.score.is_accuracy:  # predictions are classes
+            return []
+        single = [i for i, group in enumerate(self.groups) if group.is_single_result]
+        paired = [i for pair in self.plan.pairs if set(pair) <= set(single) for i in pair]
+        indices = list(dict.fromkeys([*paired, *single]))[:MAX_PREDICTIONS]
+        return [self.groups[i].counted[0] for i in indices]
+
+    def list_methods(self) -> list[list[Group]]:
+        """Return groups by method, best first: groups of a method differ in tuned parameters."""
+        methods: dict[tuple[object, ...], list[Group]] = {}
+        for group in self.groups:
+            labels = tuple((n, label) for n, label in group.labels.items() if n not in self.tuned)
+            # Runs that are not grouped have no labels that would show their method.
+            methods.setdefault((group.conditions, labels or group.name), []).append(group)
+        return list(methods.values())
+
+
+def rank_groups(
+    runs: Sequence[ComparedRun],
+    group_by: Sequence[str],
+    *,
+    rank_by: str | None = None,
+    baseline: str | None = None,
+    margin: float | None = None,
+    without_rows: Sequence[RunWithoutRows] = (),
+    level: float = LEVEL,
+    metrics: Sequence[Metric] = METRICS,
+    tuned: Iterable[str] = (),
+) -> RankedGroups:
+    """Group runs by labels, rank the groups, and choose the pairs to test.
+
+    group_by: labels; () to make each run its own group. Raises ConfigError if an option does not
+    fit the runs.
+    """
+    metrics = adapt_metrics(metrics, get_common_score(runs))
+    definitions = (*metrics, *WITHIN_BUCKET_METRICS)
+    groups, conditions, notes = group_runs(runs, group_by, level, without_rows)
+    defined = {name for group in groups for name in group.metrics}
+    names = tuple(metric.name for metric in definitions if metric.name in defined)
+    if rank_by is not None and rank_by not in defined:
+        raise ConfigError(
+            f"rank_by is {safe_repr(rank_by)}, which no run defines; "
+            f"there are {', '.join(names) or 'none'}"
+        )
+    if _is_higher_better(definitions, rank_by) is None:
+        raise ConfigError(
+            f"rank_by is {rank_by}, a function that does not declare which values are better; pass "
+            "lower_is_better, or set the attribute lower_is_better of the function"
+        )
+    has_new_classes = any(run.params.get("scenario", "domain") != "domain" for run in runs)
+    priorities = {
+        metric.name: 0 if has_new_classes and not metric.ranks_new_classes else metric.rank_priority
+        for metric in definitions
+        if metric.name in defined
+        and metric.rank_priority is not None
+        and metric.higher_is_better is not None
+    }
+    ranked_by = rank_by or max(
+        priorities,
+        key=lambda name: (sum(name in group.metrics for group in groups), priorities[name]),
+        default=None,
+    )
+    sign = -1 if _is_higher_better(definitions, ranked_by) else 1
+
+    def get_rank(group: Group) -> tuple[int, bool, float]:
+        summary = group.metrics.get(ranked_by or "")
+        return group.conditions, summary is None, sign * summary.mean if summary else 0.0
+
+    ranked = tuple(sorted(groups, key=get_rank))
+    grouped = {run.run_id for group in groups for run in group.without_rows}
+    return RankedGroups(
+        groups=ranked,
+        conditions=tuple(conditions),
+        group_by=tuple(group_by),
+        metrics=names,
+        definitions=tuple(metrics),
+        ranked_by=ranked_by,
+        plan=_plan_pairs(ranked, conditions, baseline),
+        ungrouped=tuple(run for run in without_rows if run.run_id not in grouped),
+        notes=tuple(notes),
+        level=level,
+        margin=margin,
+        tuned=frozenset(tuned),
+    )
+
+
+def _is_higher_better(metrics: Iterable[Metric], name: str | None) -> bool | None:
+    return next((metric.higher_is_better for metric in metrics if metric.name == name), True)
+
+
+def _plan_pairs(
+    groups: Sequence[Group], conditions: Sequence[TestConditions], baseline: str | None
+) -> PairPlan:
+    """Plan all pairs of few groups, each of many against the leader, or each against a baseline."""
+    indices_by_conditions: dict[int, list[int]] = defaultdict(list)
+    for index, group in enumerate(groups):
+        if group.counted:
+            indices_by_conditions[group.conditions].append(index)
+    pairs: list[tuple[int, int]] = []
+    num_untested = 0
+    baselines, leaders = [], []
+    for condition, indices in indices_by_conditions.items():
+        if baseline is not None:
+            chosen = _find_baseline(groups, indices, baseline, conditions[condition])
+            if chosen is not None:
+                baselines.append(chosen)
+                pairs += [(min(i, chosen), max(i, chosen)) for i in indices if i != chosen]
+        elif len(indices) <= MAX_ALL_PAIRS:
+            pairs += combinations(indices, 2)
+        else:
+            leaders.append(indices[0])
+            pairs += [(indices[0], i) for i in indices[1:]]
+            num_untested += comb(len(indices) - 1, 2)
+    if baseline is not None and not baselines:
+        names = ", ".join(safe_repr(truncate_name(group.name)) for group in groups[:20])
+        raise ConfigError(
+            f"baseline is {safe_repr(baseline)}, which no group is; there are {names}"
+        )
+    return PairPlan(
+        pairs=tuple(pairs),
+        num_untested=num_untested,
+        baselines=tuple(baselines),
+        leaders=tuple(leaders),
+    )
+
+
+def _find_baseline(
+    groups: Sequence[Group], indices: Sequence[int], baseline: str, conditions: TestConditions
+) -> int | None:
+    """Return the index of the group with a name or label. Raises ConfigError if several match."""
+    matching = [i for i in indices if groups[i].name == baseline]
+    matching = matching or [i for i in indices if baseline in groups[i].labels.values()]
+    if len(matching) > 1:
+        names = ", ".join(safe_repr(truncate_name(groups[i].name)) for i in matching[:20])
+        raise ConfigError(
+            f"baseline is {safe_repr(baseline)}, which {len(matching)} groups on "
+            f"{truncate_name(conditions.dataset)} are; name one of {names}"
+        )
+    return matching[0] if matching else None
+
+
+def get_default_group_by(
+    runs: Sequence[ComparedRun], without_rows: Sequence[RunWithoutRows] = ()
+) -> tuple[str, ...]:
+    """Return strategy and dataset, if logged, and all parameters that vary within both.
+
+    A parameter that only some runs log is added if nothing else separates these runs.
+    """
+    labels = {name for run in runs for name in run.labels}
+    group_by: tuple[str, ...] = tuple(n for n in ("strategy", "dataset") if n in labels)
+    while True:
+        groups, _, _ = group_runs(runs, group_by, LEVEL, without_rows)
+        mixed = [item for g in groups for item in g.mixed_params.items() if item[0] not in group_by]
+        varying = [name for name, values in mixed if len({*values} - {NOT_LOGGED}) > 1]
+        if not mixed:
+            return group_by
+        group_by = (*group_by, *dict.fromkeys(varying or [mixed[0][0]]))
+
+
+def select_equal_cost(
+    runs: Sequence[ComparedRun], cost: str, group_by: Sequence[str]
+) -> tuple[list[ComparedRun], list[str]]:
+    """Select runs whose costs differ by at most 1 %, so that most methods remain.
+
+    Returns the runs, and sentences about the other runs. Raises ConfigError if no two methods have
+    equal costs.
+    """
+    metric, is_time = f"cost/{cost}", cost == "seconds"
+    with_cost = sorted((r for r in runs if metric in r.summary), key=lambda r: r.summary[metric])
+    if not with_cost:
+        raise ConfigError(f"at_equal is {cost}, and no run has logged its {metric}")
+    windows = [
+        [
+            run
+            for run in with_cost[i:]
+            if is_equal_cost(run.summary[metric], first.summary[metric])
+            and (not is_time or _format_devices(run) == _format_devices(first))
+        ]
+        for i, first in enumerate(with_cost)
+    ]
+
+    def count_methods(runs: Sequence[ComparedRun]) -> int:
+        return len({tuple(r.labels.get(n, NOT_LOGGED) for n in group_by) or r.run_id for r in runs})
+
+    # More seeds of one method must not displace another method.
+    selected = max(windows, key=lambda window: (count_methods(window), len(window)))
+    are_equal = count_methods(selected) > 1
+    selected_ids = {run.run_id for run in selected} if are_equal else set()
+    names = [n for n in group_by if len({r.labels.get(n, NOT_LOGGED) for r in runs}) > 1]
+    costs = {
+        truncate_name(
+            ", ".join(run.labels.get(n, NOT_LOGGED) for n in names or group_by[:1]) or run.name
+        ): f"{run.summary[metric]:.3g}" + (f" on {_format_devices(run)}" if is_time else "")
+        for run in runs
+        if metric in run.summary and run.run_id not in selected_ids
+    }
+    others = ", ".join(f"{name} {value}" for name, value in [*costs.items()][:6])
+    if len(costs) > 6:
+        others += f" and {len(costs) - 6} more"
+    if not are_equal:
+        on_device = " on one device" if is_time else ""
+        raise ConfigError(
+            f"at_equal is {cost}, and no two methods are within 1 % of each other{on_device} "
+            f"({others}); train them with budget=naive:1"
+        )
+    notes = []
+    if num_without := len(runs) - len(with_cost):
+        notes.append(f"{num_without} of {len(runs)} runs are left out: they logged no {metric}.")
+    value = f"{metric} {selected[0].summary[metric]:.3g}"
+    if is_time:
+        value += f" on {_format_devices(selected[0])}"
+    differing = "with another cost or device" if is_time else "with another cost"
+    notes.append(
+        f"The {len(selected)} runs are within 1 % of {value}"
+        + (f"; left out, {differing}: {others}." if others else ".")
+    )
+    return selected, notes
+
+
+def _format_devices(run: ComparedRun) -> str:
+    """Return the names of the devices that a run's seconds were measured on."""
+    devices = {cost.device for cost in run.masked_matrix.costs if cost and cost.device}
+    return truncate_name(" and ".join(sorted(devices))) or "an unknown device"
+
+
+def get_common_score(runs: Sequence[ComparedRun]) -> Score:
+    """Return the score of all runs. Raises ConfigError without runs, or with several scores."""
+    counts = Counter(run.record.matrix.score for run in runs)
+    if not counts:
+        raise ConfigError("no run with rows of an accuracy matrix arrived; nothing to compare")
+    if len(counts) > 1:
+        scores = ", ".join(
+            f"{score.name} ({score.better} is better; {count} run{'' if count == 1 else 's'})"
+            for score, count in counts.items()
+        )
+        raise ConfigError(f"runs of different scores arrived: {scores}; compare those of one score")
+    return next(iter(counts))
