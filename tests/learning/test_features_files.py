@@ -221,7 +221,7 @@ def in_ids(change):
             ),
             "32-bit",
         ),
-        (in_ids(lambda by_id: list(by_id)), "holds a list"),
+        (in_ids(lambda by_id: list(by_id)), "contains a list"),
     ],
 )
 def test_damaged_released_features_are_told(tmp_path, damage, message):
@@ -265,8 +265,8 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows, labels: rows, "holds a Tensor"),
-        (lambda rows, labels: (rows, labels, labels), "holds a tuple"),
+        (lambda rows, labels: rows, "contains a Tensor"),
+        (lambda rows, labels: (rows, labels, labels), "contains a tuple"),
         (lambda rows, labels: (rows, labels[:-1]), "the same labels"),
         (lambda rows, labels: (rows, [1 - label for label in labels]), "the same labels"),
         (lambda rows, labels: (rows, torch.tensor(labels).to_sparse()), "the same labels"),

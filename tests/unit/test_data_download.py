@@ -170,7 +170,7 @@ def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
     line = str(error.value)
     assert "\n" not in line
     assert (
-        f"clear-mlflow data download small DIR' where there is one and copy DIR to {tmp_path}"
+        f"clear-mlflow data download small DIR' on another machine and copy DIR to {tmp_path}"
         in line
     )
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
@@ -315,7 +315,7 @@ def test_an_archive_of_another_layout_is_refused(hub, tmp_path):
         hub.files["x.zip"] = (tmp_path / "x.zip").read_bytes()
         archive = Archive("x.zip", hashlib.md5(hub.files["x.zip"]).hexdigest(), "test")
         root = tmp_path / str(number)
-        with pytest.raises(DataError, match=f"holds {len(names) * number} folders with class_n"):
+        with pytest.raises(DataError, match=f"contains {len(names) * number} folders with class_n"):
             fetch(Release("x", REPOSITORY, (archive,)), root, hub)
         assert [path.name for path in root.iterdir()] == [WORK_FOLDER]
 
