@@ -155,10 +155,10 @@ def test_changed_data_has_no_features(root, tmp_path):
 def test_a_name_stands_for_one_backbone(root, tmp_path, backbone):
     """A name that is taken by other weights, or is the dataset's own, is refused."""
     other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
-    assert "taken by features with weights" in one_line(extract_features, root, tmp_path, other)
+    assert "used by features with weights" in one_line(extract_features, root, tmp_path, other)
     own = write_released(tmp_path / "own")
     write_released_features(own / "train")
-    assert "the dataset's own" in one_line(extract_features, own, tmp_path, backbone, name=KIND)
+    assert "part of the dataset" in one_line(extract_features, own, tmp_path, backbone, name=KIND)
 
 
 def _zeros(path):

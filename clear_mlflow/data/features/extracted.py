@@ -175,7 +175,7 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
             return extracted
     if folders:
         raise DataError(
-            f"features {name} were extracted, but not for all current images of this dataset with "
-            "this version of Pillow; run 'clear-mlflow data features' on its folder again"
+            f"features {name} were extracted, but not of all images that this dataset has now and "
+            "with this version of Pillow; run 'clear-mlflow data features' on its folder again"
         )
     return None
