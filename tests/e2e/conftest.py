@@ -1,4 +1,4 @@
-"""Tests of commands, servers and clusters, each in processes of their own."""
+"""Tests of commands, servers and clusters, each in its own processes."""
 
 from mlflow_stores import empty_store, experiment_id, store
 from short_stream import short_stream

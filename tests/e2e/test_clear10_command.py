@@ -23,7 +23,7 @@ from clear_mlflow.data.download import RELEASES, WORK_FOLDER
 
 CLEAR10 = RELEASES["clear10"]
 TRAIN, TEST = (archive.file for archive in CLEAR10.archives)
-# CLEAR's own recipe, but for what takes hours.
+# CLEAR's own recipe, except for what takes hours.
 SHORT = ("model=small_cnn", "image_size=32", "epochs=1")
 PATCH = """
 import dataclasses
@@ -109,7 +109,7 @@ def the_error(process: ForkedPython) -> str:
 def test_killed_while_downloading_and_run_again(
     start_download, hub, store, experiment_id, archives, tmp_path
 ):
-    """What had arrived stays; the next run says what it fetches, trains, and needs no hub again."""
+    """What had arrived stays. The next run says what it fetches, trains, and needs no hub again."""
     hub.moods = ["stall", "good"]
     first = start_download()
     part = tmp_path / "data" / "clear10" / WORK_FOLDER / f"{TRAIN}.part"
@@ -143,7 +143,7 @@ def test_killed_while_downloading_and_run_again(
 
 
 def test_two_at_once_download_once(start_download, hub, store, experiment_id):
-    """Each archive is asked for once; both runs train."""
+    """Each archive is asked for once. Both runs train."""
     for output in [wait_for_success(process) for process in (start_download(), start_download())]:
         assert "clear/in_domain_accuracy" in output
     assert hub.ranges == [None, None]
@@ -155,7 +155,7 @@ def test_two_at_once_download_once(start_download, hub, store, experiment_id):
 def test_what_cannot_be_downloaded_is_one_line(
     start_download, hub, store, experiment_id, cause, tmp_path
 ):
-    """It names the folder, and the command for a machine that has a network; nothing is trained."""
+    """It names the folder, and the command for a machine that has a network. Nothing is trained."""
     if cause == "no network":
         process = start_download(HF_ENDPOINT="http://127.0.0.1:9")
     elif cause == "offline":

@@ -59,7 +59,7 @@ TRAINED = ["--features", "pixels", "--strategy", "naive", "--epochs", "3", "--de
 
 
 def on_node(name, *words):
-    """A command on a node, all of which dies when its first process is killed."""
+    """Return a command on a node, all of which dies when its first process is killed."""
     spaces = ["--map-root-user", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return ["unshare", *spaces, "sh", "-c", 'hostname "$0" && exec "$@"', name, *words]
 
@@ -127,7 +127,7 @@ def test_a_container_that_was_killed_is_resumed_when_its_lease_has_expired(slurm
 
 
 def test_a_job_that_is_asked_to_stop_resumes_its_run(slurm):
-    """SIGTERM to the step: the job queues again; its next start completes the one run it has."""
+    """SIGTERM to the step: the job queues again. Its next start completes the one run it has."""
     folder, start = slurm
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     job = start(SLURM_ARRAY_TASK_ID="3")

@@ -113,7 +113,7 @@ OF_THREE = {
 
 
 def rank_variables(rank, size, port):
-    """What torchrun sets."""
+    """Return what torchrun sets."""
     return environment(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -146,7 +146,7 @@ def by_processes(tmp_path_factory):
     ("size", "case"), [*((2, case) for case in CASES), *((3, case) for case in OF_THREE)]
 )
 def test_several_processes_give_the_matrix_of_one(by_processes, size, case):
-    """Counts and predictions to the image, weights up to rounding; and all ranks agree to the bit.
+    """Counts and predictions to the image, weights up to rounding. All ranks agree to the bit.
 
     So many steps do not yet amplify rounding to where an image changes its class.
     """
@@ -295,7 +295,7 @@ def test_strategies_that_need_one_process_are_refused():
 
 
 def test_place_is_what_torchrun_says():
-    """Half of what it says is an error; nothing of it is one process alone."""
+    """Half of what it says is an error. Nothing of it is one process alone."""
     environment = {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -317,7 +317,7 @@ def test_place_is_what_torchrun_says():
 
 
 def test_python_call_refuses_to_be_one_of_several():
-    """Otherwise each process would train for itself, into a run of its own."""
+    """Otherwise each process would train for itself, into its own run."""
     code = (
         "import clear_mlflow\n"
         "try:\n    clear_mlflow.train(epochs=1)\n"

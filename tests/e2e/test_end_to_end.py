@@ -1,4 +1,4 @@
-"""The commands as a user types them, in processes of their own, on a real store."""
+"""The commands as a user types them, in their own processes, on a real store."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LONG = 180  # seconds: a bound, not a measurement
 
 
 def mlflow_run(project, *arguments, forked=False, **options):
-    """As a user types it; a signal to a group has to reach a shell and new interpreters."""
+    """As a user types it. A signal to a group has to reach a shell and new interpreters."""
     words = ["-m", "mlflow", "run", str(project), "--env-manager", "local", *arguments]
     words += ["--experiment-name", "test"]
     start = ForkedPython if forked else partial(subprocess.Popen, text=True)
@@ -53,7 +53,7 @@ def only_run(store, experiment_id):
 
 
 def stored_matrix(run):
-    """The matrix, rebuilt here from the row files by nothing but json."""
+    """Return the matrix, rebuilt here from the row files by nothing but json."""
     rows = [json.loads(path.read_text()) for path in sorted(rows_folder(run).iterdir())]
     return AccuracyMatrix(
         [[c / n for c, n in zip(r["correct"], r["num_instances"], strict=True)] for r in rows[1:]],
@@ -101,7 +101,7 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
 
 
 def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_path):
-    """The same images under the same split, whatever the layout; the last one by mlflow run."""
+    """The same images under the same split, whatever the layout. The last one by mlflow run."""
     photos = Photos(buckets=("1", "2", "10"))
     options = {"split": "0", "model": "small_cnn", "image_size": "32", "epochs": "1"}
     roots = [write(tmp_path / name, photos) for name, write in LAYOUTS.items()]
@@ -124,7 +124,7 @@ def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_pat
 
 
 def wait_until_closed(store, run):
-    """The supervisor goes on for a moment when mlflow run itself is gone."""
+    """Wait until the run is closed. The supervisor outlives mlflow run for a moment."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         closed = store.get_run(run.info.run_id)
@@ -155,7 +155,7 @@ def slowly(short_stream):
 
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
 def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_stream, stop):
-    """Rows 0 to 2 stay, with the metrics that they define; the run is never left RUNNING."""
+    """Rows 0 to 2 stay, with the metrics that they define. The run is never left RUNNING."""
     options = {"forked": stop is not interrupt, "start_new_session": True}
     process = mlflow_run(project, *slowly(short_stream), **options)
     run = wait_for_row(store, experiment_id, 2, process)
@@ -197,7 +197,7 @@ def below(process):
 
 
 def listens(process):
-    """Whether it is the program, and has said what a signal does."""
+    """Return True if it is the program, and has said what a signal does."""
     with suppress(psutil.Error, FileNotFoundError):
         caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
         is_ours = "-m clear_mlflow" in " ".join(process.cmdline()) and process.name() != "bash"
@@ -208,7 +208,7 @@ def listens(process):
 def test_options_go_before_a_configuration_file(
     project, store, experiment_id, short_stream, tmp_path
 ):
-    """Also one that says what the default is; and before the environment."""
+    """Also one that states what the default is. Before the environment."""
     file = tmp_path / "config.json"
     parameters = {"seed": "3", "strategy": "replay", "epochs": "1", "features": "pixels"}
     file.write_text(json.dumps({**short_stream, **parameters}))
@@ -288,7 +288,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, arguments, message):
-    """It says what arrived and what was expected, and nothing has begun."""
+    """It states what arrived and what was expected, and nothing has begun."""
     done = clear_mlflow("train", *arguments, cwd=project)
     assert done.returncode == 2
     (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: ")]
@@ -300,7 +300,7 @@ def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, ar
 def test_a_training_that_diverges_keeps_its_rows_and_says_so(
     project, store, experiment_id, short_stream
 ):
-    """One line, exit code 2, a tag to search by; what was measured before is stored and scored."""
+    """One line, exit code 2, a tag to search by. What was measured before is stored and scored."""
     network = {"model": "small_cnn", "image_size": "32", "batch_size": "4"}
     parameters = ["--lr", "10000", "--epochs", "5", "--optimizer-state", "keep"]
     done = clear_mlflow("train", *options({**short_stream, **network}), *parameters, cwd=project)

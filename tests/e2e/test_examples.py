@@ -51,7 +51,7 @@ def folder(empty_store, tmp_path_factory):
     grid["fixed"]["features"] = "pixels"
     grid["grid"]["seed"] = grid["grid"]["seed"][:1]
     (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
-    # In place of our program, in bash: say what would be called.
+    # In place of our program, in bash: state what would be called.
     program = folder / "bin" / "clear-mlflow"
     program.parent.mkdir()
     program.write_text('#!/usr/bin/env bash\nprintf "%q " clear-mlflow "$@"\necho\n')
@@ -96,7 +96,7 @@ def test_the_page_lists_every_example():
 
 @pytest.mark.parametrize("command", dict.fromkeys(SHORTER.get(c, c) for c in COMMANDS))
 def test_command(folder, command):
-    """It ends well and prints something; what it left in the store is whole."""
+    """It ends well and prints something. What it left in the store is complete."""
     output = run(command, folder)
     assert output
     if "import_and_compare" in command:  # six seeds of each, one test set: a verdict, no warning
@@ -111,7 +111,7 @@ def test_command(folder, command):
 
 
 def test_the_compose_file_is_whole():
-    """MLflow knows the server's options; nothing is open to the network; no password is given."""
+    """MLflow knows the server's options. Nothing is open to the network. No password is given."""
     services = COMPOSE["services"]
     server = mlflow_command.commands["server"]
     (server_command,) = (shlex.split(line) for line in LINES if line.startswith("mlflow server"))

@@ -9,10 +9,10 @@ SEED = int(os.environ.get("FAULTS_SEED", "6"))
 
 
 def test_of_several_processes_on_a_run_one_stores(empty_store, tmp_path):
-    """Struck, taken over by another machine, woken; ``FAULTS=100`` does more.
+    """Struck, taken over by another machine, woken. ``FAULTS=100`` does more.
 
     Every row that was measured is stored once and stays; every point of every metric is there once;
-    who lost the run says so and ends with 2.
+    who lost the run reports it and ends with 2.
     """
     outcome = strike_and_take_over(tmp_path, empty_store, times=TIMES, seed=SEED)
     struck = [outcome.did[fault] for fault in ("suspend", "cut_off", "fill", "kill")]

@@ -26,7 +26,7 @@ SHORT = {
 
 
 def compare_runs() -> tuple[dict, str]:
-    """The verdict of a comparison, and what the command printed."""
+    """Return the verdict of a comparison, and what the command printed."""
     done = run_forked(
         "compare", "--runs", "test", "--group-by", "strategy", check=True, timeout=300
     )
@@ -38,7 +38,7 @@ def compare_runs() -> tuple[dict, str]:
 def test_the_printed_command_trains_the_seeds_that_the_next_comparison_uses(
     store: MlflowClient, experiment_id: str, tmp_path: Path
 ) -> None:
-    """Two seeds of each decide nothing; those that are named are new ones, and compared alone."""
+    """Two seeds of each decide nothing. Those that are named are new ones, and compared alone."""
     grid = tmp_path / "grid.yaml"
     swept = {"strategy": ["naive", "cumulative"], "seed": [0, 1]}
     grid.write_text(yaml.safe_dump({"fixed": SHORT, "grid": swept}))

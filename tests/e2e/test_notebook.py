@@ -9,7 +9,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
 def outputs(cell, output_type):
-    """What a cell shows in one of the forms that a notebook knows."""
+    """Return what a cell shows in one of the forms that a notebook knows."""
     return [out.data[output_type] for out in cell.outputs if output_type in out.get("data", {})]
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_commands_of_a_paper(store, tmp_path):
-    """One after another in an empty folder; the seeds of the example with an epoch each."""
+    """One after another in an empty folder. The seeds of the example with an epoch each."""
     grid = yaml.safe_load((ROOT / "examples" / "sweep.yaml").read_text())
     grid["fixed"]["epochs"] = 1
     (tmp_path / "examples").mkdir()

@@ -39,14 +39,14 @@ def preloaded():
 
 
 def read_newest_run(store, experiment_id):
-    """The newest run: its parameters, the correct answers of its rows, and its status."""
+    """Return the newest run: its parameters, the correct answers of its rows, and its status."""
     run = store.search_runs([experiment_id], order_by=["start_time DESC"])[0]
     rows = [record.row for record in read_rows(store, run).values()]
     return run.data.params, [(row.row, row.correct) for row in rows], run.info.status
 
 
 def test_it_stores_what_the_program_stores(store, experiment_id, preloaded, log):
-    """The same parameters and rows; and what it sets in its environment stays in it."""
+    """The same parameters and rows. What it sets in its environment stays in it."""
     environment = {**os.environ, "ONLY_THERE": "1"}
     stored_runs = []
     for start in (start_program, preloaded):
@@ -66,13 +66,13 @@ def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, preloaded, lo
 
 
 def list_server_children():
-    """The processes that multiprocessing's server forked, and those that these forked."""
+    """Return the processes that multiprocessing's server forked, and those that these forked."""
     children = [p for p in psutil.Process().children() if "forkserver" in " ".join(p.cmdline())]
     return [child for server in children for child in server.children(recursive=True)]
 
 
 def training(store, experiment_id, process):
-    """The process that trains, once the first rows are there."""
+    """Return the process that trains, once the first rows are there."""
     until = time.monotonic() + LONG
     while time.monotonic() < until and process.poll() is None:
         runs = store.search_runs([experiment_id])
@@ -117,7 +117,7 @@ def test_its_training_ends_with_it(store, experiment_id, preloaded, log):
 
 
 def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
-    """Typed by a user; nothing is left of it, and nothing is said but by the sweep."""
+    """Typed by a user. Nothing is left of it, and nothing is said but by the sweep."""
     grid = tmp_path / "grid.yaml"
     grid.write_text(yaml.safe_dump({"fixed": QUICK, "grid": {"strategy": ["ncm"], "seed": [0, 1]}}))
     command = ("sweep", "--grid", str(grid))

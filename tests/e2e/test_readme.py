@@ -41,7 +41,7 @@ def test_the_commands_of_the_first_screen_are_known():
 
 @pytest.fixture(scope="module")
 def trained(empty_store, tmp_path_factory):
-    """A store with a run, for commands that read one; what they add, the others pass over."""
+    """A store with a run, for commands that read one. What they add, the others pass over."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copy(empty_store, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"

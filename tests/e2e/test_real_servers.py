@@ -70,7 +70,7 @@ class Server:
                 patch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
 
     def points(self, run_id) -> list[tuple[object, ...]]:
-        """Every point that the database holds of a run."""
+        """Return every point that the database contains of a run."""
         return self.postgres.rows(
             self.database,
             f"SELECT key, step, timestamp, value FROM metrics WHERE run_uuid = '{run_id}'",
@@ -95,7 +95,7 @@ def machines():
 
 @pytest.fixture(scope="module")
 def servers(machines, tmp_path_factory):
-    """Both tracking servers, by name; starting together, they take half the time."""
+    """Both tracking servers, by name. Starting together, they take half the time."""
     database, objects = machines
     plain_folder, guarded = (tmp_path_factory.mktemp(name) for name in ("plain", "guarded"))
     database.set_up("plain", "guarded")
@@ -181,7 +181,7 @@ def as_before(monkeypatch):
 
 @pytest.fixture
 def started():
-    """Start commands; none outlives its test, to write into what the next one looks at."""
+    """Start commands. None outlives its test, to write into what the next one looks at."""
     processes = []
 
     def start(*arguments):
@@ -199,7 +199,7 @@ def started():
 
 
 def wait_for(condition):
-    """Ask until there is an answer; give it."""
+    """Ask until there is an answer. Give it."""
     until = time.monotonic() + LONG
     while not (result := condition()):
         assert time.monotonic() < until, "it never came"
@@ -208,7 +208,7 @@ def wait_for(condition):
 
 
 def stored_by_another_program(client, experiment_id, **options):
-    """A run that holds rows and nothing else."""
+    """Return a run that contains rows and nothing else."""
     run = client.create_run(experiment_id)
     for name, text in row_texts(**options).items():
         client.log_text(run.info.run_id, text, f"{ROWS_FOLDER}/{name}")
@@ -217,7 +217,7 @@ def stored_by_another_program(client, experiment_id, **options):
 
 
 def stored_matrix(run):
-    """The matrix, rebuilt here from the row artifacts by nothing but json."""
+    """Return the matrix, rebuilt here from the row artifacts by nothing but json."""
     rows = [
         json.loads(mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{ROWS_FOLDER}/{name}"))
         for name in sorted(names_in(run, ROWS_FOLDER))
@@ -424,7 +424,7 @@ def page(guarded):
 
 
 def test_a_page_is_for_whom_mlflow_lets_read(shared_run, page):
-    """Of an experiment, or of a run, which asks again and again; else nothing of the runs."""
+    """Of an experiment, or of a run, which asks again and again. Else nothing of the runs."""
     run_id, wrong = shared_run.info.run_id, (READER[0], "a wrong password")
     may = {None: 401, wrong: 401, STRANGER: 403, READER: 200, ADMIN: 200, TRAINER: 200}
     for path in ("compare", "run", "run/state"):

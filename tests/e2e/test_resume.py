@@ -1,4 +1,4 @@
-"""Runs that are interrupted and gone on with, in processes of their own, on a real store."""
+"""Runs that are interrupted and gone on with, in their own processes, on a real store."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def artifacts(run):
 
 
 def read_tensors(run, folder):
-    """What was sent for each row, and nothing that is derived from it."""
+    """Return what was sent for each row, and nothing that is derived from it."""
     files = (artifacts(run) / folder).iterdir()
     # Not their bytes: in which order safetensors writes what it tells of a file is chance.
     return {
@@ -105,7 +105,7 @@ def test_killed_again_and_again(project, store, experiment_id, short_stream):
     """Supervisor killed, training killed, stopped, restarted: in the end all is as if it was not.
 
     Rows to the byte (but for the time), every point of every series once, each file of predictions,
-    and the last model; a state lies there only while there is something left to train.
+    and the last model; a state is stored there only while there is something left to train.
     """
     asked = options({**short_stream, **PARAMETERS})
     code, said = finish(start(project, *asked))
@@ -190,14 +190,14 @@ def interrupted(store, experiment_id, short_stream, monkeypatch):
 
 
 def snapshot(client, run_id):
-    """All that a refusal must leave as it is."""
+    """Return all that a refusal must leave as it is."""
     run = client.get_run(run_id)
     files = {str(path): path.read_bytes() for path in artifacts(run).rglob("*") if path.is_file()}
     return run.info.status, run.data.tags, run.data.params, files
 
 
 def test_two_resumes_at_once(project, interrupted):
-    """One goes on to the end; the other is refused, or comes when all is done."""
+    """One goes on to the end. The other is refused, or comes when all is done."""
     client, run_id = interrupted
     processes = [start(project, "--resume", run_id) for _ in range(2)]
     results = [finish(process) for process in processes]
@@ -245,7 +245,7 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(project, interrupted):
 
 
 def test_other_parameters_and_other_data_are_refused(interrupted, tmp_path):
-    """What differs is named, with both values; where it computes may differ, and the folder."""
+    """What differs is named, with both values. Where it computes may differ, and the folder."""
     point = read_resume_point(*interrupted, tmp_path)
     for overrides, message in (
         ({"epochs": "5", "seed": "0"}, "epochs is 5 and the run has 15"),
@@ -282,7 +282,7 @@ def test_another_version_is_refused(interrupted, tmp_path):
 
 
 def test_a_damaged_state_gives_way_to_the_one_before(interrupted, tmp_path, capfd):
-    """Which is named; without one the run is refused, and nothing of it is changed."""
+    """Which is named. Without one the run is refused, and nothing of it is changed."""
     client, run_id = interrupted
     folder = artifacts(client.get_run(run_id)) / "training_state"
     (manifest,) = folder.glob("*.json")
@@ -325,7 +325,7 @@ def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
 
 
 def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
-    """While its process lives; and a claim of another process goes before ours."""
+    """While its process lives. A claim of another process goes before ours."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
     elsewhere = json.loads(format_lease()) | {"host": "another"}
@@ -353,7 +353,7 @@ def test_a_recent_claim_blocks_until_its_process_has_resumed(interrupted, tmp_pa
 
 
 def test_only_a_run_without_a_second_row_begins_anew(interrupted, tmp_path):
-    """Its first state is stored while bucket 2 is trained; later rows without one are refused."""
+    """Its first state is stored while bucket 2 is trained. Later rows without one are refused."""
     client, run_id = interrupted
     folder = artifacts(client.get_run(run_id))
     shutil.rmtree(folder / "training_state")
@@ -375,7 +375,7 @@ def test_only_a_run_without_a_second_row_begins_anew(interrupted, tmp_path):
 
 
 def train_elsewhere(client, run_id, lease):
-    """As another process does that takes the run, and says so."""
+    """As another process does that takes the run, and reports it."""
     client.set_tag(run_id, names.PROCESS_TAG, lease)
     client.set_tag(run_id, names.HOLDER_TAG, lease)
 
@@ -425,7 +425,7 @@ def held_elsewhere(client, run_id):
 def test_who_is_not_to_wait_for_a_process_elsewhere_leaves_to_come_again(
     project, interrupted, option
 ):
-    """With a code of its own, which the scripts of schedulers know; the run stays as it is."""
+    """With its own code, which the scripts of schedulers know. The run stays as it is."""
     client, run_id = interrupted
     before = held_elsewhere(client, run_id)
     by_id = option == "MLFLOW_RUN_ID"
@@ -469,7 +469,7 @@ def test_what_waits_is_sent_before_a_resume(interrupted, unsent_folder, tmp_path
 def test_a_journal_that_is_written_to_says_that_the_run_trains(
     interrupted, unsent_folder, tmp_path
 ):
-    """Who writes to it is at work on the run, whether or not the run says so yet."""
+    """Who writes to it is at work on the run, whether or not the run reports it yet."""
     client, run_id = interrupted
     folder = RunFolder.reopen(unsent_folder)
     try:
@@ -568,7 +568,7 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
 
 
 def test_a_stored_row_of_other_images_is_no_matter_of_arithmetic(interrupted, tmp_path):
-    """The run is left as it is; the same row is known."""
+    """The run is left as it is. The same row is known."""
     point = read_resume_point(*interrupted, tmp_path)
     row = point.records[2].row
     assert point.find_stored_row(row) == row

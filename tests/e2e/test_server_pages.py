@@ -26,7 +26,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x>"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """Two workers of gunicorn on sqlite; addresses have a prefix, artifacts lie on the disk."""
+    """Two workers of gunicorn on sqlite. Addresses have a prefix, artifacts lie on the disk."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     started = tracking_server(
@@ -77,7 +77,7 @@ def four_kinds(client, experiment_id, seeds=3):
 
 
 def read_page_data(page):
-    """What the page's script reads."""
+    """Return what the page's script reads."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     return json.loads(match[1])
 
@@ -151,7 +151,7 @@ def test_the_page_follows_the_store(client, ask):
 
 
 def test_a_run_in_training_is_followed(client, ask):
-    """The page asks whether something came; the answer changes with a row, and at the end."""
+    """The page asks whether something came. The answer changes with a row, and at the end."""
     experiment_id = client.create_experiment("in training")
     run_id = client.create_run(experiment_id, run_name="its name").info.run_id
     rows = row_records(counts(150, 0))
@@ -187,7 +187,7 @@ def test_a_run_in_training_is_followed(client, ask):
 
 
 def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):
-    """Each answer is in the page; of predictions that are damaged or too large, one sentence is."""
+    """Each answer is in the page. Of predictions that are damaged or too large, one sentence is."""
     experiment_id = client.create_experiment("classes")
     right = counts(120, 0)
     run = log_run(client, experiment_id, "kept", right, strategy="naive")
@@ -210,7 +210,7 @@ def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):
 
 
 def test_names_from_outside_are_text(client, ask):
-    """Of experiments, runs and tags, in pages and in refusals; a policy says so to the browser."""
+    """Of experiments, runs and tags, in pages and in refusals. A policy says so to the browser."""
     experiment_id = client.create_experiment(f"called {HOSTILE}")
     run = log_run(
         client,
@@ -242,7 +242,7 @@ def test_names_from_outside_are_text(client, ask):
 
 
 def test_each_experiment_is_listed_with_its_newest_run(client, ask):
-    """An experiment with many runs hides no other one; a trained run precedes a scored one."""
+    """An experiment with many runs hides no other one. A trained run precedes a scored one."""
     many, few = client.create_experiment("many runs"), client.create_experiment("few runs")
     client.create_experiment("no runs")
     scored, trained = {names.ROWS_TAG: "complete"}, {names.KIND_TAG: names.KIND_TRAIN}
@@ -281,7 +281,7 @@ def test_each_experiment_is_listed_with_its_newest_run(client, ask):
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(ask, query, status, says):
-    """With the status that says whose mistake it is, and nothing of where runs are kept."""
+    """With the status that states whose mistake it is, and nothing of where runs are kept."""
     response = ask("compare", **query)
     assert response.status_code == status
     assert says in reason(response)

@@ -69,7 +69,7 @@ def wait_for_output(process):
 
 
 def again(grid, *arguments):
-    """The same command, to its end: its exit code, and what it said."""
+    """Run the same command to its end. Return its exit code and output."""
     process = start_sweep(grid, *arguments)
     output = wait_for_output(process)
     return SimpleNamespace(exit_code=process.returncode, output=output)
@@ -77,7 +77,7 @@ def again(grid, *arguments):
 
 @pytest.fixture
 def grid(tmp_path, short_stream):
-    """Write a grid's file; its runs train on the short stream."""
+    """Write a grid's file. Its runs train on the short stream."""
 
     def write(content):
         path = tmp_path / "sweep.yaml"
@@ -106,7 +106,7 @@ def find_runs(store, experiment_id):
 
 
 def assert_every_run_is_there_once(store, experiment_id, grid):
-    """Finished, complete, with the parameters that the grid asks for; and compared."""
+    """Finished, complete, with the parameters that the grid asks for. Compared."""
     parent, below, (comparison,) = find_runs(store, experiment_id)
     planned = {run.config_hash: run for run in read_checked_grid(grid, "local").runs}
     assert below.keys() == planned.keys()
@@ -136,7 +136,7 @@ def workers(process):
         except psutil.Error:
             continue
         of_ray = "ray::train_into" in command_line or "process.child" in command_line
-        # What a sweep of this machine starts leads a session of its own, also what is forked.
+        # What a sweep of this machine starts leads its own session, also what is forked.
         if of_ray or (os.getsid(child.pid) == child.pid and "/ray/" not in command_line):
             killable.append(child)
     return killable
@@ -144,7 +144,7 @@ def workers(process):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid, engine):
-    """Whichever process is killed, and whenever; the second call does nothing."""
+    """Whichever process is killed, and whenever. The second call does nothing."""
     rng = random.Random(engine)
     path = grid(FOUR)
     process = start_sweep(path, "--engine", engine, "--jobs", "2", "--retries", "4")
@@ -217,9 +217,9 @@ def test_two_sweeps_share_runs_and_train_each_once(store, experiment_id, grid, t
 
 
 def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monkeypatch):
-    """What was measured is not measured again; what follows is as if nobody had killed it."""
+    """What was measured is not measured again. What follows is as if nobody had killed it."""
     path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay", "ncm"]}})
-    killed = sweep_killed_at_row(store, experiment_id, path, 2)  # a state is whole by then
+    killed = sweep_killed_at_row(store, experiment_id, path, 2)  # a state is complete by then
     before = read_stored_rows(killed)
     assert 3 <= len(before) <= BUCKETS
     second = again(path)
@@ -269,7 +269,7 @@ def change_data_digest(manifest):
 def test_what_cannot_be_gone_on_with_is_begun_anew(
     store, experiment_id, grid, files, spoil, reason
 ):
-    """And it is said why; the earlier try is in the trash."""
+    """And it is reported why. The earlier try is in the trash."""
     path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, 2)
     folder = Path(killed.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
@@ -286,7 +286,7 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(
 
 
 def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
-    """Exit code 2, its reason on the terminal and in MLflow; the next call would try it alone."""
+    """Exit code 2, its reason on the terminal and in MLflow. The next call would try it alone."""
     diverging = {"lr": "1e30", "weight_decay": "1", "strategy": "naive"}
     content = {"fixed": QUICK, "runs": [{"strategy": "ncm"}, diverging]}
     path = grid(content)
@@ -339,7 +339,7 @@ def test_as_many_runs_are_trained_at_once_as_jobs_says(grid, tmp_path, monkeypat
 
 
 def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
-    """Each with its members below it; all members are compared; done ones are left alone.
+    """Each with its members below it. All members are compared. Done ones are left alone.
 
     Measured on validation images, it ends with the command that tests each strategy.
     """
@@ -437,9 +437,9 @@ def ray_node(*options):
 
 @contextmanager
 def ray_head(*options):
-    """The first machine of a cluster; gives the cluster's address once it is up."""
+    """Yield the first machine of a cluster. Gives the cluster's address once it is up."""
     address = f"127.0.0.1:{free_port()}"
-    # Ray's sockets lie in its folder, and a socket's path has a hundred characters at most.
+    # Ray's sockets are stored in its folder, and a socket's path has a hundred characters at most.
     with (
         tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder,
         ray_node(
@@ -453,7 +453,7 @@ def ray_head(*options):
 
 
 def answers(address, machines=1):
-    """Whether a cluster is there, with so many machines that are up."""
+    """Return True if a cluster is there, with so many machines that are up."""
     with suppress(ConfigError), RayEngine(free_port, address) as cluster:
         return len(cluster.list_nodes()) == machines
     return False
@@ -493,7 +493,7 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
 
 
 def test_a_run_on_ray_has_a_gpu_where_there_are_any(tmp_path):
-    """Two GPUs, which are names to Ray: two runs side by side, each with its own; a third waits."""
+    """Two GPUs, which are names to Ray: two runs side by side, each with its own. A third waits."""
 
     def train(parameters, run_id, experiment_id, tracking_uri):
         (tmp_path / run_id).touch()
@@ -557,7 +557,7 @@ def test_a_wrong_argument_of_a_strategy_is_told_before_anything_starts(store, ex
 
 
 def test_a_store_that_is_a_file_is_refused_where_workers_are_elsewhere():
-    """One line that names the store and the machines; a server is taken."""
+    """One line that names the store and the machines. A server is taken."""
 
     def node(name):
         return {"NodeID": name, "NodeManagerHostname": f"host-{name}"}

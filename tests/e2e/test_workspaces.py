@@ -18,7 +18,7 @@ STRANGER = ("stranger", "the password of a stranger 1")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """MLflow's accounts in our app; nobody may see what no permission is given for."""
+    """MLflow's accounts in our app. Nobody may see what no permission is given for."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     settings = folder / "auth.ini"
@@ -70,14 +70,14 @@ def lab(server, monkeypatch):
 
 
 def ran(*arguments):
-    """What a command printed."""
+    """Return what a command printed."""
     done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
-    """track, import, evaluate, compare; links lead there; pages are for whom MLflow lets in."""
+    """track, import, evaluate, compare. Links lead there. Pages are for whom MLflow lets in."""
     # mlflow.set_experiment would stay in force for whatever this process tests next.
     experiment_id = mlflow.create_experiment("rows")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "rows")

@@ -75,7 +75,7 @@ def test_labels_and_mixed_buckets_are_the_same():
 
 
 def test_states_of_several_processes_are_added_up():
-    """Two processes count half of the images each; sync adds their counts, unsync undoes it."""
+    """Two processes count half of the images each. Sync adds their counts, unsync undoes it."""
     batches, _ = draw_batches()
     complete, *halves = (MatrixMetrics(BUCKETS) for _ in range(3))
     for (row, bucket), (logits, target) in batches.items():

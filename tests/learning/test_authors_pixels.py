@@ -77,7 +77,7 @@ PROBLEM_TYPES = {
 
 
 def build_stream(*paths: Path) -> BucketStream:
-    """One bucket, whose test images are its training images."""
+    """Return one bucket, whose test images are its training images."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
     images = ImageSet(tuple(paths), np.zeros(len(paths), dtype=np.int64), contents)
     return BucketStream("photos", ("one", "two"), (Bucket("1", images, images),), "sha256:0")
@@ -134,7 +134,7 @@ def draw_crops(path: Path, augment: str, size: int, *, epochs: int) -> np.ndarra
 
 @pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 60)])
 def test_training_crops_lie_anywhere_and_are_never_mirrored(tmp_path, width, height):
-    """Each of 17 places along the longer side is as likely as any other; all is as torchvision's.
+    """Each of 17 places along the longer side is as likely as any other. All is as torchvision's.
 
     The chance of a false alarm is 1 in 10,000, and the draws are the same at every run.
     """

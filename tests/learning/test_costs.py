@@ -93,7 +93,7 @@ def test_flops_are_those_of_every_layer(strategy, tmp_path, monkeypatch):
     with LiteralCount() as literal:
 
         def counted_apart(model, inputs, labels, share):
-            """One image at a time, one label at a time, beside the layers' hooks."""
+            """Compute one image and one label at a time, next to the layers' hooks."""
             fisher.append((len(inputs), labels.shape[1]))
             literal.is_off = True
             counted = squared(model, inputs, labels, share)
@@ -133,7 +133,7 @@ def test_flops_of_a_linear_head():
 
 @pytest.mark.parametrize("strategy", ["replay", "derpp", "ewc", "gdumb", "cwr"])
 def test_a_resumed_run_costs_the_same(strategy, tmp_path):
-    """From the state after any row: what is no fact of the machine is the same to the digit."""
+    """From the state after any row: what is not a fact of the machine is the same to the digit."""
     stream, settings = image_stream(tmp_path), on_images(strategy)
     states, costs = [], []
     for trained_bucket in train(stream, settings, progress=TrainingProgress()):
@@ -163,7 +163,7 @@ def test_counting_changes_nothing(tmp_path, monkeypatch):
 
 
 def test_images_are_those_of_the_bucket_and_others(tmp_path):
-    """Two epochs of 7, 6 and 5 images; up to 5 of the buffer are shuffled among them."""
+    """Two epochs of 7, 6 and 5 images. Up to 5 of the buffer are shuffled among them."""
     costs_by_strategy = {}
     for strategy in ("naive", "replay", "er_ace", "cumulative", "gdumb", "joint"):
         rows = train_all(image_stream(tmp_path / strategy), on_images(strategy))
@@ -180,7 +180,7 @@ def test_images_are_those_of_the_bucket_and_others(tmp_path):
 
 
 def test_bytes_are_those_of_images_and_state(tmp_path):
-    """Of 8 pixels a side, 192 bytes an image; 32 more of each in a class-balanced buffer."""
+    """Of 8 pixels a side, 192 bytes an image. 32 more of each in a class-balanced buffer."""
     bytes_by_strategy = {}
     for strategy in ("naive", "replay", "si", "cumulative"):
         rows = train_all(image_stream(tmp_path / strategy), on_images(strategy))
@@ -221,7 +221,7 @@ def spent(rows):
 
 @pytest.mark.parametrize("strategy", sorted({*BY_GRADIENTS} - {"joint"}))
 def test_a_run_spends_its_budget(strategy, tmp_path):
-    """As much as naive learning, and less than a step more; EWC's importances are charged later."""
+    """As much as naive learning, and less than a step more. EWC's importances are charged later."""
     changes = {
         "epochs": "12",
         "lr": "0.001",
@@ -245,7 +245,7 @@ NO_ARGS = {"strategy_args": "none"}
 
 
 def lefts(naive, rows):
-    """What is left after each bucket."""
+    """Yield what is left after each bucket."""
     remaining = 0
     for of_naive, own in zip(naive, rows, strict=True):
         remaining += of_naive.row.cost.training_flops - own.row.cost.training_flops
@@ -273,7 +273,7 @@ def test_a_budget_is_resumed(strategy, tmp_path):
 
 
 def test_a_budget_of_images(tmp_path):
-    """Whole steps of two to five; what a step exceeds is taken from the next bucket."""
+    """Whole steps of two to five. What a step exceeds is taken from the next bucket."""
     rows = train_all(image_stream(tmp_path), on_images("naive", budget="images:10"))
     assert [trained_bucket.row.cost.images for trained_bucket in rows] == [0, 11, 10, 10]
 
@@ -396,7 +396,7 @@ def test_what_a_bucket_overspends_is_missing_in_the_next(tmp_path):
 
 
 def test_seconds_of_tests_are_not_of_the_training(monkeypatch):
-    """Several tests add up, by the clock and of the processors; counted on clocks set by hand."""
+    """Several tests add up, by the clock and of the processors. Counted on clocks set by hand."""
     clock = {"perf_counter": 100.0, "process_time": 10.0}
 
     def pass_time(seconds):
@@ -486,7 +486,7 @@ def test_a_buffer_fills_its_bytes(strategy, tmp_path):
     [("ewc", "three", 1), ("si", "three", 0), ("cumulative", 18 * 192, 0)],
 )
 def test_what_does_not_fit_into_its_bytes_is_refused(strategy, bytes_needed, rows_before, tmp_path):
-    """Just what it keeps is enough; a byte less is refused, once it is kept or certain."""
+    """Just what it keeps is enough. A byte less is refused, once it is kept or certain."""
     stream = image_stream(tmp_path)
     if bytes_needed == "three":
         bytes_needed = 12 * sum(
@@ -514,7 +514,7 @@ def test_what_ewc_keeps_are_trained_weights(tmp_path):
 
 
 def test_what_is_kept_beside_a_buffer_is_in_the_bytes(tmp_path):
-    """Of a strategy of one's own; the buffer has room for as many images as fit without it."""
+    """Of a custom strategy. The buffer has room for as many images as fit without it."""
     settings = on_images(f"{__name__}:WithACopy", memory_budget=2000)
     with pytest.raises(ConfigError, match="or memory=N images and memory_budget=0"):
         train_all(image_stream(tmp_path), settings)
@@ -540,7 +540,7 @@ class WithACopy(ErAce):
     ],
 )
 def test_a_budget_has_one_text(text, same):
-    """However it is written, it is one method; a rate, too."""
+    """However it is written, it is one method. A rate, too."""
     for option in ("budget", "stream_rate"):
         parameters = {"strategy": "naive", "epochs": "1", option: text}
         assert getattr(config(**parameters), option) == same

@@ -58,7 +58,7 @@ def test_a_damaged_image_is_told_in_words_that_fit(tmp_path, cache):
 
 
 def test_training_on_features_leaves_no_image_out():
-    """It decodes none, so that asking for it is a mistake, which is told."""
+    """It decodes none, so that asking for it is a mistake, which is reported."""
     parameters = {"dataset": "digits", "features": "mine", "damaged": "leave_out"}
     with pytest.raises(ConfigError) as caught:
         TrainConfig.resolve(parameters)
@@ -73,7 +73,7 @@ def write(folder, stream, extraction):
 
 
 def test_a_name_stands_for_one_arithmetic(tmp_path):
-    """What was computed otherwise lies elsewhere, and needs a name of its own."""
+    """What was computed otherwise is stored elsewhere, and needs its own name."""
     stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
     extraction = Extraction("mine", "resnet18", "random:0", "made up")
     rounded = dataclasses.replace(extraction, arithmetic="tf32")

@@ -34,7 +34,7 @@ IMAGENET_STD = [0.229, 0.224, 0.225]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A dataset without features; sides are even, so that a central square is a plain crop."""
+    """A dataset without features. Sides are even, so that a central square is a plain crop."""
     return write_released(tmp_path_factory.mktemp("data"), size=(40, 36), extension="png")
 
 
@@ -93,7 +93,7 @@ def test_features_are_the_backbones_own(root, full_folder, backbone):
 
 
 def test_an_interrupted_extraction_goes_on(root, full_folder, tmp_path, backbone):
-    """A set that is whole is not computed again; nothing is used before all are."""
+    """A set that is complete is not computed again. Nothing is used before all are."""
 
     def stop_at(count):
         def on_image(done, total):
@@ -129,7 +129,7 @@ def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen
 
 
 def test_features_of_another_decoder_are_none(root, folder, tmp_path, backbone, monkeypatch):
-    """After an upgrade of Pillow old arrays are of other pixels; new ones lie beside them."""
+    """After an upgrade of Pillow old arrays are of other pixels. New ones lie beside them."""
     (folder / "000.npy").unlink()  # whoever reads it fails
     monkeypatch.setattr(decode, "_DECODER", 99)
     message = one_line(load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
@@ -140,7 +140,7 @@ def test_features_of_another_decoder_are_none(root, folder, tmp_path, backbone, 
 
 @pytest.mark.usefixtures("folder")
 def test_changed_data_has_no_features(root, tmp_path):
-    """One image that was replaced is told, and not given the old one's features."""
+    """One image that was replaced is reported, and not given the old one's features."""
     changed = tmp_path / "changed"
     shutil.copytree(root, changed)
     path = next(iter(image_sets(load_test_stream(changed, tmp_path)))).paths[0]
@@ -187,7 +187,7 @@ def _swap_two_images(path):
     ],
 )
 def test_damaged_stored_features_are_told(root, folder, tmp_path, file, damage):
-    """Each damage to the cache is one line with the path, and says what to do."""
+    """Each damage to the cache is one line with the path, and states what to do."""
     damage(folder / file)
     message = one_line(load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path)
     assert str(folder) in message
@@ -195,7 +195,7 @@ def test_damaged_stored_features_are_told(root, folder, tmp_path, file, damage):
 
 
 def test_damaged_features_are_extracted_anew(root, folder, tmp_path, backbone):
-    """What the line about them says; the other files stay as they are."""
+    """What the line about them says. The other files stay as they are."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     inode = (folder / "001.npy").stat().st_ino
     _zeros(folder / "000.npy")
@@ -206,7 +206,7 @@ def test_damaged_features_are_extracted_anew(root, folder, tmp_path, backbone):
 
 
 def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
-    """Its path is told."""
+    """Its path is reported."""
     root = write_released(tmp_path / "data")
     images = next(iter(image_sets(load_test_stream(root, tmp_path))))
     images.paths[4].write_bytes(b"no image")
@@ -266,7 +266,7 @@ def test_known_weights_bring_the_transform_that_they_were_made_for(name, tag, tr
     ],
 )
 def test_foreign_weights_are_told(tmp_path, content, message):
-    """Each is one line with the path; a whole pickled model is refused."""
+    """Each is one line with the path. A complete pickled model is refused."""
     path = tmp_path / "weights.pth"
     torch.save(content(), path)
     line = one_line(load_backbone, "resnet18", str(path))

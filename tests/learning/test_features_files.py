@@ -30,7 +30,7 @@ def released_root(tmp_path_factory):
 
 
 def write_older(root, *, buckets=("1", "2"), classes=("bus", "camera"), per_class=4):
-    """A dataset in the older layout, its file lists in no order."""
+    """Write a dataset in the older layout, its file lists in no order."""
     training = root / "training_folder"
     draws = np.random.default_rng(0)
     for bucket in buckets:
@@ -63,7 +63,7 @@ def load_stored_features(root, tmp_path, **chosen):
 
 
 def problem(root, tmp_path, **chosen):
-    """The one line that a damaged tree gives."""
+    """Return the one line that a damaged tree gives."""
     with pytest.raises(DataError) as caught:
         load_stored_features(root, tmp_path, **chosen)
     assert "\n" not in str(caught.value)
@@ -97,7 +97,7 @@ def test_released_features_go_to_their_images(released_root, tmp_path, chosen):
 
 @pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "3"}])
 def test_older_features_go_to_their_images(tmp_path, chosen):
-    """Features lie in the order of the file list, which is not that of the stream."""
+    """Features are stored in the order of the file list, which is not that of the stream."""
     root = write_older(tmp_path / "older")
     stream = load_test_stream(root, tmp_path, **chosen)
     assert_features_belong_to_images(load_features(stream, KIND, cache_dir=tmp_path), stream)
@@ -146,7 +146,7 @@ def test_types_are_listed_in_alphabetical_order(released_root, tmp_path):
 
 
 def test_a_test_set_without_features_is_told(released_root, tmp_path):
-    """The released test set has none: the line says what else to pass."""
+    """The released test set has none: the line states what else to pass."""
     message = problem(released_root, tmp_path, protocol="iid")
     assert f"{released_root / 'test'} contains no features {KIND}" in message
     assert "split=0, split=validation or protocol=streaming" in message
@@ -290,7 +290,7 @@ def test_damaged_older_features_are_told(tmp_path, change, message):
     "stored", [torch.tensor, tuple, lambda labels: [torch.tensor(n) for n in labels]]
 )
 def test_labels_may_be_tensors(tmp_path, stored):
-    """Labels are whole numbers, however they are stored."""
+    """Labels are integers, however they are stored."""
     root = write_older(tmp_path / "older")
     before = load_stored_features(root, tmp_path)
     rows, labels = torch.load(list_all_images(root), weights_only=True)

@@ -42,7 +42,7 @@ def test_a_resumed_training_is_the_undisturbed_one(tmp_path, name):
 
 
 def read_scaler(state):
-    """What a training state says of the scale."""
+    """Return what a training state says of the scale."""
     described = read_state(state).snapshot.description["descent"]["dict"]
     return dict(dict(described)["scaler"]["dict"])
 
@@ -134,7 +134,7 @@ def test_a_step_whose_gradients_overflow_is_not_taken(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["naive", "derpp"])
 def test_a_share_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name):
-    """Not even what is no number: the scale itself has no place in float16."""
+    """Not even what is not a number: the scale itself has no place in float16."""
     stream = image_stream(tmp_path)
     settings = fp16(strategy=name)
     model = fresh_model(stream, settings)
@@ -148,7 +148,7 @@ def test_a_share_without_images_adds_nothing_to_a_scaled_gradient(tmp_path, name
 
 
 def test_a_loss_that_is_no_number_still_ends_the_training(tmp_path):
-    """Its steps are not taken, and it is said."""
+    """Its steps are not taken, and it is reported."""
     with pytest.raises(DivergedError, match="no longer a finite number in epoch"):
         train_rows(image_stream(tmp_path), fp16(lr="1e9", epochs=20))
 

@@ -24,13 +24,13 @@ streams = st.lists(
 
 
 def build_buffer(name, capacity, *, alpha=None, seed=0):
-    """An empty one; a biased one prefers what is new."""
+    """Return an empty buffer. A biased one prefers what is new."""
     alpha = alpha or ("2" if name == "biased_reservoir" else "none")
     return load_buffer(name)(capacity=capacity, num_classes=CLASSES, seed=seed, alpha=alpha)
 
 
 def fill_buffer(buffer, labels_of_buckets):
-    """The buffer, once it was offered a stream."""
+    """Return the buffer, once it was offered a stream."""
     for position, labels in enumerate(labels_of_buckets):
         buffer.offer(position, np.array(labels))
     return buffer
@@ -45,7 +45,7 @@ def held(buffer):
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
-    """What is carried along with an image stays beside it; nothing is held twice or too much."""
+    """What is carried along with an image stays next to it. Nothing is held twice or too much."""
     buffer = build_buffer(name, capacity)
     retained = []
     for position, labels in enumerate(labels_of_buckets):
@@ -61,7 +61,7 @@ def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
 
 @pytest.mark.parametrize("name", BUFFERS)
 def test_what_is_held_follows_from_the_seed(name):
-    """Another seed holds other images; the same one the same."""
+    """Another seed holds other images. The same one the same."""
     labels = [[0, 1, 2, 3] * 10] * 3
     first, same, other = (
         held(fill_buffer(build_buffer(name, 12, seed=s), labels)) for s in (1, 1, 2)
@@ -71,7 +71,7 @@ def test_what_is_held_follows_from_the_seed(name):
 
 
 def arrivals(seed, position, count):
-    """What a biased reservoir draws for a bucket: the order, luck, and places."""
+    """Return what a biased reservoir draws for a bucket: the order, luck, and places."""
     draws = generator(seed, RngPurpose.BUFFER, position)
     order = torch.randperm(count, generator=draws).tolist()
     luck = torch.rand(count, generator=draws, dtype=torch.float64).tolist()
@@ -82,7 +82,7 @@ def arrivals(seed, position, count):
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_buckets, capacity):
-    """Fill the buffer; then each image, with probability alpha k / n, for one that is held."""
+    """Fill the buffer. Then each image, with probability alpha k / n, for one that is held."""
     reservoir, n = [], 0
     for position, labels in enumerate(labels_of_buckets):
         order, luck, draws = arrivals(0, position, len(labels))
@@ -112,7 +112,7 @@ def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_bucket
     capacity=st.integers(1, 18),
 )
 def test_the_authors_reservoir_is_their_storage_policy(alpha, sizes, capacity):
-    """Of a bucket, at most as many as fit; those let in cut as many newest ones off the end."""
+    """Of a bucket, at most as many as fit. Those let in cut as many newest ones off the end."""
     buffer_index_list = []
     buffer = AuthorsReservoir(capacity=capacity, num_classes=1, seed=0, alpha=alpha)
     for experience, size in enumerate(sizes):
@@ -171,7 +171,7 @@ def chances(sizes, capacity, insertion):
     ],
 )
 def test_inclusion_probabilities(name, alpha, insertion):
-    """Within five sigma of the formula, for every image; sorted classes are no advantage."""
+    """Within five sigma of the formula, for every image. Sorted classes are no advantage."""
     sizes, capacity, runs = (8, 4, 10), 5, 800
     labels = [sorted([0, 1, 2, 3] * 3)[:size] for size in sizes]
     counts = Counter()
@@ -191,7 +191,7 @@ def test_inclusion_probabilities(name, alpha, insertion):
 
 
 def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability():
-    """Two of the six images of each class, whichever bucket they came in; within five sigma."""
+    """Two of the six images of each class, whichever bucket they came in. Within five sigma."""
     labels = [[0, 1, 2, 3] * 3, [3, 2, 1, 0], [0, 1, 2, 3] * 2]
     runs, counts = 800, Counter()
     for seed in range(runs):
@@ -209,7 +209,7 @@ def test_class_balanced_keeps_every_image_of_a_class_with_the_same_probability()
     "alpha", ["0", "-1", "nan", "inf", "n/k", "1.5n/k", "0n/k", "dynamic", "none", "2n", "2n/k "]
 )
 def test_a_wrong_alpha_is_one_line(alpha):
-    """It says what is expected; a biased reservoir has no default of its own."""
+    """It states what is expected. A biased reservoir has no default of its own."""
     parameters = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
     with pytest.raises(ConfigError, match=r"alpha=2, or a share .* alpha=0\.75n/k") as raised:
         check_strategy(parameters)

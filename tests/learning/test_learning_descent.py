@@ -31,7 +31,7 @@ def features(count=12, seed=0):
 
 
 def train_model(settings, *, buckets=1, model=None, hooks=Strategy):
-    """A model after so many buckets of features."""
+    """Return a model trained on so many buckets of features."""
     model = model or linear_model()
     trainer = GradientDescent(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
     strategy = hooks(settings, None, model, None)
@@ -77,7 +77,7 @@ def literal(settings, samples, state, model, optimizer):
 @pytest.mark.parametrize("keeps_state", ["reset", "keep"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, keeps_state):
-    """Over three buckets; peers differ silently in what becomes of momentum, here it is said."""
+    """Over three buckets. Peers differ silently in what becomes of momentum, here it is said."""
     settings = full(optimizer=optimizer, optimizer_state=keeps_state)
     reference, state = linear_model(), {}
     for position in range(3):
@@ -93,7 +93,7 @@ def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, k
 
 
 def test_schedules_are_their_formulas():
-    """Restarted at each bucket; a warm-up reaches lr in its last epoch."""
+    """Restarted at each bucket. A warm-up reaches lr in its last epoch."""
 
     def rates(**changes):
         settings = config(lr=0.8, epochs=8, **changes)

@@ -37,7 +37,7 @@ from clear_mlflow.learning.samples.photos import (
 
 
 def batches(samples, **changes):
-    """One epoch as a list."""
+    """Return the batches of one epoch as a list."""
     options = {"batch_size": 3, "device": CPU, "seed": 0}
     options |= {"position": 0, "epoch": 0, **changes}
     epoch = training_batches(samples, **options)
@@ -45,14 +45,14 @@ def batches(samples, **changes):
 
 
 def literal_normalised(pixel, channel):
-    """One byte to the model's input, by the definition."""
+    """Convert one byte to the model's input, by the definition."""
     mean, std = (0.485, 0.456, 0.406)[channel], (0.229, 0.224, 0.225)[channel]
     return (pixel / 255 - mean) / std
 
 
 @given(st.integers(1, 200), st.integers(1, 70))
 def test_batches_cover_every_image_once_and_never_leave_one_alone(count, batch_size):
-    """A rest of one image joins the batch before it; all other batches are full."""
+    """A rest of one image joins the batch before it. All other batches are full."""
     bounds = batch_bounds(count, batch_size)
     assert [i for start, stop in bounds for i in range(start, stop)] == list(range(count))
     sizes = [stop - start for start, stop in bounds]
@@ -147,7 +147,7 @@ def test_an_epoch_without_margin_is_every_image_once_and_untouched():
 
 
 def test_order_and_crops_follow_from_seed_bucket_and_epoch_alone():
-    """What was drawn before changes nothing; each of the three changes everything."""
+    """What was drawn before changes nothing. Each of the three changes everything."""
     pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
     transform = augmentation("random_crop_flip", 8)
     samples = Samples(squares(pixels, transform), torch.arange(20))
@@ -169,7 +169,7 @@ def test_seeds_differ_by_purpose_and_take_any_whole_number():
 
 
 def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
-    """Test sets lie end to end with their bucket's position; training sets come one by one."""
+    """Test sets lie end to end with their bucket's position. Training sets come one by one."""
     stream, pixels = random_stream(tmp_path, train=(3, 5, 4), test=(2, 1, 4), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     held_out = decoded.test()
@@ -187,7 +187,7 @@ def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
 
 
 def test_images_from_the_cache_are_the_same(tmp_path):
-    """With a cache, tensors are the same to the bit; all images come from its files."""
+    """With a cache, tensors are the same to the bit. All images come from its files."""
     stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
     buckets = tuple(
         Bucket(b.key, add_contents(b.train), add_contents(b.test)) for b in stream.buckets
@@ -213,7 +213,7 @@ def test_images_from_the_cache_are_the_same(tmp_path):
 
 
 def mapped_at(address):
-    """The file that is mapped at an address of this process."""
+    """Return the file that is mapped at an address of this process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         bounds, *_, file = line.split(maxsplit=5)
         first_address, end = (int(bound, 16) for bound in bounds.split("-"))
@@ -223,13 +223,13 @@ def mapped_at(address):
 
 
 def add_contents(images):
-    """An image set with its contents, as a dataset's reader gives it."""
+    """Return an image set with its contents, as a dataset's reader gives it."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in images.paths)
     return dataclasses.replace(images, contents=contents)
 
 
 def test_picked_images_are_those_of_their_buckets(tmp_path):
-    """In any order and with repeats; in main memory they are not even copied."""
+    """In any order and with repeats. In main memory they are not even copied."""
     stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
     cache = DecodedCache(tmp_path / "cache")
     decoded = DecodedStream(stream, image_size=64, augment="random_crop", device=CPU, cache=cache)

@@ -76,7 +76,7 @@ def test_a_model_that_cannot_be_built_on_the_meta_device_is_checked_all_the_same
 
 
 def save_weights(tmp_path, state, suffix):
-    """A file of weights."""
+    """Write a file of weights and return its path."""
     path = tmp_path / f"weights{suffix}"
     if suffix == ".safetensors":
         save_file({k: v.contiguous() for k, v in state.items()}, path)
@@ -92,7 +92,7 @@ def build(**changes):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_weights_come_from_a_file_and_a_missing_head_is_fresh(tmp_path, suffix):
-    """All of them where the file has a head; without one, all but that layer."""
+    """All of them where the file has a head. Without one, all but that layer."""
     donor = build()
     donor.fc.weight.data.fill_(7)
     path = save_weights(tmp_path, donor.state_dict(), suffix)

@@ -1,4 +1,4 @@
-"""Trainings on new classes, and Avalanche's class-incremental benchmark beside them.
+"""Trainings on new classes, and Avalanche's class-incremental benchmark next to them.
 
 Both programs are given the same images and the same order of classes, and train on all of a bucket
 at once, as in test_parity_avalanche.py: then weights and cells agree.
@@ -146,7 +146,7 @@ def test_the_same_weights_and_cells_as_nc_benchmark(stream, monkeypatch, strateg
 
 
 def test_derpp_is_avalanches_where_all_is_remembered(stream):
-    """Then its one batch of the memory is our two; theirs keeps the answers after the bucket."""
+    """Then its one batch of the memory is our two. Theirs keeps the answers after the bucket."""
     their_der = partial(DerOfLastStep, mem_size=2000, alpha=0.5, beta=0.5)
     cells, expected = measure_own(stream, "derpp"), measure_avalanche(stream, strategy=their_der)
     assert max(apart(cells, expected)) < TOLERANCE
@@ -166,7 +166,7 @@ def test_lwf_distils_classes_that_did_not_come_yet(stream):
 
 
 def test_the_first_bucket_alone_is_answered_after_it(stream):
-    """Nothing of a class that did not come is answered right; the row is measured all the same."""
+    """Nothing of a class that did not come is answered right. The row is measured all the same."""
     (_, first), *_, (_, last) = measure_own(stream, "naive", epochs="30")
     assert first[0] > 0
     assert sum(first[1:]) == 0
@@ -175,7 +175,7 @@ def test_the_first_bucket_alone_is_answered_after_it(stream):
 
 @pytest.mark.parametrize("strategy", ["naive", "replay", "lwf", "ewc", "derpp"])
 def test_answers_of_a_task_are_its_classes(tmp_path, strategy):
-    """Of both scenarios the training is the same; of tasks, answers are of the tested bucket."""
+    """Of both scenarios the training is the same. Of tasks, answers are of the tested bucket."""
     rows = {}
     for scenario in ("class", "task"):
         parameters = {"scenario": scenario, "scenario_args": "times=all", "features": "pixels"}

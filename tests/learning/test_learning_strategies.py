@@ -47,13 +47,13 @@ class NumberedStream:
 
 
 def made(strategy, stream, **changes):
-    """A strategy on a stream, with a model that nothing here looks at."""
+    """Return a strategy on a stream, with a model that nothing here looks at."""
     settings = config(strategy=strategy, **changes)
     return load_strategy(strategy)(settings, stream, torch.nn.Identity(), check_strategy(settings))
 
 
 def numbers(samples):
-    """Which images these are."""
+    """Return which images these are."""
     return samples.images.flatten().tolist()
 
 
@@ -77,7 +77,7 @@ def test_quotas_are_dealt_round_after_round(num_seen, memory):
 
 
 def held(strategy, stream):
-    """Which images a strategy's buffer holds."""
+    """Return which images a strategy's buffer holds."""
     return [] if len(strategy._buffer) == 0 else numbers(stream.select(strategy._buffer.picks))
 
 
@@ -141,7 +141,7 @@ def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memor
 
 
 def drawn(position, labels):
-    """The priorities of a bucket's images: the lowest are kept."""
+    """Return the priorities of a bucket's images: the lowest are kept."""
     from clear_mlflow.learning.device import RngPurpose, generator
 
     draws = generator(0, RngPurpose.BUFFER, position)

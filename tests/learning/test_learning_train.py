@@ -35,7 +35,7 @@ from clear_mlflow.learning.strategies.naive import Naive
 
 
 class Recorded(TrainingProgress):
-    """A progress that keeps what it is told."""
+    """A progress that keeps what is reported to it."""
 
     def __init__(self):
         self.told = []
@@ -57,14 +57,14 @@ class Recorded(TrainingProgress):
 
 
 def train_rows(stream, progress=None, **changes):
-    """All rows of a training on a stream."""
+    """Return all rows of a training on a stream."""
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     recorder = progress or Recorded()
     return [trained.row for trained in train(decoded, config(**changes), progress=recorder)]
 
 
 def linear_model():
-    """A model without batch normalisation, small enough to train by hand."""
+    """Return a model without batch normalisation, small enough to train by hand."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
 
@@ -103,7 +103,7 @@ def test_counts_equal_testing_image_by_image():
 
 
 def test_row_0_is_of_the_untrained_model_and_later_rows_are_not(tmp_path):
-    """A model that has seen the test images knows them; before training it does not."""
+    """A model that has seen the test images knows them. Before training it does not."""
     stream, _ = random_stream(tmp_path, train=(12,), test=(1,), side=8)
     [bucket] = stream.buckets
     same = type(bucket)(bucket.key, bucket.train, bucket.train)
@@ -174,7 +174,7 @@ def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
 
 
 def test_a_loss_that_is_no_number_ends_the_training_with_the_place_and_a_way_out(tmp_path):
-    """The bucket, the epoch and the learning rate are named; the rows so far were given."""
+    """The bucket, the epoch and the learning rate are named. The rows so far were given."""
     stream, _ = random_stream(tmp_path, train=(12, 12), test=(2, 2), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     rows = train(decoded, config(lr=1e30, weight_decay=0.1), progress=Recorded())
@@ -184,7 +184,7 @@ def test_a_loss_that_is_no_number_ends_the_training_with_the_place_and_a_way_out
 
 
 def test_weights_broken_by_the_last_step_are_not_measured(tmp_path):
-    """The loss of one step is finite before it; the model after it must not be scored."""
+    """The loss of one step is finite before it. The model after it must not be scored."""
     stream, _ = random_stream(tmp_path, train=(3,), test=(2,), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     rows = train(decoded, config(lr=1e38, epochs=1, weight_decay=100), progress=Recorded())
@@ -194,7 +194,7 @@ def test_weights_broken_by_the_last_step_are_not_measured(tmp_path):
 
 
 def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
-    """No traceback; the progress is left, and other errors of torch are not mistaken for it."""
+    """No traceback. The progress is left, and other errors of torch are not mistaken for it."""
 
     class Greedy(Recorded):
         def step_done(self):
@@ -262,7 +262,7 @@ def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_
 
 
 def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
-    """Facts come before any row; a training that is dropped tidies up."""
+    """Facts come before any row. A training that is dropped tidies up."""
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
     progress = Recorded()
     training = StreamTraining(check(config(device="auto")), stream, "made up", progress)
@@ -287,7 +287,7 @@ def test_a_bucket_of_one_image_is_refused_where_the_model_cannot_train_on_it(tmp
 
 
 def test_cuda_that_is_not_there_is_refused(monkeypatch):
-    """With what to pass; auto takes the CPU."""
+    """With what to pass. Auto takes the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="device=cpu"):
@@ -321,7 +321,7 @@ def held_out_features(count):
 
 
 def test_a_test_for_which_there_is_no_room_takes_fewer_images_at_once():
-    """Half as many until they fit; the answers are those of all at once."""
+    """Half as many until they fit. The answers are those of all at once."""
     held_out = held_out_features(1500)
     model = Narrow(300)
     tested = measure(model, held_out, device=CPU, probabilities=True)

@@ -33,7 +33,7 @@ class Literal(Strategy):
 
 
 def collect_points(stream, settings):
-    """The curve of a training."""
+    """Return the curve of a training."""
     points = Points()
     list(train(stream, check(settings), progress=points))
     return points
@@ -50,7 +50,7 @@ def build_feature_stream():
 
 @pytest.mark.parametrize("epochs", [3, 40])
 def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_path, epochs):
-    """Steps are counted over all buckets; a window may begin in one epoch and end in the next."""
+    """Steps are counted over all buckets. A window may begin in one epoch and end in the next."""
     Literal.seen = []
     settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
     measured_points = collect_points(decode_stream(tmp_path), settings)
@@ -77,7 +77,7 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
 
 @pytest.mark.parametrize("strategy", known_strategies())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
-    """One rising count of steps over all buckets, whatever is trained on; none without a step."""
+    """One rising count of steps over all buckets, whatever is trained on. None without a step."""
     points = collect_points(
         build_feature_stream(), on_features(strategy=strategy, memory=12, batch_size=8)
     )
@@ -88,7 +88,7 @@ def test_every_strategy_that_takes_steps_has_a_curve(strategy):
 
 
 def test_a_row_brings_the_points_of_its_bucket():
-    """None before the first; those of a bucket that takes long come while it is trained on."""
+    """None before the first. Those of a bucket that takes long come while it is trained on."""
     rows = list(training(on_features(batch_size=8)).rows())
     steps = [[point.step for point in row.curve] for row in rows]
     assert steps[0] == []
@@ -97,7 +97,7 @@ def test_a_row_brings_the_points_of_its_bucket():
 
 
 def test_a_bucket_that_takes_long_hands_its_points_on(monkeypatch):
-    """Each point once, in order; the row brings the rest."""
+    """Each point once, in order. The row brings the rest."""
     monkeypatch.setattr("clear_mlflow.learning.progress._SECONDS_BETWEEN_POINTS", 0.0)
     live = []
     rows = list(training(on_features(batch_size=8)).rows(live.extend))
@@ -107,7 +107,7 @@ def test_a_bucket_that_takes_long_hands_its_points_on(monkeypatch):
 
 
 def test_no_step_asks_the_device_for_a_number(monkeypatch):
-    """One look at each point, however many the steps are; none at the end of an epoch."""
+    """One look at each point, however many the steps are. None at the end of an epoch."""
     reads = []
 
     def watch(name, method):
@@ -150,7 +150,7 @@ class Event:
 
 
 def test_points_come_when_the_device_has_come_to_them(monkeypatch):
-    """The host waits for none but at the bucket's end; seconds are the device's."""
+    """The host waits for none but at the bucket's end. Seconds are the device's."""
     monkeypatch.setattr("clear_mlflow.learning.descent.reached", lambda device: Event())
     points, made = Points(), []
     curve = LossCurve(points, CPU)

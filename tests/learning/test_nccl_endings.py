@@ -18,7 +18,7 @@ OF_TWO |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 @pytest.fixture
 def child_that(tmp_path, monkeypatch):
-    """A training process that says which parameters it has checked, and then does as is said."""
+    """A training process that states which parameters it has checked, and then does as is said."""
 
     def start_child(ending, **options):
         config = TrainConfig.resolve(options)
@@ -43,7 +43,7 @@ def child_that(tmp_path, monkeypatch):
 
 
 def heard(process):
-    """What a supervisor asks for."""
+    """Return what a supervisor asks for."""
     return process.config, list(process.rows())
 
 
@@ -65,7 +65,7 @@ def heard(process):
 def test_an_abort_on_several_gpus_is_the_loss_of_another_process(
     child_that, monkeypatch, ending, device, several, error, message
 ):
-    """One line that says where to look; of any other ending nothing is known of its cause."""
+    """One line that states where to look. Of any other ending nothing is known of its cause."""
     for name, value in OF_TWO.items() if several else ():
         monkeypatch.setenv(name, value)
     with child_that(ending, device=device) as process, pytest.raises(error, match=message):

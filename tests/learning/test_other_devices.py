@@ -49,7 +49,7 @@ class Stepping(Strategy):
 
 
 def built(parameters, device, stream=None):
-    """A training on a device, as it is when it begins."""
+    """Return a training on a device, as it is when it begins."""
     stream = stream or feature_stream()
     stream.device = torch.device(device)
     model = fresh_model(stream, parameters)
@@ -62,7 +62,7 @@ def built(parameters, device, stream=None):
 
 @pytest.mark.parametrize("strategy", ["naive", "derpp", "slda", f"{__name__}:Stepping"])
 def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
-    """Weights lie on the device; random states and the optimiser's counts stay on the CPU."""
+    """Weights lie on the device. Random states and the optimiser's counts stay on the CPU."""
     parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
     _, states, _ = train_with_states(feature_stream(), parameters)
     saved = read_state(states[-1])
@@ -108,7 +108,7 @@ def test_a_snapshot_on_a_cpu_leaves_the_gpu_alone(monkeypatch):
 
 
 def watched_arithmetic(monkeypatch, run):
-    """What GPUs are allowed to round at each forward pass of *run*, and to try; and after it."""
+    """Return what GPUs may round and try at each forward pass of *run*, and after it."""
     operations = set()
     forward = torch.nn.Linear.forward
 
@@ -133,7 +133,7 @@ def watched_arithmetic(monkeypatch, run):
     ("precision", "allowed"), [("off", False), ("tf32", True), ("bf16", False), ("fp16", False)]
 )
 def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
-    """In testing as in training; what a caller allows in its own process is as before."""
+    """In testing as in training. What a caller allows in its own process is as before."""
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     settings = replace(check(config(epochs=1)), precision=precision)
     training = StreamTraining(settings, stream, "made up", TrainingProgress())
@@ -145,7 +145,7 @@ BACKENDS: Any = torch.backends  # what of it has a precision, its types do not s
 
 
 def newer_settings():
-    """What torch computes float32 in, by its newer settings; the one of all first."""
+    """Return torch's newer settings of float32 arithmetic, the general setting first."""
     of = BACKENDS
     operations = (of.cuda.matmul, of.cudnn.conv, of.cudnn.rnn)
     on_cpus = (of.mkldnn.matmul, of.mkldnn.conv, of.mkldnn.rnn)
@@ -169,7 +169,7 @@ def newer_settings():
 def test_torchs_newer_settings_do_not_change_what_is_computed(
     torch_setting, torch_default, allowed
 ):
-    """Whichever a caller has set; afterwards all are as they were, and what follows from them."""
+    """Whichever a caller has set. Afterwards all are as they were, and what follows from them."""
     with tf32(allowed):
         pass  # so that what convolutions default to, which cannot be set again, is explicit
     before, own = newer_settings(), torch_setting.fp32_precision
@@ -210,7 +210,7 @@ def test_what_convolutions_inherit_they_inherit_afterwards():
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_torchs_older_settings_are_read_as_they_are_meant(precision):
-    """By what compiles a model, for example; torch refuses to say where the two kinds differ."""
+    """By what compiles a model, for example. Torch refuses to state where the two kinds differ."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -256,7 +256,7 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
 
 
 def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkeypatch, tmp_path):
-    """On a GPU, if what compiles is there; on a CPU, whose digits it would change, never."""
+    """On a GPU, if what compiles is there. On a CPU, whose digits it would change, never."""
     tools = {"triton": True, "gcc": "/usr/bin/gcc"}
     monkeypatch.setattr("clear_mlflow.learning.device.find_spec", tools.get)
     monkeypatch.setattr(shutil, "which", tools.get)
@@ -281,7 +281,7 @@ def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkey
 
 
 def images_on_the_device(monkeypatch, folder):
-    """A stream whose images lie on a device, as on a GPU that has room for them."""
+    """Return a stream whose images are stored on a device, as on a GPU that has room for them."""
     home = "clear_mlflow.learning.samples.decoded.storage_device"
     monkeypatch.setattr(home, lambda num_bytes, device: device)
     stream, _ = random_stream(folder, train=(9, 7), test=(4, 4), side=8)
@@ -292,7 +292,7 @@ def images_on_the_device(monkeypatch, folder):
 def test_images_are_sent_to_a_gpu_together_and_without_waiting(
     monkeypatch, tmp_path, at_once, parts
 ):
-    """Some of bounded size in one copy; they come to lie there as they are here."""
+    """Some of bounded size in one copy. They come to lie there as they are here."""
     monkeypatch.setattr("clear_mlflow.learning.samples.photos._SENT_AT_ONCE", at_once)
     stream = images_on_the_device(monkeypatch, tmp_path)
     with DeviceWaits(monkeypatch) as device:
@@ -308,7 +308,7 @@ def test_images_are_sent_to_a_gpu_together_and_without_waiting(
 
 
 def learns_from_images_in_epochs(name):
-    """Whether a strategy learns a bucket in one descent, and from images."""
+    """Return True if a strategy learns a bucket in one descent, and from images."""
     strategy_class = load_strategy(name)
     return strategy_class.learn is Strategy.learn and not strategy_class.needs_features
 
@@ -332,7 +332,7 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
 
 @pytest.mark.parametrize("strategy", ["naive", "replay", "derpp"])
 def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_path, strategy):
-    """As where a GPU has no room for them: what is beside a batch is sent as the batch is."""
+    """As where a GPU has no room for them: what is next to a batch is sent as the batch is."""
     random_images, _ = random_stream(tmp_path, train=(9, 7), test=(4, 4), side=8)
     stream = DecodedStream(random_images, image_size=8, augment="random_crop_flip", device=DEVICE)
     _, made, trainer = built(config(strategy=strategy, epochs=2, batch_size=3), DEVICE, stream)
@@ -346,7 +346,7 @@ def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_pat
 
 
 def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp_path):
-    """And named with the epoch that it is of; after the last, when the bucket ends."""
+    """And named with the epoch that it is of. After the last, when the bucket ends."""
     for epochs, begun in (4, 2), (1, 1):
         stream = images_on_the_device(monkeypatch, tmp_path / str(epochs))
         _, made, trainer = built(config(epochs=epochs), DEVICE, stream)
@@ -371,7 +371,7 @@ def with_images_apart(monkeypatch):
 def test_a_bucket_that_does_not_fit_the_device_gives_the_same_run(
     monkeypatch, tmp_path, capsys, strategy
 ):
-    """To the bit, as its batches come in the same order; one line says that they are sent."""
+    """To the bit, as its batches come in the same order. One line states that they are sent."""
     parameters = config(strategy=strategy, epochs=2, batch_size=3, lr=0.01)
     rows, states, _ = train_with_states(
         image_stream(tmp_path / "1", augment="random_crop_flip"), parameters
@@ -388,7 +388,7 @@ def test_a_bucket_that_does_not_fit_the_device_gives_the_same_run(
 def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinned_memory(
     monkeypatch, tmp_path
 ):
-    """On a thread that ends where an epoch is left; its errors are those of the epoch."""
+    """On a thread that ends where an epoch is left. Its errors are those of the epoch."""
     stream, _ = random_stream(tmp_path, train=(40,), test=(4,), side=8)
     samples = DecodedStream(stream, image_size=8, augment="random_crop", device=DEVICE).train(0)
     batch_arguments = {"batch_size": 4, "device": DEVICE, "seed": 0, "position": 0, "epoch": 0}
@@ -415,7 +415,7 @@ def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinn
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_steps_on_a_gpu_are_those_of_fused_optimisers(optimizer):
-    """On a CPU they are torch's own choice, whose digits are known; tensors of no GPU stand in."""
+    """On a CPU they are torch's own choice, whose digits are known. Tensors of no GPU stand in."""
     parameters = on_features(strategy="naive", optimizer=optimizer)
     for device, fused in ("cuda", True), ("cpu", None):
         with FakeTensorMode():

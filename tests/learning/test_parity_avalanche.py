@@ -1,4 +1,4 @@
-"""Each strategy beside Avalanche 0.6, run by Avalanche: the same weights after every bucket.
+"""Each strategy next to Avalanche 0.6, run by Avalanche: the same weights after every bucket.
 
 Both start from the same weights and take the same optimiser over a small stream, all images of a
 step at once, so that neither program's order of images matters. Where Avalanche does otherwise than
@@ -46,7 +46,7 @@ def network(*, norm=False, bias=True):
 
 
 def train_own(stream, model, strategy, lr=0.1, **changes):
-    """The weights after each bucket, as this package trains them."""
+    """Return the weights after each bucket, as this package trains them."""
     parameters = {"batch_size": "full", "epochs": "6", "lr": str(lr), "lr_step": "100"}
     parameters |= {"optimizer_state": "keep", "memory": "100", "strategy": strategy}
     settings = on_features(**{**parameters, **changes})
@@ -61,7 +61,7 @@ def train_own(stream, model, strategy, lr=0.1, **changes):
 
 
 def train_avalanche(stream, model, plugin=None, strategy=Naive, lr=0.1):
-    """The same, as Avalanche trains them."""
+    """Return the same, as Avalanche trains them."""
     buckets = [stream.train(position) for position in range(len(stream.keys))]
     tensors = [(bucket.images, bucket.labels) for bucket in buckets]
     benchmark = tensors_benchmark(tensors, tensors, task_labels=[0] * len(buckets))
@@ -83,17 +83,17 @@ def train_avalanche(stream, model, plugin=None, strategy=Naive, lr=0.1):
 
 
 def flat(model):
-    """All weights of a model as one tensor."""
+    """Return all weights of a model as one tensor."""
     return torch.cat([weight.detach().flatten() for weight in model.parameters()]).clone()
 
 
 def apart(first, second):
-    """The largest difference of a weight, after each bucket."""
+    """Return the largest difference of a weight, after each bucket."""
     return [(a - b).abs().max().item() for a, b in zip(first, second, strict=True)]
 
 
 def assert_same(first, second):
-    """The weights are the same after every bucket; and each bucket has changed them."""
+    """The weights are the same after every bucket. Each bucket has changed them."""
     assert max(apart(first, second)) < TOLERANCE
     assert min(apart(first[1:], first[:-1])) > 0.01
 
@@ -127,7 +127,7 @@ def of_true_labels(monkeypatch):
 
 @pytest.mark.usefixtures("of_true_labels")
 def test_ewc(stream):
-    """One parabola per bucket; their lambda lacks the half that the paper's has."""
+    """One parabola per bucket. Their lambda lacks the half that the paper's has."""
     model = network()
     cells = train_own(stream, model, "ewc", strategy_args="strength=2,images=0")
     assert_same(cells, train_avalanche(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)))
@@ -136,7 +136,7 @@ def test_ewc(stream):
 
 @pytest.mark.usefixtures("of_true_labels")
 def test_ewc_online(stream):
-    """The newest bucket's place alone; they let what is known fade once less."""
+    """The newest bucket's place alone. They let what is known fade once less."""
     model = network()
     arguments = "strength=4,online=yes,gamma=0.5,images=0"
     cells = train_own(stream, model, "ewc", strategy_args=arguments)
@@ -145,7 +145,7 @@ def test_ewc_online(stream):
 
 
 def test_avalanche_squares_the_gradient_of_a_batchs_mean(stream):
-    """Of a whole bucket in one batch next to nothing is left: as if there were no penalty."""
+    """Of a bucket in one batch almost nothing is left: as if there were no penalty."""
     model = network()
     per_batch = train_avalanche(stream, model, lambda _: plugins.EWCPlugin(ewc_lambda=1.0))
     assert_other(train_avalanche(stream, model, lambda _: PerImageEwc(ewc_lambda=1.0)), per_batch)
@@ -196,7 +196,7 @@ def avalanches_si(stream, model, monkeypatch, deviations):
 
 
 def test_si(stream, monkeypatch):
-    """Importance adds up along the way; their lambda is twice the paper's c."""
+    """Importance adds up along the way. Their lambda is twice the paper's c."""
     model = network()
     cells = train_own(stream, model, "si", strategy_args="strength=0.5,damping=0.1")
     assert_same(cells, avalanches_si(stream, model, monkeypatch, set()))

@@ -76,7 +76,7 @@ class Store(dict[str, bytes]):
 
 @pytest.fixture
 def rendezvous(monkeypatch):
-    """Where the processes leave what they say of themselves; the first has a GPU of its own."""
+    """Where the processes leave what they say of themselves. The first has its own GPU."""
     store = Store()
     store.set("gpu/0", "uuid of the first")
     store.set("precision/0", "off")
@@ -91,7 +91,7 @@ def rendezvous(monkeypatch):
 
 @pytest.fixture
 def nccl(monkeypatch, rendezvous):
-    """What is asked of torch where a group of GPUs is met, in its order; nothing is done."""
+    """What is asked of torch where a group of GPUs is met, in its order. Nothing is done."""
     requests = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: requests.append(("set_device", gpu)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -110,7 +110,7 @@ def nccl(monkeypatch, rendezvous):
 
 @pytest.mark.parametrize(("rank", "bound"), [(SECOND, "lo"), (SECOND_MACHINE, None)])
 def test_processes_of_one_machine_are_heard_by_no_other(nccl, monkeypatch, rank, bound):
-    """Neither gloo nor NCCL, which has a variable of its own, listens beyond the machine."""
+    """Neither gloo nor NCCL, which has its own variable, listens beyond the machine."""
     with process_group(rank, "cuda"):
         assert os.environ.get("GLOO_SOCKET_IFNAME") == bound
         assert os.environ.get("NCCL_SOCKET_IFNAME") == bound
@@ -169,7 +169,7 @@ def test_processes_that_see_the_same_gpu_are_refused(nccl, rendezvous, monkeypat
 
 @pytest.mark.parametrize(("present", "one_each"), [(1, False), (2, False), (2, True)])
 def test_fewer_gpus_than_processes_are_refused(monkeypatch, present, one_each):
-    """By whoever starts processes always; by one of them unless it sees a GPU alone."""
+    """By whoever starts processes always. By one of them unless it sees a GPU alone."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: present)
     four = DistributedEnv(size=4, local_size=4)
     with pytest.raises(ConfigError, match=f"share {present} GPUs.* pass processes={present} "):

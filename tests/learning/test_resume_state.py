@@ -171,7 +171,7 @@ class Twice(Own):
     ],
 )
 def test_what_is_not_kept_is_named(strategy_class, message):
-    """The attribute, and what to do; the training itself continues."""
+    """The attribute, and what to do. The training itself continues."""
     parameters = on_features(strategy=f"{__name__}:{strategy_class.__name__}")
     rows = train(feature_stream(), parameters, progress=TrainingProgress())
     with pytest.raises(StateError, match=message):
@@ -224,7 +224,7 @@ def test_a_state_is_of_its_buckets_end_and_made_while_the_next_one_is_trained(mo
 
 
 def test_a_state_that_cannot_be_made_ends_the_training(monkeypatch):
-    """It is a mistake of this program; the row that was measured meanwhile is given first."""
+    """It is a mistake of this program. The row that was measured meanwhile is given first."""
 
     def wrong(*arguments):
         raise ZeroDivisionError
@@ -252,7 +252,7 @@ class Keeping(Strategy):
     ],
 )
 def test_values_that_cannot_be_kept(keeping, value, message):
-    """Each is an error that says what it is."""
+    """Each is an error that states what it is."""
     model, strategy, trainer = keeping
     strategy.extra = value
     with pytest.raises(StateError, match=message):
@@ -260,7 +260,7 @@ def test_values_that_cannot_be_kept(keeping, value, message):
 
 
 def parts(strategy, **changes):
-    """A training that has just been built."""
+    """Return a training that has just been built."""
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
     model = fresh_model(stream, parameters)
     made = load_strategy(strategy)(parameters, stream, model, check_strategy(parameters))
@@ -325,7 +325,7 @@ def test_values_come_back_as_they_were(keeping, value):
 
 
 def test_what_was_frozen_stays_frozen():
-    """As a class of one's own may have done once, long before."""
+    """As a custom class may have done once, long before."""
     model, strategy, trainer = parts("naive")
     model.bias.requires_grad_(False)
     saved = read_state(
@@ -385,7 +385,7 @@ def test_descriptions_that_ask_for_more(change, message):
 
 
 def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
-    """The first hands it on; rows, predictions and the last state are those of no interruption."""
+    """The first hands it on. Rows, predictions and the last state are those of no interruption."""
     port = free_port()
     together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     together["MASTER_PORT"] = str(port)

@@ -25,7 +25,7 @@ SHAPES = ((2, 3), (3,), (1, 2, 2))
 
 
 def split(flat):
-    """A row of numbers as tensors of several shapes."""
+    """Return a row of numbers as tensors of several shapes."""
     sizes = [int(np.prod(shape)) for shape in SHAPES]
     parts = torch.split(torch.tensor(flat, dtype=torch.float32), sizes)
     return [part.reshape(shape).clone() for part, shape in zip(parts, SHAPES, strict=True)]
@@ -46,7 +46,7 @@ numbers = st.lists(st.integers(-9, 9), min_size=13, max_size=13)
 @settings(max_examples=100, deadline=None)
 @given(numbers, numbers)
 def test_the_projection_is_the_papers(gradient, reference):
-    """What points apart is taken away; what does not stays to the bit; nothing is divided by 0."""
+    """What points apart is taken away. What does not stays to the bit. Nothing is divided by 0."""
     projected = split(gradient)
     project(projected, split(reference))
     flat = torch.cat([part.flatten() for part in projected])

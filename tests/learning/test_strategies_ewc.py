@@ -51,7 +51,7 @@ def literal_fisher(model, images, order):
 
 @pytest.mark.parametrize("at_once", [2, 256])
 def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatch, at_once):
-    """However many images are differentiated at once; and never the square of their mean."""
+    """However many images are differentiated at once. Never the square of their mean."""
     monkeypatch.setattr(ewc, "_MOST_GRADIENTS", at_once)
     stream = image_stream(tmp_path, train=(3, 11))
     settings = config(strategy="ewc", strategy_args="images=8", seed=5)
@@ -63,7 +63,7 @@ def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatc
 
 
 def test_all_images_are_used_where_none_are_left_out():
-    """0 is no limit, and neither is a number above the bucket's."""
+    """0 is not a limit, and neither is a number above the bucket's."""
     stream, settings = feature_stream(), on_features(strategy="ewc", strategy_args="images=0")
     model, _ = random_head()
     strategy, _ = strategy_on(stream, settings, model)
@@ -71,7 +71,7 @@ def test_all_images_are_used_where_none_are_left_out():
 
 
 def after_three_buckets(arguments, lr=0.0001):
-    """A strategy that has seen three buckets; their F and weights; and the weights moved on."""
+    """Return a strategy after three buckets, their F and weights, and the weights moved on."""
     stream = feature_stream()
     settings = on_features(strategy="ewc", strategy_args=arguments, lr=lr)
     model, _ = random_head()
@@ -92,7 +92,7 @@ def after_three_buckets(arguments, lr=0.0001):
 
 
 def added_by(strategy, weights):
-    """What a strategy adds to the gradients of a loss."""
+    """Return what a strategy adds to the gradients of a loss."""
     before = [torch.randn_like(weight) for weight in weights]
     for weight, gradient in zip(weights, before, strict=True):
         weight.grad = gradient.clone()

@@ -12,14 +12,14 @@ from clear_mlflow.learning.session import check
 
 
 def images_until(position, buckets=None):
-    """All training features up to a bucket, in stream order, and their labels."""
+    """Return all training features up to a bucket, in stream order, and their labels."""
     stream, features = made_up() if buckets is None else buckets
     rows = np.concatenate(features.train[: position + 1]).astype(np.float64)
     return rows, np.concatenate([b.train.labels for b in stream.buckets[: position + 1]])
 
 
 def held_out(buckets=None):
-    """All test features and labels."""
+    """Return all test features and labels."""
     stream, features = made_up() if buckets is None else buckets
     return np.concatenate(features.test).astype(np.float64), np.concatenate(
         [bucket.test.labels for bucket in stream.buckets]
@@ -27,12 +27,12 @@ def held_out(buckets=None):
 
 
 def center_scores(scores):
-    """What decides between classes: a score less the mean over the classes."""
+    """Return what decides between classes: a score less the mean over the classes."""
     return scores - scores.mean(axis=1, keepdims=True)
 
 
 def literal_means(rows, labels):
-    """One image after another."""
+    """Compute the means of the classes one image after another."""
     means, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
     for x, y in zip(rows, labels, strict=True):
         means[y] = (counts[y] * means[y] + x) / (counts[y] + 1)
@@ -41,7 +41,7 @@ def literal_means(rows, labels):
 
 
 def literal_slda(rows, labels, shrinkage):
-    """Hayes and Kanan's equations 2 to 5, one image after another; gives (weight, bias)."""
+    """Hayes and Kanan's equations 2 to 5, one image after another. Gives (weight, bias)."""
     means, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
     covariance = np.zeros((WIDTH, WIDTH))
     for t, (x, y) in enumerate(zip(rows, labels, strict=True)):

@@ -39,7 +39,7 @@ numbers = st.floats(-8, 8, width=32)
     st.sampled_from([0.5, 1.0, 2.0, 5.0]),
 )
 def test_the_distillation_is_the_papers_sum(rows, temperature):
-    """Minus the sum of y_old' log y', each y' softened by 1 / T; mean over images."""
+    """Minus the sum of y_old' log y', each y' softened by 1 / T. Mean over images."""
     expected = 0.0
     for row in rows:
         new, old = (literal_softmax(half, temperature) for half in (row[:3], row[3:]))

@@ -53,7 +53,7 @@ def test_memory_zero_is_one_line(strategy):
 
 @pytest.mark.parametrize("strategy", WITH_MEMORY)
 def test_memory_can_be_a_fraction_of_the_stream(strategy):
-    """Of 26 training images, rounded down; less than one image is refused."""
+    """Of 26 training images, rounded down. Less than one image is refused."""
     stream = feature_stream()
     head, _ = random_head()
     made, _ = strategy_on(stream, on_features(strategy=strategy, memory=0.4), head)
@@ -76,7 +76,7 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
 
 
 def trained_alone(stream, settings, samples, position, epochs=None):
-    """The weights of a fresh model after a plain descent on these samples."""
+    """Return the weights of a fresh model after a plain descent on these samples."""
     where = (position,) if position else ()
     model = fresh_model(stream, settings, *where)
     if epochs is not None:
@@ -89,7 +89,7 @@ def trained_alone(stream, settings, samples, position, epochs=None):
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 def test_from_scratch_is_a_fresh_run_on_each_bucket(optimizer_state, tmp_path):
-    """To the bit, running statistics included; each bucket starts from weights of its own."""
+    """To the bit, running statistics included. Each bucket starts from weights of its own."""
     stream = image_stream(tmp_path)
     settings = config(strategy="from_scratch", optimizer_state=optimizer_state, seed=3)
     starts = []
@@ -107,7 +107,7 @@ def test_from_scratch_is_a_fresh_run_on_each_bucket(optimizer_state, tmp_path):
 
 @pytest.mark.parametrize("epochs", [0, 5])
 def test_joint_trains_once_on_the_whole_stream(epochs, tmp_path):
-    """In the first bucket on all images of all buckets; later rows repeat its answers."""
+    """In the first bucket on all images of all buckets. Later rows repeat its answers."""
     stream = image_stream(tmp_path)
     settings = config(strategy="joint", strategy_args=f"epochs={epochs}")
     strategy, _ = strategy_on(stream, settings, random_head()[0])
@@ -128,7 +128,7 @@ def test_joint_trains_once_on_the_whole_stream(epochs, tmp_path):
 
 @pytest.mark.parametrize(("buffer", "epochs"), [("greedy_balanced", 0), ("class_balanced", 3)])
 def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
-    """The bucket is sampled first; then a new model sees what the memory holds and nothing else."""
+    """The bucket is sampled first. Then a new model sees what the memory holds and nothing else."""
     stream = image_stream(tmp_path)
     settings = config(strategy="gdumb", strategy_args=f"buffer={buffer},epochs={epochs}", memory=5)
     reference, _ = strategy_on(stream, settings, random_head()[0])
@@ -171,7 +171,7 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
 
 @pytest.mark.parametrize(("batch_size", "size"), [("3", 3), ("7", 7), ("64", 7), ("full", 7)])
 def test_rehearsal_goes_through_the_buffer_again_and_again(batch_size, size):
-    """As many images as in a batch, or all; each as often as any other, give or take one."""
+    """As many images as in a batch, or all. Each as often as any other, give or take one."""
     buffer_samples = feature_stream().train(1)
     settings = on_features(batch_size=batch_size)
     steps = list(rehearsal_batches(buffer_samples, 10, settings, CPU, 0, 0))
@@ -200,7 +200,7 @@ def compute_log_softmax(logits, classes, label):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
-    """Against loops; what does not occur gets no gradient, in spite of its logit."""
+    """Against loops. What does not occur gets no gradient, in spite of its logit."""
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 5, generator=draws, requires_grad=True)
     labels = torch.tensor([1, 3, 3, 1, 1, 3])
@@ -216,7 +216,7 @@ def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
 
 
 def after_first_bucket(settings):
-    """A strategy in the second bucket, its head, and a batch of classes 0 and 1 alone."""
+    """Return a strategy in the second bucket, its head, and a batch of classes 0 and 1 alone."""
     stream = feature_stream()
     model, _ = random_head()
     strategy, trainer = strategy_on(stream, settings, model)
@@ -248,7 +248,7 @@ def test_er_ace_adds_both_losses_of_equation_4():
 
 
 def test_balanced_replay_is_one_mean_over_both_batches():
-    """A batch of the bucket and one from the buffer; every image of them counts the same."""
+    """A batch of the bucket and one from the buffer. Every image of them counts the same."""
     settings = on_features(strategy="replay", strategy_args="batches=balanced", batch_size=3)
     stream, strategy, model, first = after_first_bucket(settings)
     samples = strategy.training_set(1)
@@ -291,7 +291,7 @@ def test_derpp_is_equation_6(alpha, beta):
 
 
 def test_derpp_stores_the_logits_of_the_last_epochs_steps():
-    """Of each image held, what the model answered when it last trained on it; old ones stay."""
+    """Of each image held, what the model answered when it last trained on it. Old ones stay."""
     stream = feature_stream()
     settings = on_features(strategy="derpp", memory=12)
     model, _ = random_head()
@@ -357,7 +357,7 @@ def stream_without_classes(folder):
 
 
 def test_cwr_consolidates_as_algorithm_1_written_out(tmp_path):
-    """Class by class, weight by weight; and the head starts each bucket as the paper says."""
+    """Class by class, weight by weight. The head starts each bucket as the paper says."""
     stream, labels = stream_without_classes(tmp_path)
     settings = config(strategy="cwr", epochs=2, lr=0.1)
     model = fresh_model(stream, settings)
@@ -406,7 +406,7 @@ def test_cwr_consolidates_as_algorithm_1_written_out(tmp_path):
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state, tmp_path):
-    """Neither weights nor running statistics; the first bucket trains them all."""
+    """Neither weights nor running statistics. The first bucket trains them all."""
     stream = image_stream(tmp_path)
     settings = config(
         strategy="cwr", optimizer_state=optimizer_state, weight_decay=0.1, clip_norm=1

@@ -29,7 +29,7 @@ def importable(project, monkeypatch):
 
 @pytest.mark.usefixtures("importable")
 def test_the_example_trains_through_the_loop(tmp_path):
-    """Its arguments are read, defaults are told, and it does something."""
+    """Its arguments are read, defaults are reported, and it does something."""
     settings = check(config(strategy=NAME, strategy_args="strength=2"))
     assert settings.strategy_args == {"strength": 2.0}
     assert check(config(strategy=NAME)).strategy_args == {"strength": 1.0}
@@ -64,7 +64,7 @@ class Own(Strategy):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Write a strategy with one argument; return the configuration that trains with it."""
+    """Write a strategy with one argument. Return the configuration that trains with it."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(hint, default, **parameters):

@@ -26,7 +26,7 @@ STRATEGIES = (*REGULARISED, *ANEW, "joint", "er_ace", "derpp", "cwr")
 
 @pytest.mark.parametrize("name", [*STRATEGIES, "naive", "cumulative", "replay"])
 def test_images_are_trained_on_and_the_same_seed_gives_the_same_bits(tmp_path, name):
-    """Through the whole loop, whatever was drawn before; and another seed gives others."""
+    """Through the loop, whatever was drawn before. Another seed gives others."""
     stream = image_stream(tmp_path)
 
     def weights(seed):
@@ -117,7 +117,7 @@ def test_a_strength_of_nothing_is_naive(tmp_path, name):
     ],
 )
 def test_what_cannot_be_is_refused(name, arguments, message):
-    """In one line that says what to pass."""
+    """In one line that states what to pass."""
     with pytest.raises(ConfigError) as refused:
         check_strategy(config(strategy=name, strategy_args=arguments))
     assert message in str(refused.value)

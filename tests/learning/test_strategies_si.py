@@ -1,4 +1,4 @@
-"""SI against its definition: the whole stream, step by step, with everything written out."""
+"""SI against its definition: the complete stream, step by step, with everything written out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategy_runs import (
 
 @pytest.mark.parametrize(("clip", "damping"), [(0, 0.05), (0.2, 0.001)])
 def test_three_buckets_equal_the_written_out_ones(clip, damping):
-    """The path integral takes the loss's gradient and the optimiser's whole step.
+    """The path integral takes the loss's gradient and the optimiser's full step.
 
     Momentum, weight decay, clipping and the penalty are in the step and not in the gradient.
     """
@@ -68,7 +68,7 @@ def test_three_buckets_equal_the_written_out_ones(clip, damping):
 
 
 def test_nothing_is_held_with_negative_stiffness():
-    """What raised the loss on its way loses importance, down to none; and the path starts anew."""
+    """What raised the loss on its way loses importance, down to none. The path starts anew."""
     model, _ = random_head()
     arguments = "strength=0.01,damping=0.5"
     settings = on_features(strategy="si", strategy_args=arguments, lr=0.01)

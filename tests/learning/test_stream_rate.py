@@ -1,4 +1,4 @@
-"""A stream that does not wait: held against a plain loop that skips by a clock of its own."""
+"""A stream that does not wait: held against a plain loop that skips by its own clock."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -33,7 +33,7 @@ IN_PASSING = sorted(set(known_strategies()) - set(WAITING))
 
 
 def passing_by(strategy, rate="naive:1", **changes):
-    """One pass of steps of four images; all as text."""
+    """Return parameters of one pass in steps of four images, all as text."""
     return on_features(strategy=strategy, epochs="1", lr="0.1", stream_rate=rate, **changes)
 
 
@@ -42,7 +42,7 @@ def train_all(stream, settings, saved=None):
 
 
 def literal(settings):
-    """What each bucket's steps saw, of its own images, and the counts of all rows.
+    """Return what each bucket's steps saw, of its own images, and the counts of all rows.
 
     The clock counts in images of the stream: naive learning takes 1 / rate of one for each image.
     """
@@ -122,7 +122,7 @@ def literal(settings):
 
 
 def fisher(stream, model, position, seen_images, parabolas):
-    """How firmly EWC holds each weight, and where: one image, one label at a time."""
+    """Return how firmly EWC holds each weight, and where: one image, one label at a time."""
     samples, weights = stream.train(position), list(model.parameters())
     order = torch.randperm(
         len(seen_images), generator=generator(0, RngPurpose.FISHER, position, 0)
@@ -193,7 +193,7 @@ def test_which_batches_pass_by_is_what_the_papers_program_has(cost, taken):
 
 
 def test_naive_keeps_up_with_its_own_pace(tmp_path):
-    """And trains, to the bit, as if the stream waited; at twice that pace, on every other batch."""
+    """And trains, to the bit, as if the stream waited. At twice that pace, on every other batch."""
     changes = {"epochs": "1", "batch_size": "2"}
     waiting = train_with_states(image_stream(tmp_path / "0", train=(8, 6, 7)), config(**changes))
     settings = config(**changes, stream_rate="naive:1")

@@ -39,7 +39,7 @@ class Kept(TrainingProgress):
 
 
 def collect_tests(stream, parameters):
-    """The tests inside the buckets of a training."""
+    """Return the tests inside the buckets of a training."""
     progress = Kept()
     rows = [trained_bucket.row for trained_bucket in train(stream, parameters, progress=progress)]
     return progress, rows
@@ -151,7 +151,7 @@ def test_an_interval_as_long_as_a_bucket_is_refused(tmp_path):
 
 
 def test_a_strategy_says_how_many_epochs_a_bucket_takes(tmp_path):
-    """Its epochs count, not the run's; steps are those of what it trains on."""
+    """Its epochs count, not the run's. Steps are those of what it trains on."""
     ten = {"strategy": "gdumb", "strategy_args": "epochs=10", "epochs": 2, "memory": 4}
     check(config(**ten, test_every=9))
     check(config(**ten, warmup_epochs=9))
@@ -174,7 +174,7 @@ class Twice(naive.Naive):
 
 
 def test_a_strategy_that_descends_twice_in_a_bucket_is_told(tmp_path, monkeypatch):
-    """Nobody could say how far a test is."""
+    """Nobody could state how far a test is."""
     monkeypatch.setattr(naive, "Naive", Twice)
     stream = image_stream(tmp_path)
     collect_tests(stream, config())

@@ -34,7 +34,7 @@ TINY = "test_vit"  # of timm's own, for tests: 160 pixels, 64 numbers
 
 
 def build_weights(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
-    """A whole model's random weights, head included."""
+    """Return random weights of a model, head included."""
     torch.manual_seed(seed)
     return timm.create_model(name, pretrained=False).state_dict()
 
@@ -47,7 +47,7 @@ def one_line(function, *arguments) -> str:
 
 
 def use_hub(monkeypatch, address: str, cache) -> None:
-    """Another hub than Hugging Face's; the library reads its address when it is imported."""
+    """Another hub than Hugging Face's. The library reads its address when it is imported."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "ENDPOINT", address)
     template = address + "/{repo_id}/resolve/{revision}/{filename}"
@@ -98,7 +98,7 @@ def test_features_are_timms_own(tmp_path, name, from_hub):
 
 
 def test_heads_that_normalise_first_are_left_out_whole(from_hub):
-    """LeViT's have a batch normalisation of their own, which is no part of the features."""
+    """LeViT's have a batch normalisation of their own, which is not a part of the features."""
     saved = build_weights("levit_128s")
     assert "head.bn.weight" in saved
     model = from_hub("levit_128s")[0].model
@@ -108,7 +108,7 @@ def test_heads_that_normalise_first_are_left_out_whole(from_hub):
 
 
 def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
-    """As for torchvision's backbones; timm's own loader would leave both as they are stored."""
+    """As for torchvision's backbones. Timm's own loader would leave both as they are stored."""
     root = tmp_path / "data"
     write_years(root, side=40, train=2)
     turned, lying = root / "2004/bus/turned.jpg", root / "2004/bus/lying.png"
@@ -142,7 +142,7 @@ def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
 
 
 def test_weights_come_from_the_hub_under_their_tag(tmp_path, from_hub):
-    """Downloaded once, as huggingface_hub does, and read as safetensors; the tag is recorded."""
+    """Downloaded once, as huggingface_hub does, and read as safetensors. The tag is recorded."""
     _, hub = from_hub(TINY)
     backbone = load_backbone(f"timm:{TINY}", "DEFAULT")  # with the hub gone
     # The library asks for one more address, of its own.

@@ -75,7 +75,7 @@ def test_rows_are_those_of_a_tree_that_was_divided_by_hand(trees, options):
 
 
 def test_all_seeds_are_measured_on_the_same_images(trees):
-    """What is held out is no draw of the run's."""
+    """What is held out is not drawn by the run."""
     held_out = {
         training(trees[0], split="validation", seed=seed).metadata.evaluation_set
         for seed in ("0", "7")

@@ -78,7 +78,7 @@ def _quiet():
 
 
 def test_the_matrix_is_avalanches_own_cell_by_cell(store, experiment_id):
-    """Twelve experiences, so past the tenth; row 0 before any training; counts of each size."""
+    """Twelve experiences, so past the tenth. Row 0 before any training. Counts of each size."""
     stream = benchmark(12)
     logger = MLflowAccuracyMatrix(dataset="toy", strategy="naive", seed=0)
     trained = strategy(logger)
@@ -174,7 +174,7 @@ def test_an_incomplete_online_stream_has_separate_rows(store):
 
 
 def test_intervals_may_evaluate_some_experiences(store):
-    """Cells of the trained model are merged into one row; missing cells stay missing."""
+    """Cells of the trained model are merged into one row. Missing cells stay missing."""
     stream = benchmark(3)
     logger = MLflowAccuracyMatrix()
     trained = strategy(logger, eval_every=1, epochs=2)
@@ -206,7 +206,7 @@ def test_options_are_checked_at_once():
 
 
 def test_a_checkpoint_may_contain_the_logger(store):
-    """Avalanche's checkpoints contain the strategy's plugins; the run continues after one."""
+    """Avalanche's checkpoints contain the strategy's plugins. The run continues after one."""
     stream = benchmark(3)
     with mlflow.start_run():
         logger = MLflowAccuracyMatrix()

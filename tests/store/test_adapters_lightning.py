@@ -79,7 +79,7 @@ def own_numbers(results):
 
 
 def test_the_matrix_is_lightnings_own_cell_by_cell(store, experiment_id):
-    """A new Trainer for each bucket, one callback; past the tenth; counts restored exactly."""
+    """A new Trainer for each bucket, one callback. Past the tenth. Counts restored exactly."""
     train, test = loaders()
     callback, model = MLflowAccuracyMatrix(dataset="toy", seed=0), Model()
     expected = [own_numbers(trainer(callback).test(model, test, verbose=False))]

@@ -65,7 +65,7 @@ def own_numbers(results):
 
 
 def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_path):
-    """A new Trainer for each bucket, one callback; past the tenth; counts restored exactly.
+    """A new Trainer for each bucket, one callback. Past the tenth. Counts restored exactly.
 
     Evaluations during training are not rows.
     """

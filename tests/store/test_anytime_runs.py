@@ -45,13 +45,13 @@ FILES = [anytime_file_name(bucket, test) for bucket in TESTS for test in (1, 2)]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Where journals lie."""
+    """Where journals are stored."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def tests_folder(run):
-    """Where a run of a store without a server keeps its tests."""
+    """Return where a run of a store without a server keeps its tests."""
     return Path(run.info.artifact_uri.removeprefix("file://")) / ANYTIME_FOLDER
 
 
@@ -68,7 +68,7 @@ def stored_tests(run):
 
 
 def select_values(run):
-    """The metrics that need tests inside buckets."""
+    """Return the metrics that need tests inside buckets."""
     return {n: v for n, v in run.data.metrics.items() if n.startswith("continual_evaluation/")}
 
 
@@ -132,7 +132,7 @@ def test_scoring_again_writes_nothing(store, finished):
 
 
 def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_id):
-    """Rows and tests as any program may have written them, and the tag that says so."""
+    """Rows and tests as any program may have written them, and the tag that reports it."""
     run = stored_run(store, experiment_id)
     tests_folder(run).mkdir()
     for test in (test for tests in TESTS.values() for test in tests):
@@ -148,7 +148,7 @@ def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_i
 
 
 def test_a_damaged_test_is_told_and_the_rows_are_scored(store, finished):
-    """Whatever lies in its place."""
+    """Whatever is stored in its place."""
     (tests_folder(finished) / FILES[3]).write_text("{")
     verdict = rescore(store, finished)
     assert verdict.is_problem
@@ -180,7 +180,7 @@ class LosingStore(KnownTraining):
 def test_tests_that_the_store_does_not_take_are_sent_by_sync(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """They wait on local disk from the moment they are measured; then each is there, once."""
+    """They wait on local disk from the moment they are measured. Then each is there, once."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "0.5")
     training = LosingStore(FOUR_BUCKETS, tests=TESTS)
     training.folder = tmp_path / "artifacts"
@@ -254,7 +254,7 @@ def load_comparison(store, runs):
 
 
 def test_a_comparison_has_their_metrics(store, finished):
-    """Of a scored run as they were logged; of another one, computed from its tests."""
+    """Of a scored run as they were logged. Of another one, computed from its tests."""
     logged = dict.fromkeys(EXPECTED, -1.0)
     comparison = load_comparison(store, [finished, plain_run(store, finished, [5] * 4)])
     (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
@@ -271,7 +271,7 @@ def test_a_comparison_has_their_metrics(store, finished):
 
 
 def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
-    """Also those inside the bucket in training; a page that is followed knows of each."""
+    """Also those inside the bucket in training. A page that is followed knows of each."""
     # A server removes the address of its store from messages.
     monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, store.tracking_uri)
     run_id = finished.info.run_id

@@ -74,7 +74,7 @@ def test_it_is_read_like_a_store(bundle):
 
 
 def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id, bundle):
-    """A folder of them is as many runs; with stored predictions, image by image."""
+    """A folder of them is as many runs. With stored predictions, image by image."""
     path, _ = bundle
     other = kept_run(store, experiment_id)
     clear_mlflow.export(other.info.run_id, path.parent / "other.tar.xz")
@@ -92,7 +92,7 @@ def test_bundles_are_compared_with_runs_and_with_each_other(store, experiment_id
 
 
 def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, monkeypatch):
-    """A name is an experiment if one has it, else a path; a Path is never an experiment."""
+    """A name is an experiment if one has it, else a path. A Path is never an experiment."""
     path, run = bundle
     monkeypatch.chdir(path.parent.parent)
     stored_run(store, store.create_experiment("bundles"), seed=3)
@@ -107,7 +107,7 @@ def test_an_experiment_is_no_folder_of_its_name(store, experiment_id, bundle, mo
 
 
 def test_one_byte_changed_is_refused(bundle):
-    """Of any file, and of what describes them; a file that is added or lacks, too."""
+    """Of any file, and of what describes them. A file that is added or lacks, too."""
     path, _ = bundle
     files = read_files(path)
     entries = {re.sub(r"^[0-9]{8}-|row_[0-9]+|[+][^+]*$", "", name) for name in files}
@@ -132,7 +132,7 @@ def test_one_byte_changed_is_refused(bundle):
 
 
 def test_an_experiment_is_one_archive(store, experiment_id, tmp_path, monkeypatch):
-    """A paper's supplement: all runs with rows, by a command; what they share is stored once."""
+    """A paper's supplement: all runs with rows, by a command. What they share is stored once."""
     monkeypatch.chdir(tmp_path)
     runs = [kept_run(store, experiment_id) for _ in range(8)]
     store.create_run(experiment_id)  # contains no rows
@@ -181,7 +181,7 @@ def test_an_archive_of_another_format_is_refused(store, experiment_id, tmp_path,
 
 
 def pack_archive(path, *members):
-    """An archive of members that somebody else wrote."""
+    """Return an archive of members that somebody else wrote."""
     with tarfile.open(path, "w:xz") as archive:
         for member, content in members:
             member.size = len(content)
@@ -276,7 +276,7 @@ def test_bytes_around_the_files_of_an_archive_are_refused(store, experiment_id, 
 
 @pytest.mark.parametrize("ending", ["", ".tar.xz"])
 def test_of_two_copies_of_a_run_the_more_complete_is_used(store, experiment_id, tmp_path, ending):
-    """In any order, by every call; two that contradict each other are refused by name."""
+    """In any order, by every call. Two that contradict each other are refused by name."""
     run = stored_run(store, experiment_id)
     run_id, last_row = run.info.run_id, rows_folder(run) / "row_004.json"
     complete = clear_mlflow.export(run_id, tmp_path / f"b_complete{ending}")
@@ -311,7 +311,7 @@ def test_a_name_that_is_a_folder_is_not_walked(store, tmp_path, monkeypatch):
 
 
 def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
-    """A mistyped address is an error; bundles are read without any store."""
+    """A mistyped address is an error. Bundles are read without any store."""
     bundle = clear_mlflow.export(stored_run(store, experiment_id).info.run_id, tmp_path / "b")
     missing = tmp_path / "nope" / "x.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{missing}")
@@ -335,7 +335,7 @@ def test_reading_creates_no_store(store, experiment_id, tmp_path, monkeypatch):
 
 @given(content=st.binary(max_size=2000), is_packed=st.booleans())
 def test_what_is_no_archive_is_one_line(tmp_path_factory, content, is_packed):
-    """Whatever lies in the file."""
+    """Whatever is stored in the file."""
     path = tmp_path_factory.mktemp("x") / "x.tar.xz"
     path.write_bytes(lzma.compress(content) if is_packed else content)
     with pytest.raises(RecordError) as refusal:
@@ -362,7 +362,7 @@ def test_a_forged_description_is_one_line(store, experiment_id, tmp_path, path, 
 
 
 def test_the_same_run_is_the_same_archive(store, experiment_id, tmp_path):
-    """So that a repository sees no change where there is none; nothing is overwritten."""
+    """So that a repository sees no change where there is none. Nothing is overwritten."""
     run_id = stored_run(store, experiment_id).info.run_id
     first, other = (clear_mlflow.export(run_id, tmp_path / f"{n}.tar.xz") for n in (1, 2))
     assert first.read_bytes() == other.read_bytes()

@@ -31,12 +31,12 @@ def invoke(*arguments):
 
 
 def select_matrix_names(names):
-    """What is of the matrix among a run's metrics or series."""
+    """Return what is of the matrix among a run's metrics or series."""
     return {name: value for name, value in names.items() if name.split("/")[0] in FAMILIES}
 
 
 def steps(store, run_id):
-    """Each of these metrics at each step, of which none was logged twice."""
+    """Return each of these metrics at each step, of which none was logged twice."""
     matrix_points = select_matrix_names(histories(store, run_id))
     in_steps = {name: {step: value for step, _, value in h} for name, h in matrix_points.items()}
     assert {n: len(h) for n, h in matrix_points.items()} == {n: len(h) for n, h in in_steps.items()}
@@ -62,7 +62,7 @@ def scored_by(store, run_id):
 
 
 def test_a_training_logs_the_families_it_was_told(store, experiment_id):
-    """Per row and at its end; its description holds them, and no other ones are computed."""
+    """Per row and at its end. Its description holds them, and no other ones are computed."""
     training = KnownTraining(FOUR_BUCKETS, metrics="gem,worst_bucket")
     train_in_process(store, training, {"metrics": "gem,worst_bucket"})
     run = only_run(store, experiment_id)
@@ -78,7 +78,7 @@ def test_a_training_logs_the_families_it_was_told(store, experiment_id):
 
 
 def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
-    """As a list or as a text; the metrics of a row are there before the next one."""
+    """As a list or as a text. The metrics of a row are there before the next one."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
     with clear_mlflow.track(**loop, metrics=["renate", "tic"]) as run:
         for row, correct in enumerate(FOUR_BUCKETS):
@@ -100,7 +100,7 @@ def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
 
 
 def test_evaluate_adds_families_to_old_runs(store, experiment_id):
-    """With all their steps; what was there stays, twice changes nothing, and they stay chosen."""
+    """With all their steps. What was there stays, twice changes nothing, and they stay chosen."""
     correct = counts(150, 0)
     run = log_run(store, experiment_id, "naive", correct, strategy="naive")
     assert invoke("evaluate", "--runs", "test").exit_code == 0

@@ -90,7 +90,7 @@ def environment(monkeypatch):
 
 
 def test_runs_go_where_the_options_say(store, environment):
-    """Those that MLflow makes active, and those beside them; the environment's own tags stay."""
+    """Those that MLflow makes active, and those next to them. The environment's own tags stay."""
     environment.setenv("MLFLOW_RUN_CONTEXT", json.dumps({"site": "a"}))
     environment.setenv("MLFLOW_EXPERIMENT_ID", "0")
     apply_run_options("of options", None, ["paper=draft = 2"])

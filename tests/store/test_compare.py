@@ -53,7 +53,7 @@ def load_comparison(store, experiment_id):
 
 
 def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
-    """Page, table, CSV, pictures, list, tags and description; the terminal tells the same."""
+    """Page, table, CSV, pictures, list, tags and description. The terminal tells the same."""
     result = invoke("--runs", "test")
     assert result.exit_code == 0, result.output
     run, folder = load_comparison(store, experiment_id)
@@ -151,7 +151,7 @@ def test_what_cannot_be_compared_is_one_line(store, experiment_id, runs, argumen
 
 
 def test_runs_without_rows(store, experiment_id, runs):
-    """Found by a search they are passed over; asked for, they are told of; alone, refused."""
+    """Found by a search they are passed over. Asked for, they are reported. Alone, refused."""
     empty = store.create_run(experiment_id, run_name="empty")
     assert "empty" not in invoke("--runs", "test").output
     result = invoke(empty.info.run_id, runs[0].info.run_id)
@@ -163,7 +163,7 @@ def test_runs_without_rows(store, experiment_id, runs):
 
 
 def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
-    """It is named with what is wrong; the others are compared."""
+    """It is named with what is wrong. The others are compared."""
     folder = Path(runs[0].info.artifact_uri.removeprefix("file://"), "accuracy_matrix", "rows")
     (folder / "row_002.json").write_text("{")
     result = invoke("--runs", "test")
@@ -186,7 +186,7 @@ def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
 
 
 def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_id, tmp_path):
-    """The rows are the record: they are compared, and the predictions are told of."""
+    """The rows are the record: they are compared, and the predictions are reported."""
     for strategy, level in (("naive", 120), ("replay", 180)):
         run = log_run(store, experiment_id, strategy, counts(level, 0), strategy=strategy)
         log_predictions(store, run, counts(level, 1), tmp_path)
@@ -196,7 +196,7 @@ def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_i
 
 
 def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_id):
-    """Under mlflow run 'a b' has apostrophes; what was used goes before what was asked for."""
+    """Under mlflow run 'a b' has apostrophes. What was used goes before what was asked for."""
     for seed, memory in enumerate(("auto", "'auto'")):
         run = log_run(store, experiment_id, "r", counts(180, seed), strategy="replay", seed=seed)
         store.log_param(run.info.run_id, "note", ["two words", "'two words'"][seed])
@@ -237,7 +237,7 @@ def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, run
 
 
 def test_a_diverged_run_does_not_decide_how_many_buckets_are_compared(store, experiment_id):
-    """All seeds that count were trained on two buckets; a diverged seed reached a third."""
+    """All seeds that count were trained on two buckets. A diverged seed reached a third."""
     for seed, rows in ((0, 3), (1, 3), (2, 4)):
         run = log_run(
             store,
@@ -295,7 +295,7 @@ def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, exper
 
 
 def test_a_baseline_and_a_margin(store, experiment_id, runs):
-    """Both are parameters of the comparison; what is neither is one line."""
+    """Both are parameters of the comparison. What is neither is one line."""
     result = invoke("--runs", "test", "--baseline", "naive", "--margin", "1")
     assert result.exit_code == 0, result.output
     run, _ = load_comparison(store, experiment_id)
@@ -310,7 +310,7 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
 
 
 def log_replay_runs(store, experiment_id):
-    """Log three seeds of naive and of replay; the last seed of replay has other parameters."""
+    """Log three seeds of naive and of replay. The last seed of replay has other parameters."""
     for strategy, level in (("naive", 120), ("replay", 180)):
         for seed in range(3):
             is_other = strategy == "replay" and seed == 2

@@ -24,7 +24,7 @@ THIRD = CurvePoint(5, 0.5, 0.025, 300.0, 3_000)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Where journals lie."""
+    """Where journals are stored."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -38,13 +38,13 @@ def run_id(store, experiment_id):
 
 
 def read_curve(store, run_id):
-    """Every point of a run's curve: series to (step, time, value)."""
+    """Return every point of a run's curve: series to (step, time, value)."""
     points = histories(store, run_id)
     return {name: points[name] for name in names.CURVE if name in points}
 
 
 def build_series(*points):
-    """What a store holds of a curve that it has all of."""
+    """Return what a store contains of a curve that it has all of."""
     return {
         names.CURVE_LOSS: [(p.step, p.time, p.loss) for p in points],
         names.CURVE_LR: [(p.step, p.time, p.lr) for p in points],
@@ -53,7 +53,7 @@ def build_series(*points):
 
 
 def test_a_curve_is_three_series_over_the_steps_of_the_optimiser(store, experiment_id):
-    """At the times when they were measured; scoring the run again leaves them alone."""
+    """At the times when they were measured. Scoring the run again leaves them alone."""
     training = KnownTraining(FOUR_BUCKETS, live={1: [FIRST]}, curve={1: [SECOND], 2: [THIRD]})
     train_in_process(store, training, {})
     (run,) = store.search_runs([experiment_id])
@@ -63,7 +63,7 @@ def test_a_curve_is_three_series_over_the_steps_of_the_optimiser(store, experime
 
 
 class Watched(KnownTraining):
-    """In its first bucket, waits until the store holds a point of it."""
+    """In its first bucket, waits until the store contains a point of it."""
 
     store: MlflowClient
     seen: dict[str, float]
@@ -146,7 +146,7 @@ def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run
 
 
 def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
-    """The first point of a step stays; what the run lacks of each series is added."""
+    """The first point of a step stays. What the run lacks of each series is added."""
     store.log_metric(run_id, names.CURVE_LOSS, 9.0, timestamp=500, step=FIRST.step)
     writer = RunRecorder(store, run_id, ())
     writer.curve_steps = {(names.CURVE_LOSS, FIRST.step)}

@@ -149,7 +149,7 @@ class Breaking:
 def test_an_error_ends_the_ensemble_but_not_the_members_before_it(
     store, experiment_id, error, status
 ):
-    """The member that was trained keeps its rows, its scores and the error; so does the parent."""
+    """The member that was trained keeps its rows, its scores and the error. So does the parent."""
     with pytest.raises(type(error)):
         train_ensemble_in_process(store, Breaking(error), ASKED)
     parent, members = find_runs(store, experiment_id)
@@ -190,7 +190,7 @@ def test_an_active_run_is_joined_as_the_one_above(store):
 
 
 def test_runs_by_seed_from_python(store):
-    """One call, on the embedded dataset's pixels; train itself has no run to give for many."""
+    """One call, on the embedded dataset's pixels. Train itself has no run to give for many."""
     parameters = {"features": "pixels", "epochs": 2, "seeds": "1,0", "device": "cpu"}
     runs = clear_mlflow.train_ensemble(**parameters)
     assert list(runs) == [1, 0]

@@ -15,7 +15,7 @@ from clear_mlflow.store.search import select_runs
 
 
 def local(run):
-    """A run's artifact folder."""
+    """Return a run's artifact folder."""
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
@@ -76,7 +76,7 @@ def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, experiment_i
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
-    """A run that trains now is left alone; one whose process is gone is scored and closed."""
+    """A run that trains now is left alone. One whose process is gone is scored and closed."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     store.update_run(run.info.run_id, status="RUNNING")
     process = json.loads(format_lease())
@@ -96,7 +96,7 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
 def test_metrics_are_named_in_a_list_or_in_one_text_with_commas(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """Families and functions of the user's; each that is named is logged, and no other."""
+    """Families and functions of the user's. Each that is named is logged, and no other."""
     (tmp_path / "lab_worst.py").write_text("def worst(matrix):\n    return matrix.values.min()\n")
     monkeypatch.chdir(tmp_path)
     for chosen in ("gem,tic,lab_worst:worst", ["gem", "tic", "lab_worst:worst"]):

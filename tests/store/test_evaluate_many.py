@@ -24,7 +24,7 @@ OWN = Metric(name="lab/bucket", function=worst_bucket)
 
 
 def search(client, **options):
-    """Evaluate the test's experiment as a search does; verdicts in the order of the runs."""
+    """Evaluate the test's experiment as a search does. Verdicts in the order of the runs."""
     runs = select_runs(client, experiment="test")
     return list(rescore_runs(client, runs, **options))
 
@@ -84,7 +84,7 @@ def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, 
 
 
 def test_another_metric_writes_that_metric_alone(store, many):
-    """No other point, no picture, no table of the run is touched; the second time, nothing."""
+    """No other point, no picture, no table of the run is touched. The second time, nothing."""
     (run,) = many("one")
     search(store)
     before = histories(store, run.info.run_id)
@@ -111,7 +111,7 @@ def evaluate_command(*options):
 
 
 def test_ctrl_c_tells_what_is_done_and_the_next_call_does_the_rest(store, many, experiment_id):
-    """The first signal stops it within a moment, with a summary; the repeat is ignored."""
+    """The first signal stops it within a moment, with a summary. The repeat is ignored."""
     many(*map(str, range(48)))
     process = evaluate_command()
     scored = f"tags.`{names.SCORED_TAG}` != ''"
@@ -124,7 +124,7 @@ def test_ctrl_c_tells_what_is_done_and_the_next_call_does_the_rest(store, many, 
     assert process.returncode == 128 + signal.SIGINT, (out, err)
     assert "scored" in out
     assert "stopped: the same command does the rest" in out
-    # Python tells, and forgets, an interrupt that falls into a callback of its own.
+    # Python tells, and forgets, an interrupt that falls into its own callback.
     assert "Traceback" not in re.sub(
         r"Exception ignored in.*?KeyboardInterrupt: \n", "", err, flags=re.S
     )

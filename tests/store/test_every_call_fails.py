@@ -36,7 +36,7 @@ SAMPLE = 6
 
 
 def rows_in(client, run_id):
-    """What was measured of each row that a run holds."""
+    """Return what was measured of each row that a run holds."""
     return {n: record.row for n, record in read_rows(client, client.get_run(run_id)).items()}
 
 
@@ -67,7 +67,7 @@ def train_failing(store, tmp_path, monkeypatch, capfd):
     call_numbers = itertools.count()
 
     def attempt(failing):
-        """The calls that were made; and what failed and how the training ended, if one did."""
+        """Return the calls that were made, what failed, and how the training ended, if it did."""
         monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / f"cache{next(call_numbers)}"))
         known_ids = {run.info.run_id for run in _runs(store)}
         stored = set()
@@ -111,7 +111,7 @@ def _runs(store):
 
 
 def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
-    """Sync, look, resume: what was kept is there once; in the end it is as if nothing failed."""
+    """Sync, look, resume: what was kept is there once. In the end it is as if nothing failed."""
     run = store.get_run(run_id)
     if names.PROCESS_TAG in run.data.tags:  # the process of a user has ended by then
         store.delete_tag(run_id, names.PROCESS_TAG)
@@ -135,7 +135,7 @@ def check_recovery(store, run_id, stored, rows, points, failure, tmp_path):
 
 
 def _each_fails(train_failing, failing, seed):
-    """Have each call of a run fail that is tried, in a run of its own."""
+    """Have each call of a run fail that is tried, in its own run."""
     calls, _ = train_failing(lambda: failing(None))
     numbers = range(1, calls.count + 1)
     if not EVERY:

@@ -23,7 +23,7 @@ from clear_mlflow.tracking.tracked_training import train_in_process
 
 @pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])
 def test_the_same_seed_gives_the_same_weights(strategy):
-    """To the bit, with batches in random order; another seed gives others."""
+    """To the bit, with batches in random order. Another seed gives others."""
 
     def weights(seed):
         _, weight, bias = train_counts(
@@ -65,7 +65,7 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
 
 
 def test_features_choose_the_papers_protocol():
-    """With features, auto means a linear head by the paper's settings; without, nothing changes."""
+    """With features, auto means a linear head by the paper's settings. Without, nothing changes."""
     linear = TrainConfig.resolve({"features": KIND, "dataset": "clear10", "data_root": "x"})
     assert (linear.model, linear.batch_size, linear.lr, linear.momentum) == ("linear", 512, 1, 0.9)
     assert TrainConfig.resolve({"dataset": "clear10", "data_root": "x"}).model == "resnet18"

@@ -1,4 +1,4 @@
-"""Rows that lie in a run under other names: found, read, written as rows, and scored."""
+"""Rows that are stored in a run under other names: found, read, written as rows, and scored."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_what_a_pattern_leaves_open_is_asked(pattern, paths, part):
 
 
 def test_the_last_row_of_as_many_buckets_as_are_allowed_is_found():
-    """Its number is that of the last bucket; one more is refused."""
+    """Its number is that of the last bucket. One more is refused."""
     paths = ["rows/0999.json", "rows/1000.json"]
     assert RowPattern("rows/{row}.json").find_rows(paths) == {999: paths[0], 1000: paths[1]}
     with pytest.raises(RecordError, match="at most 1000 buckets"):
@@ -93,7 +93,7 @@ def test_a_row_has_many_forms(content):
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=80) | st.text(max_size=60).map(str.encode))
 def test_any_bytes_are_a_row_or_one_line(content):
-    """What lies in other people's runs may be anything."""
+    """What is stored in other people's runs may be anything."""
     message = ""
     try:
         combine_rows({1: read_row(ResultFile("row", content))}, ReadOptions())
@@ -125,7 +125,7 @@ def build_name(rows, first=0):
 
 
 def test_rows_under_other_names_are_scored(store, foreign):
-    """They become rows of the run; what was there stays, and a second time changes nothing."""
+    """They become rows of the run. What was there stays, and a second time changes nothing."""
     run_id = foreign(build_name([INITIAL, *SQUARE]), dataset="clear10", seed="7", strategy="mine")
     done = evaluate("--runs", run_id, "--rows", "results/acc_after_{row}.json")
     assert done.exit_code == 0, done.output
@@ -144,7 +144,7 @@ def test_rows_under_other_names_are_scored(store, foreign):
 
 
 def test_rows_that_were_half_written_are_completed(store, foreign):
-    """A command that was stopped is run again, and the run is whole."""
+    """A command that was stopped is run again, and the run is complete."""
     run_id = foreign(build_name(SQUARE, first=1))
     pattern = "results/acc_after_{row}.json"
     assert evaluate("--runs", run_id, "--rows", pattern).exit_code == 0
@@ -158,7 +158,7 @@ def test_rows_that_were_half_written_are_completed(store, foreign):
 
 
 def test_rows_of_a_training_are_not_completed_from_elsewhere(store, foreign):
-    """What lies beside them may be of another measurement."""
+    """What is stored next to them may be of another measurement."""
     name = "row_001.json"
     own = {f"accuracy_matrix/rows/{name}": row_texts()[name]}
     run_id = foreign({**build_name(SQUARE, first=1), **own})
@@ -167,7 +167,7 @@ def test_rows_of_a_training_are_not_completed_from_elsewhere(store, foreign):
 
 
 def test_each_run_of_an_experiment_is_told_of(store, foreign):
-    """One with damaged rows is named; one without any is none of ours; the others are scored."""
+    """One with damaged rows is named. One without any is none of ours. The others are scored."""
     good = foreign(build_name(SQUARE, first=1))
     bad = foreign({**build_name(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
     foreign({"notes.txt": "none"})
@@ -185,7 +185,7 @@ def test_each_run_of_an_experiment_is_told_of(store, foreign):
 
 
 def test_percent_and_zeros_are_said_here_too(store, foreign):
-    """What a script meant is not guessed; a dry run cannot write rows."""
+    """What a script meant is not guessed. A dry run cannot write rows."""
     rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
     run_id = foreign(build_name(rows, first=1))
     options = ["--runs", run_id, "--rows", "results/acc_after_{row}.json"]

@@ -68,7 +68,7 @@ ANY = st.data()
 
 
 def fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test so many times; .ci/nightly runs it more often."""
+    """Run a test so many times. .ci/nightly runs it more often."""
     times = int(os.environ.get("CLEAR_MLFLOW_FUZZ_TIMES", "1"))
     return settings(
         max_examples=times * examples, deadline=None, suppress_health_check=list(HealthCheck)
@@ -76,7 +76,7 @@ def fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def read_or_refused(read: Callable[[], object]) -> Any:
-    """What is read; None where it is refused, in one line that names what is wrong."""
+    """Return what is read, or None if it is refused in one line that names what is wrong."""
     try:
         return read()
     except ClearError as error:
@@ -98,7 +98,7 @@ def mangle_bytes(draw, content: bytes) -> bytes:
 
 
 def alter_document(draw, value: Any) -> Any:
-    """A document with another value in one of its places, or without it."""
+    """Return a document with another value in one of its places, or without it."""
     if isinstance(value, (dict, list)) and value and draw(st.integers(0, 9)):
         offset = draw(
             st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value)))
@@ -323,7 +323,7 @@ def weights() -> dict[str, torch.Tensor]:
 @fuzz(60)
 @given(ANY)
 def test_weights(tmp_path, weights, suffix, data):
-    """Files of weights: a model of finite numbers, or a line; no code is run."""
+    """Files of weights: a model of finite numbers, or a line. No code is run."""
     path = tmp_path / f"weights{suffix}"
     torch.save(weights, path) if suffix == ".pth" else path.write_bytes(save(dict(weights)))
     content = bytearray(path.read_bytes())
@@ -364,7 +364,7 @@ def test_curious_tensors_are_no_weights(tmp_path, weights, change):
 @fuzz(100)
 @given(ANY)
 def test_stored_features(tmp_path, data):
-    """Feature files: torch's finite numbers or a line; our own as written or not."""
+    """Feature files: torch's finite numbers or a line. Our own as written or not."""
     path, other = tmp_path / "features.pth", tmp_path / "000.npy"
     torch.save({"feature": torch.ones(4, 3), "label": [0, 1, 0, 1]}, path)
     path.write_bytes(data.draw(mangle_bytes(path.read_bytes())))
@@ -398,7 +398,7 @@ def state() -> bytes:
 @fuzz(60)
 @given(ANY)
 def test_training_states(state, data):
-    """A training's state: gone on from, or refused; never a crash of the process."""
+    """A training's state: gone on from, or refused. Never a crash of the process."""
     header, body = split_safetensors(state)
     described = json.loads(header["__metadata__"]["clear_mlflow"])
     if data.draw(st.booleans()):
@@ -414,7 +414,7 @@ def test_training_states(state, data):
 @fuzz(150)
 @given(ANY)
 def test_manifests_of_states(data):
-    """What tells a state's size and hash: read as it stands but for later fields, or refused."""
+    """What tells a state's size and hash: read as it stands except for later fields, or refused."""
     good = Manifest(
         row=2,
         written_at="2026-01-31T12:00:00.123Z",
@@ -446,7 +446,7 @@ def journal(tmp_path_factory) -> Path:
 @fuzz(150)
 @given(ANY)
 def test_journals(tmp_path, journal, data):
-    """Journals on the local disk: sent in order as they lie there, or refused."""
+    """Journals on the local disk: sent in order as they are stored there, or refused."""
     root, outside = tmp_path / "journal", tmp_path / "outside.txt"
     outside.write_text("secret")
     shutil.rmtree(root, ignore_errors=True)

@@ -93,7 +93,7 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
 
 
 def test_a_configuration_is_read_up_to_its_bound(tmp_path):
-    """A device gives bytes without end; a parameter said twice would be read as one of the two."""
+    """A device gives bytes without end. A parameter said twice would be read as one of the two."""
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         read_config_file(Path("/dev/zero"))
     path = tmp_path / "config.json"
@@ -104,7 +104,7 @@ def test_a_configuration_is_read_up_to_its_bound(tmp_path):
 
 @pytest.mark.parametrize("position", [-1, 625, 10**6])
 def test_a_generators_position_beyond_its_numbers_is_refused(position):
-    """The library takes it, and ends the whole process where it reads."""
+    """The library takes it, and ends the process where it reads."""
     states = _random_states()
     generator_name, keys, _, *rest = states["numpy"]
     with pytest.raises(ValueError, match="numpy's generator is at"):

@@ -1,4 +1,4 @@
-"""Names from outside: shown whole, cut and escaped, and never a command."""
+"""Names from outside: shown in full, cut and escaped, and never a command."""
 
 import io
 import re
@@ -75,7 +75,7 @@ class Tags(HTMLParser):
 
 
 def is_safe_line(text: str) -> bool:
-    """Whether a terminal shows a text as it is: lines, and nothing that steers it."""
+    """Return True if a terminal shows a text as it is: lines, and nothing that steers it."""
     return all(line.isprintable() for line in text.split("\n"))
 
 
@@ -136,7 +136,7 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
 
 
 def refusal(*arguments: str) -> str:
-    """What a command says that refuses its arguments: one line that a terminal shows as it is."""
+    """What a command states that refuses its arguments: one line that a terminal shows as it is."""
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2, done.output
     assert isinstance(done.exception, SystemExit)

@@ -22,7 +22,7 @@ def source(store, experiment_id, tmp_path, request):
 
 
 def test_a_stored_number_is_identified(source):
-    """As JSON and as a table; the formula is printed."""
+    """As JSON and as a table. The formula is printed."""
     name, run = source
     number = f"{run.metrics['renate/backward_transfer'].value * 100:.3f}"
     done = CliRunner().invoke(main, ["identify", name, number, "--json"])

@@ -22,12 +22,12 @@ PAST_ONLY = [[0.75, NAN, NAN], [0.625, 0.875, NAN], [0.5, 0.5625, 0.9375]]
 
 
 def run_import(*arguments):
-    """The command in this process; its standard error is part of the output."""
+    """Run the command in this process. Its standard error is part of the output."""
     return CliRunner().invoke(main, ["import", *map(str, arguments)])
 
 
 def find_runs_by_name(store, experiment_id):
-    """All runs of the test's experiment, by name."""
+    """Return all runs of the test's experiment, by name."""
     return {run.info.run_name: run for run in store.search_runs([experiment_id])}
 
 
@@ -77,7 +77,7 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
 
 
 def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tmp_path):
-    """Under any name, unless asked for; into another experiment it may go."""
+    """Under any name, unless asked for. Into another experiment it may go."""
     run_import(matrix_file)
     copy = tmp_path / "copy.csv"
     copy.write_bytes(matrix_file.read_bytes())
@@ -93,7 +93,7 @@ def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tm
 
 
 def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_path):
-    """The others are imported; what is no result is passed over, and hidden files are not seen."""
+    """The others are imported. What is no result is passed over, and hidden files are not seen."""
     folder = tmp_path / "runs"
     (folder / "er" / "results").mkdir(parents=True)
     (folder / ".git").mkdir()
@@ -168,7 +168,7 @@ def folder(tmp_path):
 
 
 def test_the_same_matrix_in_two_formats_is_one_run(store, experiment_id, folder):
-    """A file of another type next to it with equal numbers is passed over; others are imported."""
+    """A file of another type next to it with equal numbers is passed over. Others are imported."""
     (folder / "acc.csv").write_text(files.savetxt(SQUARE, fmt="%.4f", delimiter=","))
     (folder / "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
     (folder / "other.npy").write_bytes(files.npy(np.array(SQUARE) / 2))
@@ -238,7 +238,7 @@ def test_a_matrix_that_contradicts_the_run_of_the_same_data_is_refused(
 
 
 def test_the_experiment_that_is_named_is_the_one_that_is_checked(store, matrix_file, monkeypatch):
-    """Not that of the environment, which may be deleted; and the other way round."""
+    """Not that of the environment, which may be deleted. The other way round."""
     store.delete_experiment(store.create_experiment("deleted"))
     store.create_experiment("present")
     for of_environment, chosen, exit_code in (("deleted", "present", 0), ("present", "deleted", 2)):

@@ -1,4 +1,4 @@
-"""What commands print for programs is what docs/json.md says, and nothing beside it."""
+"""What commands print for programs is what docs/json.md says, and nothing else."""
 
 import json
 import re
@@ -26,7 +26,7 @@ MAY_LACK = {"difference", "interval", "p", "test", "unit", "n", "unadjusted"}
 
 
 def misfits(value, shape, where=""):
-    """Where a document is not as the page draws it."""
+    """Return where a document is not as the page draws it."""
     name = where.rpartition(".")[2]
     if isinstance(shape, dict) and isinstance(value, dict):
         if "NAME" in shape:
@@ -46,7 +46,7 @@ def misfits(value, shape, where=""):
 
 
 def told(*arguments, code=0):
-    """The document that a command prints; standard error is apart."""
+    """Return the document that a command prints, without standard error."""
     result = CliRunner().invoke(main, [*arguments, "--json"])
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
@@ -107,7 +107,7 @@ def test_scoring_comparing_importing(runs, experiment_id, tmp_path):
 
 
 def test_what_a_metric_prints_is_beside_it_and_its_value_is_shown(runs, tmp_path, monkeypatch):
-    """A program reads JSON alone; a metric of one's own stands in `show` as it was logged."""
+    """A program reads JSON alone. A metric of one's own stands in `show` as it was logged."""
     (tmp_path / "loud.py").write_text(
         "import os\ndef half(matrix):\n    print('loud')\n    os.system('echo louder')\n"
         "    return 0.5\n"
@@ -123,7 +123,7 @@ def test_what_a_metric_prints_is_beside_it_and_its_value_is_shown(runs, tmp_path
 
 
 def test_a_sweep(store, tmp_path, monkeypatch):
-    """Of a dry run its runs, here of a strategy that lies beside; a real one is in tests/e2e."""
+    """Of a dry run its runs, here of a strategy that lies beside. A real one is in tests/e2e."""
     (tmp_path / "lab_beside.py").write_text(
         "from clear_mlflow.learning.strategies import Strategy\nclass Mine(Strategy): pass\n"
     )

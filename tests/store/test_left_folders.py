@@ -22,7 +22,7 @@ CORRECT = [[1, 2], [6, 3], [4, 7]]
 
 @pytest.fixture
 def run(store, experiment_id):
-    """A run that holds the first two rows of three."""
+    """A run that contains the first two rows of three."""
     return stored_run(store, experiment_id, CORRECT[:2])
 
 
@@ -54,7 +54,7 @@ def test_rows_and_files_are_sent_in_order_and_forgotten(store, run, journal):
 
 
 def test_a_row_with_other_numbers_is_not_sent(store, run, journal):
-    """The first measurement stays, and both are named; what comes behind waits."""
+    """The first measurement stays, and both are named. What comes behind waits."""
     other = row_texts([[1, 2], [6, 4]])["row_001.json"]
     entry = put(journal, "row_001.json", other)
     put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
@@ -93,7 +93,7 @@ def test_of_two_in_one_journal_the_first_counts(store, run, journal):
 
 
 def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, monkeypatch):
-    """It stays, and is reported; what waits behind it is stored."""
+    """It stays, and is reported. What waits behind it is stored."""
 
     def refusing(client, run_id, content, artifact):
         if artifact == "too/large.bin":
@@ -130,7 +130,7 @@ def test_a_journal_that_cannot_be_read_stops_no_other(store, run, journal, tmp_p
 
 @pytest.mark.parametrize("name", ["row_001.json", "row_003.json"])
 def test_a_file_that_is_damaged_or_renamed_is_no_row(store, run, journal, name):
-    """It is told of before anything is stored under its name."""
+    """It is reported before anything is stored under its name."""
     put(journal, name, "{" if name == "row_001.json" else row_texts(CORRECT)["row_002.json"])
     before = {path.name: path.read_bytes() for path in rows_folder(run).iterdir()}
     with pytest.raises(RecordError, match=name):
@@ -139,7 +139,7 @@ def test_a_file_that_is_damaged_or_renamed_is_no_row(store, run, journal, name):
 
 
 def test_sync_keeps_what_it_could_not_send(store, run, journal):
-    """The rest waits for the next time; then the folder is gone."""
+    """The rest waits for the next time. Then the folder is gone."""
     put(journal, "row_002.json", "{")
     journal.close()
     (synced,) = sync_folders([journal.folder])

@@ -1,4 +1,4 @@
-"""How a run of ours ends, whoever ends it: its status, what is said of it, and who is told."""
+"""How a run of ours ends, whoever ends it: its status, what is said of it, and who learns of it."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from clear_mlflow.tracking.sync import sync_folders
 
 
 def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
-    """A run that holds rows, and that this process trains into."""
+    """Return a run that holds rows, and that this process trains into."""
     run_id = stored_run(store, experiment_id, correct).info.run_id
     store.update_run(run_id, status="RUNNING")
     Lease(store, run_id).acquire()
@@ -76,12 +76,12 @@ def test_an_end_says_why_and_forgets_the_process(store, experiment_id):
 
 
 def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch):
-    """Also where the environment names it; it is left as it is."""
+    """Also where the environment names it. It is left as it is."""
     run_id = running(store, experiment_id)
     message = (
         rf"another process trains into run .* now \(process {os.getpid()} of this machine.*; wait"
     )
-    for assume_dead in (False, True):  # its number says what to end: it is not dead
+    for assume_dead in (False, True):  # its number states what to end: it is not dead
         with pytest.raises(TrackingError, match=message):
             check_not_being_trained(store, store.get_run(run_id), "wait", assume_dead=assume_dead)
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
@@ -107,7 +107,7 @@ def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
 
 
 def test_a_record_that_is_not_in_order_fails_a_run(store, experiment_id):
-    """However well its training went; the exit code of one that went ill stays."""
+    """However well its training went. The exit code of one that went ill stays."""
     for before, code, status in (
         (RunResult(0, "FINISHED", None), 2, "FAILED"),
         (RunResult(130, "KILLED", None, error="stopped"), 130, "KILLED"),
@@ -151,7 +151,7 @@ def test_the_summary_of_an_ensemble_has_mean_and_deviation(store, experiment_id)
 
 
 def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id):
-    """Nothing is scored, closed or ended for MLflow's own end of the process; exit code 2."""
+    """Nothing is scored, closed or ended for MLflow's own end of the process. Exit code 2."""
     run_id = open_run(store, "a run", lambda run: None)
     taken = json.dumps({**json.loads(format_lease()), "host": "another", "token": "another's"})
     store.set_tag(run_id, names.HOLDER_TAG, taken)
@@ -188,7 +188,7 @@ def test_how_a_training_in_a_child_ended(error, received, expected):
 
 
 def test_how_a_training_in_this_process_ended():
-    """To its end, by an exception, or by Ctrl-C; and what diverged."""
+    """To its end, by an exception, or by Ctrl-C. What diverged."""
     for error, status in (
         (None, "FINISHED"),
         (SystemExit(0), "FINISHED"),
@@ -222,7 +222,7 @@ def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
 
 
 def leave_rows(store, run_id, tmp_path, reason=None):
-    """A journal in which nothing waits but, perhaps, how the training ended."""
+    """Return a journal in which nothing waits but, perhaps, how the training ended."""
     journal = RunFolder.create(tmp_path / run_id, run_id, store.tracking_uri)
     if reason is not None:
         journal.append_json(OUTCOME_JSON, reason)
@@ -241,7 +241,7 @@ def leave_rows(store, run_id, tmp_path, reason=None):
     ],
 )
 def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, message, expected):
-    """What a person or a training said stays; a run whose process lives is left open."""
+    """What a person or a training said stays. A run whose process lives is left open."""
     run_id = running(store, experiment_id)
     store.update_run(run_id, status=status)
     (synced,) = sync_folders([leave_rows(store, run_id, tmp_path, message)])
@@ -251,7 +251,7 @@ def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, mess
 
 
 def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, tmp_path):
-    """It lived too short to say how it ended; what a deleted run's journal holds stays."""
+    """It lived too short to state how it ended. What a deleted run's journal holds stays."""
     run_id = running(store, experiment_id)
     tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
 

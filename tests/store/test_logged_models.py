@@ -54,7 +54,7 @@ print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded])
 
 
 def stored_models(store, run):
-    """The models of a run by their rows, as MLflow's search finds them."""
+    """Return the models of a run by their rows, as MLflow's search finds them."""
     models = store.search_logged_models(
         [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
     )
@@ -99,7 +99,7 @@ class Tied(Strategy):
 
 
 def test_models_with_tied_weights_are_stored(store, experiment_id, photos):
-    """Each name with its numbers; a network of somebody's own is no model of MLflow's."""
+    """Each name with its numbers. A network of somebody's own is not a model of MLflow's."""
     parameters = {
         **SMALL,
         "data_root": str(photos),
@@ -142,7 +142,7 @@ def test_row_three_is_answered_by_mlflow_alone(store, run, photos):
 
 
 def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
-    """Linked to the run, its row and its dataset; the run's own series are as they were."""
+    """Linked to the run, its row and its dataset. The run's own series are as they were."""
     models = stored_models(store, run)
     assert sorted(models) == [0, 1, 2, 3]
     outputs = store.get_run(run.info.run_id).outputs.model_outputs
@@ -184,7 +184,7 @@ def score_again(store, run, **options):
 
 
 def test_scoring_again_makes_what_lacks(store, run):
-    """None twice; one that was deleted, anew; one that a process began and did not end is ended."""
+    """None twice. One that was deleted, anew. One that a process began and did not end is ended."""
     before = {row: model.model_id for row, model in stored_models(store, run).items()}
     score_again(store, run)
     assert {row: model.model_id for row, model in stored_models(store, run).items()} == before
@@ -205,7 +205,7 @@ def test_a_dry_run_makes_none(store, run):
 
 
 def test_heads_on_features_are_asked_about_features(store, experiment_id):
-    """Of each member of an ensemble, in a run of its own."""
+    """Of each member of an ensemble, in its own run."""
     train_ensemble(features="pixels", seeds=[0, 1], epochs=1, log_models="last", predictions="none")
     models = store.search_logged_models([experiment_id])
     assert sorted(model.params["seed"] for model in models) == ["0", "1"]
@@ -229,7 +229,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting_name", SETTINGS)
 def test_a_model_predicts_as_its_row_was_measured(store, experiment_id, setting_name):
-    """On all test images, loaded from MLflow; with scenario=task, in one bucket at a time."""
+    """On all test images, loaded from MLflow. With scenario=task, in one bucket at a time."""
     parameters = {**FAST, "predictions": "labels", **SETTINGS[setting_name]}
     if "scenario" in parameters:
         parameters["scenario_args"] = "times=all"
@@ -323,7 +323,7 @@ def test_what_a_file_says_of_itself_may_be_anything(tmp_path, wrong):
 
 
 def test_weights_that_do_not_say_what_they_are_of(store, run):
-    """Each is told in one line."""
+    """Each is reported in one line."""
     file = artifacts(run) / "models" / "after_001.safetensors"
     store.delete_logged_model(stored_models(store, run)[1].model_id)
     save_file(load_file(file), file)

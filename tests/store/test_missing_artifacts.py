@@ -46,7 +46,7 @@ def unmount(tmp_path):
 
 
 def known(store, run_id):
-    """All that the database holds of a run."""
+    """Return all that the database contains of a run."""
     run = store.get_run(run_id)
     return run.info.status, run.data.tags, run.data.params, histories(store, run_id)
 
@@ -149,7 +149,7 @@ def test_no_training_goes_into_it(store, trained, unmount, tmp_path):
 
 
 def test_a_row_that_is_gone_is_named(store, trained):
-    """A part of the rows is no smaller matrix: the complete run stays tagged so."""
+    """Some of the rows are not a smaller matrix: the complete run stays tagged so."""
     before = known(store, trained.info.run_id)
     (rows_folder(trained) / "row_002.json").unlink()
     (verdict,) = rescore_runs(
@@ -168,7 +168,7 @@ def test_missing_rows_are_named_from_the_first_to_the_last(store, trained):
 
 
 def test_rows_that_are_added_to_a_scored_run_are_not_missing(store, experiment_id):
-    """The tag knows the rows of the last scoring; more than those may be there."""
+    """The tag knows the rows of the last scoring. More than those may be there."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     assert [result.action for result in clear_mlflow.evaluate([run.info.run_id])] == ["scored"]
     for name, text in row_texts(FOUR_BUCKETS).items():
@@ -179,7 +179,7 @@ def test_rows_that_are_added_to_a_scored_run_are_not_missing(store, experiment_i
 
 
 def test_a_row_of_a_matrix_too_large_for_a_tag_is_missed(store, experiment_id):
-    """Where no tag holds the names of the rows, that the run is complete says how many."""
+    """Where no tag contains the names of the rows, that the run is complete states how many."""
     counts = random.Random(0)
     correct = [[counts.randrange(101) for _ in range(90)] for _ in range(91)]
     run = stored_run(store, experiment_id, correct)

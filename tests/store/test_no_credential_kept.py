@@ -34,7 +34,7 @@ REFUSED = {
 
 @pytest.fixture
 def location(tmp_path, monkeypatch):
-    """An empty folder to run commands in, with a cache of its own."""
+    """An empty folder to run commands in, with its own cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -1,4 +1,4 @@
-"""What ``clear-mlflow open`` opens: a run's best page, and a leaderboard beside others' views."""
+"""What ``clear-mlflow open`` opens: a run's best page, and a leaderboard next to others' views."""
 
 import json
 import signal
@@ -49,7 +49,7 @@ def test_a_run_opens_at_its_best_page(store, experiment_id):
 
 
 def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
-    """By name, by id, or as the newest run's; a view of the user's own stays as it is."""
+    """By name, by id, or as the newest run's. A view of the user's own stays as it is."""
     run = stored_run(store, experiment_id)
     store.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
     store.set_experiment_tag(experiment_id, THEIRS, "theirs")
@@ -67,7 +67,7 @@ def test_an_experiment_opens_as_a_leaderboard(store, experiment_id):
 
 
 def test_the_leaderboard_brings_charts_of_what_runs_hold(store, experiment_id):
-    """Of our runs alone; each chart in a section, of metrics and of a picture that is logged."""
+    """Of our runs alone. Each chart in a section, of metrics and of a picture that is logged."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     (run,) = store.search_runs([experiment_id])
     store.create_run(experiment_id)
@@ -95,7 +95,7 @@ def read_view(store):
 
 @pytest.mark.parametrize("lower_is_better", [True, False])
 def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, lower_is_better):
-    """Columns and charts that the runs hold, the best first; renewed when such runs come."""
+    """Columns and charts that the runs hold, the best first. Renewed when such runs come."""
     assert read_view(store)["orderByKey"] == "metrics.`clear/challenge_score`"
     for level in (2.0, 1.0):
         with clear_mlflow.track(
@@ -135,7 +135,7 @@ def test_what_is_not_there_is_told(store):
 
 
 def test_import_and_a_loop_of_ones_own_end_with_the_links(store, experiment_id, tmp_path, capfd):
-    """A run's own where there is one; of several runs, their experiment's."""
+    """A run's own where there is one. Of several runs, their experiment's."""
     with clear_mlflow.track(buckets=2) as loop:
         loop.log_values(1, [0.5, 0.25])
     output = capfd.readouterr().err
@@ -151,7 +151,7 @@ def test_import_and_a_loop_of_ones_own_end_with_the_links(store, experiment_id, 
 
 
 def test_the_newest_run_is_found_behind_many_experiments(store, experiment_id, monkeypatch):
-    """MLflow lists 1,000 experiments at a time; here one."""
+    """MLflow lists 1,000 experiments at a time. Here one."""
     run = stored_run(store, experiment_id)
     store.set_tag(run.info.run_id, names.KIND_TAG, names.KIND_TRAIN)
     search = store.search_experiments
@@ -195,7 +195,7 @@ def test_a_port_of_another_program_is_refused_at_once(store, experiment_id):
 def test_a_store_without_a_server_gets_one_until_it_is_stopped(
     store, experiment_id, monkeypatch, stopped_by
 ):
-    """The printed address answers; Ctrl-C, or a closed terminal, ends server and command."""
+    """The printed address answers. Ctrl-C, or a closed terminal, ends server and command."""
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # processes that nobody asks
     run = stored_run(store, experiment_id)
     score(store, run.info.run_id)

@@ -45,7 +45,7 @@ def load_rows(run):
 
 
 def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
-    """Name, digest, source and licence; its arguments, each as a parameter; and it repeats."""
+    """Name, digest, source and licence. Its arguments, each as a parameter. It repeats."""
     parameters = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
     clear_mlflow.train(**parameters, **SMALL)
     run = the_run(store, experiment_id)
@@ -145,7 +145,7 @@ def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypa
 
 
 def test_embedded_datasets_say_their_licence(store, experiment_id, tmp_path, monkeypatch):
-    """As the page of the scans says; their source is the package."""
+    """As the page of the scans says. Their source is the package."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path))
     clear_mlflow.train(dataset="digits-writers", features="pixels", epochs=1)
     (entry,) = the_run(store, experiment_id).inputs.dataset_inputs

@@ -43,7 +43,7 @@ class Counting:
 
 
 def until(condition):
-    """Wait for it; for ever is a failure, too."""
+    """Wait for it. For ever is a failure, too."""
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
@@ -51,7 +51,7 @@ def until(condition):
 
 
 def rows_in(client, run_id):
-    """The rows that a run holds, without what a machine made of them."""
+    """Return the rows that a run holds, without what a machine made of them."""
     records = read_rows(client, client.get_run(run_id))
     return without_machine_fields(
         {n: json.loads(record.to_json()) for n, record in records.items()}
@@ -104,7 +104,7 @@ def cuts(request, store, tmp_path, cache, monkeypatch):
 
 
 def select_precious_files(disk, cache):
-    """What a disk holds that nothing else gives again, as it does pictures and tables."""
+    """Return what a disk contains that nothing else gives again, as it does pictures and tables."""
     precious = ("accuracy_matrix/rows/", "training_state/", "config.json")
     return tuple(
         (path, content)
@@ -127,7 +127,7 @@ LATE = {(0, None), (1, None), (2, None), (2, 0), (3, 0), (3, 1)}
 def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(
     cuts, begins_from, store, tmp_path
 ):
-    """Rows that training went on from are there after a sync; resumed, the run is as if uncut."""
+    """Rows that training went on from are there after a sync. Resumed, the run is as if uncut."""
     run_id, rows, folders, disks = cuts
     assert len(disks) > 30
     scored, resumed = set(), set()

@@ -25,7 +25,7 @@ from clear_mlflow.store.rows import read_rows
 
 
 def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
-    """Metrics with a value for every step; a second scoring changes nothing."""
+    """Metrics with a value for every step. A second scoring changes nothing."""
     run = kept_run(store, experiment_id, probs=True, kept="probs")
     assert score(store, run, dry_run=True).action == "scored"
     assert score(store, run).action == "scored"
@@ -74,7 +74,7 @@ def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch
 
 
 def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
-    """Cut off, missing, of another row, too large: each is named; the rows are scored."""
+    """Cut off, missing, of another row, too large: each is named. The rows are scored."""
     for damage, message in [
         (
             lambda f: (f / "row_001.safetensors").write_bytes(b"x" * 20),
@@ -103,7 +103,7 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
 
 
 def test_predictions_that_were_removed_are_reported(store, experiment_id):
-    """What was computed of them stays; a row whose predictions alone are gone leaves a gap."""
+    """What was computed of them stays. A row whose predictions alone are gone leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
     assert not score(store, run, explicit=True).is_problem
@@ -145,7 +145,7 @@ def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):
 
 
 def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, monkeypatch):
-    """From the command line, as a user would; one that fails is told and stops no other."""
+    """From the command line, as a user would. One that fails is reported and stops no other."""
     tmp_path.joinpath("lab_of_mine.py").write_text(
         textwrap.dedent(
             """

@@ -39,7 +39,7 @@ def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
 
 
 def test_a_memory_of_a_strategy_without_memory_is_refused(store, experiment_id):
-    """On the command line and in Python; a grid may set it for all of its strategies."""
+    """On the command line and in Python. A grid may set it for all of its strategies."""
     done = CliRunner().invoke(main, ["train", "--strategy", "ewc", "--memory", "100"])
     assert done.exit_code == 2
     assert (

@@ -22,7 +22,7 @@ def test_the_page_and_its_figures_follow_from_the_archives(store):
 
 @pytest.mark.parametrize("study", PAGE["STUDIES"])
 def test_an_archive_holds_what_its_grid_trains(study):
-    """Each combination once, with the versions that it was computed with; all strategies."""
+    """Each combination once, with the versions that it was computed with. All strategies."""
     planned = read_grid(BENCHMARKS / "results" / f"{study}.yaml").runs
     planned_runs = sorted((run.config.strategy, str(run.config.seed)) for run in planned)
     runs = read_bundles(BENCHMARKS / "results" / f"{study}.tar.xz")

@@ -101,7 +101,7 @@ def test_points_that_do_not_all_fit_on_the_disk_are_not_kept_in_part(journal, mo
 
 
 def test_a_journal_is_one_process_s(journal):
-    """Another one is refused; when it is closed, what waits is there for the next, in order."""
+    """Another one is refused. When it is closed, what waits is there for the next, in order."""
     with pytest.raises(FolderLockedError, match="another process writes to"):
         RunFolder.reopen(journal.folder)
     for number in range(11):
@@ -141,7 +141,7 @@ def test_a_point_that_is_not_a_number_is_read_back(journal):
 
 
 def test_what_no_training_wrote_is_neither_sent_nor_removed(journal, tmp_path):
-    """A link, a folder, a name that is no path of ours; the rest of the journal goes."""
+    """A link, a folder, a name that is not a path of ours. The rest of the journal goes."""
     secret = tmp_path / "secret.txt"
     secret.write_text("a secret of this machine")
     strange = [journal.folder / f"00000009-{name}" for name in ("link", "folder", "a?b", "..+x")]
@@ -189,7 +189,7 @@ def test_an_end_is_read_back_and_a_new_training_starts_without_one(journal):
 
 
 def test_journals_that_were_left_are_found(tmp_path, monkeypatch):
-    """Of all runs, or of one; where the cache is, and in the working folder."""
+    """Of all runs, or of one. Where the cache is, and in the working folder."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     runs = ["a" * 32, "b" * 32]

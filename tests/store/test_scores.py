@@ -14,7 +14,7 @@ from clear_mlflow.store.rows import parse_rows
 
 
 def read_steps(store, run_id):
-    """Every series as a store holds it: metric to step to the values at it, oldest first."""
+    """Return every series as a store holds it: metric to step to the values at it, oldest first."""
     steps = {}
     for name, points in histories(store, run_id).items():
         for step, _, value in points:
@@ -35,7 +35,7 @@ def build_matrix(correct):
 
 
 def test_every_point_of_many_is_stored_once(store, experiment_id):
-    """More than one request to MLflow holds; the untrained model's accuracies are at step 0."""
+    """More than one request to MLflow holds. The untrained model's accuracies are at step 0."""
     correct = [[(7 * i + 3 * j) % 11 for j in range(30)] for i in range(31)]
     run = stored_run(store, experiment_id, correct[:-1])
     run_id = run.info.run_id
@@ -70,7 +70,7 @@ def test_rows_that_come_later_are_scored_though_nothing_changes(store, experimen
 
 
 def lowest(matrix):
-    """The lowest accuracy of the first bucket."""
+    """Return the lowest accuracy of the first bucket."""
     if matrix.num_rows < 1:
         raise UndefinedMetricError("needs a row")
     return float(matrix.values[:, 0].min())
@@ -110,7 +110,7 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
 
 
 def test_a_step_has_the_time_of_its_row_or_of_the_last_before(store, experiment_id):
-    """Rows were written a second apart; two of them were lost."""
+    """Rows were written a second apart. Two of them were lost."""
     texts = row_texts()
     first, last = (
         parse_rows({n: texts[n].encode()})[n].written_at for n in ("row_000.json", "row_004.json")

@@ -181,7 +181,7 @@ def test_an_interrupted_scoring_is_continued(data, store, reread):
 
 @pytest.mark.parametrize("tags", [{}, {names.KIND_TAG: "train"}, {names.ROWS_TAG: "partial"}])
 def test_a_run_without_rows_is_tagged_once(tags):
-    """A run that should have rows gets a tag that it has none; other programs' runs do not."""
+    """A run that should have rows gets a tag that it has none. Other programs' runs do not."""
     store = ModelStore(StoredRun(run=SimpleNamespace()), tags)
     changes = store.find_changes()
     assert changes.tags == ({names.ROWS_TAG: "none"} if tags else {})

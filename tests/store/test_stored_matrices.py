@@ -134,7 +134,7 @@ def test_files_on_this_machine_precede_the_tag(store, experiment_id):
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_threads_keep_the_order_and_take_few_items_ahead(jobs):
-    """However long each item takes, and even if there is no end of items."""
+    """However long each item takes, and even if items never end."""
     taken = []
 
     def items():
@@ -158,7 +158,7 @@ def test_threads_keep_the_order_and_take_few_items_ahead(jobs):
 
 @pytest.fixture(scope="module")
 def server(empty_store, tmp_path_factory):
-    """Start a tracking server with proxied artifacts; yield its address and artifact folder."""
+    """Start a tracking server with proxied artifacts. Yield its address and artifact folder."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     database, artifacts = f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts"
@@ -167,7 +167,7 @@ def server(empty_store, tmp_path_factory):
 
 
 def test_behind_a_server(store, server, monkeypatch):
-    """Rows are read and scored as on a database; changed rows are noticed for runs by name."""
+    """Rows are read and scored as on a database. Changed rows are noticed for runs by name."""
     uri, artifacts = server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)

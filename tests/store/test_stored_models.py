@@ -1,4 +1,4 @@
-"""What a training stores beside its rows: answers per image, and weights."""
+"""What a training stores next to its rows: answers per image, and weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def artifacts(run):
 
 
 def trained_run(store, experiment_id, root, *, process=False, **options):
-    """A run, trained here, or in a process of its own as the command line does."""
+    """Return a run, trained here, or in its own process as the command line does."""
     parameters = {**SMALL, "data_root": str(root), **options}
     if process:
         with TrainingProcess(TrainConfig.resolve(parameters)) as training:

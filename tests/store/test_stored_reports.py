@@ -49,7 +49,7 @@ def test_a_training_leaves_its_page(store, experiment_id):
 
 
 def test_a_run_without_a_page_gets_its_page(store, experiment_id):
-    """Also where all else is stored and predictions need not be read; once."""
+    """Also where all else is stored and predictions need not be read. Once."""
     run = kept_run(store, experiment_id)
     score(store, run)
     page_text = page_file(run).read_text()
@@ -66,7 +66,7 @@ def test_a_run_without_a_page_gets_its_page(store, experiment_id):
 
 
 def test_a_page_that_was_lost_is_written_again(store, experiment_id):
-    """By a look at everything; a quick one trusts the tag."""
+    """By a look at everything. A quick one trusts the tag."""
     run = stored_run(store, experiment_id)
     score(store, run)
     page_text = page_file(run).read_text()

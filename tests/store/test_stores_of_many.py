@@ -1,4 +1,4 @@
-"""What a store holds, read back whatever else lies there: leases, rows, states, listings."""
+"""What a store holds, read back whatever else is stored there: leases, rows, states, listings."""
 
 import hashlib
 import json
@@ -70,7 +70,7 @@ def test_a_process_that_has_ended_is_gone(store, experiment_id):
 def test_a_lease_of_another_machine_expires_three_minutes_after_it_was_seen(
     store, experiment_id, monkeypatch
 ):
-    """A recent one is held; one that seems old, or to be from the future, is watched first."""
+    """A recent one is held. One that seems old, or to be from the future, is watched first."""
     recent, old, future, unreadable = (
         create_leased_run(store, experiment_id, **{"host": "elsewhere", **changes})
         for changes in (
@@ -216,7 +216,7 @@ def test_files_of_others_next_to_states_are_left_alone(store, experiment_id, tmp
 
 
 def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, monkeypatch):
-    """Cut off between the two, there is no state; and none is removed by halves."""
+    """Cut off between the two, there is no state. None is removed by halves."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     stored = []
 
@@ -287,7 +287,7 @@ def test_what_mlflow_refuses_is_one_line_without_a_password():
 
 
 def test_a_filter_of_very_many_conditions_is_refused_at_once(store, experiment_id):
-    """A database cannot join so many tables; words in quotes are no conditions."""
+    """A database cannot join so many tables. Words in quotes are no conditions."""
     with pytest.raises(ConfigError, match="filter has 301 conditions; expected at most 50"):
         list(select_runs(store, filter=" and ".join(["tags.a = 'b'"] * 301)))
     run = store.create_run(experiment_id, tags={"a": "this and that " * 60})

@@ -70,7 +70,7 @@ def test_a_comparison_that_is_gone_is_made_again(store, sweep):
     ("signum", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
 def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, signum, raised):
-    """When what was under way is scored; the caller's next line is not reached."""
+    """When what was under way is scored. The caller's next line is not reached."""
     started = LocalEngine.start
 
     def start(self, task):
@@ -86,7 +86,7 @@ def test_stopped_in_python_it_raises(store, experiment_id, monkeypatch, capsys, 
 
 
 def test_a_dry_run_creates_no_experiment(store, tmp_path):
-    """Nor a store where there is none; the file may be an argument."""
+    """Nor a store where there is none. The file may be an argument."""
     file = tmp_path / "sweep.yaml"
     file.write_text("grid: {seed: [0, 1]}")
     before = {experiment.name for experiment in store.search_experiments()}
@@ -159,7 +159,7 @@ def test_what_was_not_compared_says_why():
 
 
 def test_a_thread_sweeps(experiment_id):
-    """Where Python allows no handler of signals; names in one text, as `compare` takes them."""
+    """Where Python allows no handler of signals. Names in one text, as `compare` takes them."""
     with ThreadPoolExecutor(1) as threads:
         options = {"experiment": "test", "group_by": "strategy,seed"}
         swept = threads.submit(clear_mlflow.sweep, QUICK, **options).result()

@@ -80,7 +80,7 @@ def test_scores_reports_and_pages_take_it(store, experiment_id):
 
 
 def test_what_fails_is_left_out_of_a_comparison_and_told(store, experiment_id):
-    """In a warning, with the first reason; a metric of predictions is no metric to compare by."""
+    """In a warning, with the first reason. A metric of predictions is no metric to compare by."""
     for seed in (0, 1):
         log_run(store, experiment_id, "naive", counts(120, seed), strategy="naive", seed=seed)
     done = invoke("compare", "--runs", "test", metric="evenness:worst")

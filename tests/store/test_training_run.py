@@ -129,7 +129,7 @@ def test_tags_params_and_dataset(finished):
 
 
 def test_the_commit_is_the_user_s(store, experiment_id, tmp_path, monkeypatch):
-    """Of the folder that they work in; this program's own has a tag of its own."""
+    """Of the folder that they work in. This program's commit has its own tag."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "file").touch()
@@ -156,7 +156,7 @@ def test_what_a_run_is_judged_by_comes_first(finished, store, experiment_id):
 
 
 def test_active_run_is_joined_and_left_open(store):
-    """Nothing of theirs is renamed, replaced or closed; our word of an earlier failure goes."""
+    """Nothing of theirs is renamed, replaced or closed. Our word of an earlier failure goes."""
     tags = {"model": "mine", names.ERROR_TAG: "of an earlier try"}
     with mlflow.start_run(run_name="mine", description="my own words", tags=tags) as active:
         mlflow.log_param("epochs", "12 of mine")
@@ -192,7 +192,7 @@ def test_a_data_root_that_is_not_there_opens_no_run(store, experiment_id):
 
 
 def test_training_that_failed_before_its_first_row_says_so(store, experiment_id):
-    """Nothing is stored, and that is told."""
+    """Nothing is stored, and that is reported."""
     with pytest.raises(RuntimeError):
         train_in_process(store, KnownTraining([[1, 2]], ends_with=RuntimeError("no")), ASKED)
     run = the_run(store, experiment_id)

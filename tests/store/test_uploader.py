@@ -154,7 +154,7 @@ def test_an_upload_may_be_repeated(store, run_id, folder):
 
 @pytest.mark.usefixtures("hurried")
 def test_what_a_store_refuses_is_tried_once_more_at_the_end(store, run_id, folder):
-    """A permission may have come meanwhile; until then it holds nothing else up."""
+    """A permission may have come meanwhile. Until then it holds nothing else up."""
     client = Stutters(store.tracking_uri, a=[never()])
     uploader = start_uploader(client, run_id)
     put(uploader, folder, "a", "b")
@@ -227,7 +227,7 @@ def wait(condition):
     [(True, (400, 401, 403, 404, 413, 499)), (False, (399, 408, 425, 429, 500, 502, 503))],
 )
 def test_which_answers_are_final(final, statuses):
-    """A store that says later is asked again; what it will never take is set aside."""
+    """A store that says later is asked again. What it will never take is set aside."""
     error = TrackingError("not stored")
     for status in statuses:
         response = requests.Response()
@@ -240,7 +240,7 @@ def test_which_answers_are_final(final, statuses):
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 0), ("2.5", 2.5), ("86400", 86400)])
 def test_how_long_an_end_waits(monkeypatch, text, seconds):
-    """A minute, unless the environment says else; what is no number of seconds is refused."""
+    """A minute, unless the environment says else. What is not a number of seconds is refused."""
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", text)
     assert read_exit_wait() == seconds
     for wrong in ("soon", "-1", "86401", "nan"):

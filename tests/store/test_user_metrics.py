@@ -83,7 +83,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_functions_are_named_by_package_and_function() -> None:
-    """What it takes says over what it is; an attribute of an attribute is found, too."""
+    """What it takes says over what it is. An attribute of an attribute is found, too."""
     own = load_custom_metrics(
         [f"lab_module:{name}" for name in ("worst", "answers", "whole", "Group.inside", "worst")]
     )
@@ -117,7 +117,7 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
 
 @pytest.mark.usefixtures("lab")
 def test_a_family_is_named_as_one() -> None:
-    """A module as those of this package, with directions and versions; it pickles, for workers."""
+    """A module as those of this package, with directions and versions. It pickles, for workers."""
     own = load_custom_metrics(["lab_module:METRICS"])
     assert [m.name for m in own] == ["mylab/worst", "mylab/whole", "mylab/answers"]
     assert (own[0].higher_is_better, own[0].version) == (False, 4)
@@ -127,7 +127,7 @@ def test_a_family_is_named_as_one() -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_a_functions_mistakes_are_told_with_its_name() -> None:
-    """And stop no other metric; a reason that it gives itself is told as it is."""
+    """And stop no other metric. A reason that it gives itself is told as it is."""
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
     own = load_custom_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
     assert summarize(MATRIX, "iid", (*METRICS, *own)).keys() > {"lab_module/worst"}

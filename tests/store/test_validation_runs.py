@@ -163,7 +163,7 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
 
 @pytest.mark.parametrize("by", ["strategy,lr", "strategy"])
 def test_a_grid_on_test_images_is_told_that_it_chose_on_them(store, experiment_id, by):
-    """One line, where groups differ in what is tuned alone; strategies are no candidates."""
+    """One line, where groups differ in what is tuned alone. Strategies are no candidates."""
     log_grid(store, experiment_id, "auto", "sha256:00")
     result = invoke("compare", "--runs", "test", "--group-by", by)
     output = " ".join(result.output.split())

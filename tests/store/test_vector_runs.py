@@ -54,7 +54,7 @@ def test_a_run_on_the_weather(store, experiment_id, standardise):
 
 
 def test_runs_on_new_classes(store, experiment_id):
-    """Scenario, arguments and classes in every row; another name and digest than the stream's."""
+    """Scenario, arguments and classes in every row. Another name and digest than the stream's."""
     clear_mlflow.train(
         scenario="task",
         scenario_args={"times": "all"},

@@ -16,7 +16,7 @@ def _with(journal, name, **changes):
     (journal / name).write_text(json.dumps(row | changes))
 
 
-# Each takes the journal, which holds a row 2.
+# Each takes the journal, which contains a row 2.
 DAMAGES = {
     "row": lambda journal: (journal / f"00000000-{_ROWS}001.json").write_text("{}"),
     "contradiction": lambda journal: _with(

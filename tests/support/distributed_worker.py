@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def results(cases, folder, group=ALONE):
-    """Arrays by ``case/name``: each row's counts, labels, probabilities and weights; curve; tests.
+    """Arrays by ``case/name``: each row's counts, labels, probabilities and weights. Curve. Tests.
 
     Test sets of 5, 3 and 7 images, or features of 20, 9 and 13: no two processes have equal shares.
     """

@@ -113,20 +113,20 @@ class KnownTraining:
 
 
 def row(number: int) -> AccuracyRow:
-    """The row that every process measures."""
+    """Return the row that every process measures."""
     draw = random.Random(number)
     correct = tuple(draw.randrange(NUM_TEST + 1) for _ in BUCKETS)
     return AccuracyRow(number, BUCKETS, correct, (NUM_TEST,) * len(BUCKETS))
 
 
 class MachineClock(datetime):
-    """A clock that its machine's file says how far to set; intervals are measured by others."""
+    """A clock that its machine's file states how far to set; intervals are measured by others."""
 
     file: Path
 
     @classmethod
     def now(cls, tz=None):
-        """The time that the machine believes it is."""
+        """Return the time that the machine believes it is."""
         text = cls.file.read_text() if cls.file.exists() else ""
         return super().now(tz) + timedelta(seconds=float(text or 0))
 
@@ -226,7 +226,7 @@ def _train(client: MlflowClient, run_id: str, point: ResumePoint | None) -> NoRe
 
 
 def is_alive(process: BaseProcess) -> bool:
-    """Whether it has not ended."""
+    """Return True if it has not ended."""
     with PROCESSES:
         return process.is_alive()
 
@@ -248,7 +248,7 @@ class Trial:
         self._context = multiprocessing.get_context("forkserver")
 
     def go(self) -> None:
-        """Stop one, have others take over, let it go on at some moment; look at what is there."""
+        """Stop one, have others take over, let it go on at some moment. Look at what is there."""
         draw = self._draw
         first = self._start("one", train)
         self._set_clock("one")
@@ -304,7 +304,7 @@ class Trial:
         (folder / "clock.new").replace(folder / "clock")
 
     def _strike(self, fault: str, process: BaseProcess, machine: str) -> Callable[[], None]:
-        """Do that to a process or its machine; gives what mends it."""
+        """Do that to a process or its machine. Gives what mends it."""
         if fault in ("kill", "suspend"):
             self._signal(process, signal.SIGKILL if fault == "kill" else signal.SIGSTOP, fault)
             if fault == "kill":
@@ -324,14 +324,14 @@ class Trial:
             self._found.did[fault] += 1
 
     def _wait(self, seconds: float, until_ended: BaseProcess) -> None:
-        """Until a process has ended, for so long at most; every row is looked at meanwhile."""
+        """Until a process has ended, for so long at most. Every row is looked at meanwhile."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and is_alive(until_ended):
             self._compare_rows()
             time.sleep(0.01)
 
     def _wait_for_rows(self, count: int, process: BaseProcess) -> None:
-        """Until so many are stored; not for long, as the process may be able to do nothing."""
+        """Until so many are stored. Not for long, as the process may be able to do nothing."""
         self._wait_until(lambda: len(self._seen) >= count, process, seconds=20.0)
 
     def _wait_until(
@@ -395,7 +395,7 @@ class Trial:
 
 
 def strike_and_take_over(folder: Path, database: Path, *, times: int, seed: int) -> Found:
-    """Do it so many times, each with a run of its own."""
+    """Do it so many times, each with its own run."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["faults"])
 
     def trial(number: int) -> Found:

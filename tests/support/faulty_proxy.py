@@ -147,7 +147,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def every(number: int, faults: list[Fault], part: str = "") -> Plan:
-    """One request in ``number`` goes wrong, in one of these ways after another."""
+    """Return a plan in which one request in ``number`` fails, in these ways in turn."""
     num_seen = [0]
 
     def plan(method: str, path: str) -> Fault | None:
@@ -162,7 +162,7 @@ def every(number: int, faults: list[Fault], part: str = "") -> Plan:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something that comes; a bound against hangs only."""
+    """Wait for something that comes. A bound against hangs only."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -13,7 +13,7 @@ KIND = "moco_b0"
 
 
 def vector(tail: str, width: int = 5) -> np.ndarray:
-    """The features of an image, which follow from its path below labeled_images alone."""
+    """Return the features of an image, which follow from its path below labeled_images alone."""
     draws = np.random.default_rng(list(hashlib.sha256(tail.encode()).digest()))
     return draws.normal(size=width).astype(np.float32)
 

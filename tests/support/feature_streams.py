@@ -21,7 +21,7 @@ WIDTH = 6
 
 
 def config(**changes):
-    """A configuration of a linear head; all values as text, as users give them."""
+    """Return a configuration of a linear head, all values as text, as users give them."""
     parameters = {
         "features": "made_up",
         "device": "cpu",
@@ -63,7 +63,7 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
 
 
 def training(settings, buckets=None, saved=None):
-    """A training that is ready to begin, or to resume from the file of a state."""
+    """Return a training that is ready to begin, or to resume from the file of a state."""
     stream, features = made_up() if buckets is None else buckets
     return StreamTraining(
         config=check(settings),

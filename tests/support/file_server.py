@@ -23,7 +23,7 @@ class Hub:
     # of what was asked for, then the end), corrupt, stall (half, then silence), ignore
     # (a range), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
     moods: list[str] = field(default_factory=lambda: ["good"])
-    # What it says that a file holds, where that is not so.
+    # What it states that a file holds, where that is not so.
     sizes: dict[str, int] = field(default_factory=dict)
     asked: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
     url: str = ""
@@ -34,7 +34,7 @@ class Hub:
 
     @property
     def ranges(self) -> list[str | None]:
-        """The Range header of every GET of a file so far; hub clients ask for other things, too."""
+        """The Range header of every GET of a file so far. Hub clients ask for other things, too."""
         return [
             asked_range
             for method, path, asked_range, _ in self.asked

@@ -3,7 +3,7 @@
 ``python first_opening.py together FOLDER 2 8`` has 2, then 8 processes open one store at the same
 moment, ``killed FOLDER 0 120`` has one open it that ends, as by SIGKILL, after it has executed so
 many statements, and then another, and ``beside FOLDER 1`` has one open it while another,
-which takes no lock, sets it up. Each store is in a folder of its own, named after the number; each
+which takes no lock, sets it up. Each store is in its own folder, named after the number; each
 number of processes that failed is printed.
 """
 
@@ -22,7 +22,7 @@ from clear_mlflow.store.client import preflight, set_up_mlflow
 
 
 def together(count: int) -> int:
-    """How many of *count* processes fail."""
+    """Return how many of *count* processes fail."""
     start, start_signal = os.pipe()
     children = [fork(lambda: (os.read(start, 1), preflight())) for _ in range(count)]
     os.write(start_signal, bytes(count))
@@ -30,7 +30,7 @@ def together(count: int) -> int:
 
 
 def fails_next(statements: int) -> int:
-    """Whether the next process fails."""
+    """Return True if the next process fails."""
 
     def opens():
         remaining = iter(range(statements))
@@ -47,7 +47,7 @@ def fails_next(statements: int) -> int:
 
 
 def beside(count: int) -> int:
-    """How many of *count* processes that know no lock fail, and of one that does."""
+    """Return how many of *count* processes that know no lock fail, and of one that does."""
     database = Path(mlflow.get_tracking_uri().removeprefix("sqlite:///"))
     others = [fork(lambda: MlflowClient().search_experiments()) for _ in range(count)]
     while not database.exists():
@@ -56,7 +56,7 @@ def beside(count: int) -> int:
 
 
 def fork(function) -> int:
-    """Call a function in a child; its exit status says whether it raised."""
+    """Call a function in a child. Its exit status states whether it raised."""
     if child := os.fork():
         return child
     status = 1

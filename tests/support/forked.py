@@ -114,12 +114,12 @@ class ForkedPython(_Popen):
             time.sleep(0.01)
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         self.returncode = self._process.exitcode
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, as soon as there is one."""
+        """Return the exit code, as soon as there is one."""
         self._process.join(timeout)
         if self.poll() is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
@@ -143,7 +143,7 @@ class _ForkedToo(_Popen):
 
 
 def _fork_what_it_starts() -> None:
-    """Begin a fork server below this process; multiprocessing's own would load everything anew."""
+    """Begin a fork server below this process. Multiprocessing's own would load everything anew."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")  # Linux chooses a name
     listener.listen()
@@ -171,7 +171,7 @@ class Forked(ForkedPython):
 
 
 def find_training(process: subprocess.Popen) -> psutil.Process:
-    """The process that trains below a command."""
+    """Return the process that trains below a command."""
     for child in psutil.Process(process.pid).children(recursive=True):
         if f"{PROGRAM}.process.child" in " ".join(child.cmdline()):
             return child
@@ -211,7 +211,7 @@ def run_python(
 
 
 def run_shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """What a user types: ``mlflow``, ``clear-mlflow`` and ``python`` are forked."""
+    """Run what a user types. ``mlflow``, ``clear-mlflow`` and ``python`` are forked."""
     program, *words = shlex.split(line)
     if program == "python":
         return run_python(*words, **options)
@@ -227,7 +227,7 @@ def programs() -> str:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment of a command that finds these programs by their names."""
+    """Return the environment of a command that finds these programs by their names."""
     return {**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}", **variables}
 
 

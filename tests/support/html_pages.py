@@ -84,7 +84,7 @@ def assert_only_text(hostile, harmless):
     """A page with a hostile name has the tags and attributes of one with a plain name."""
     hostile_page, other = Page(hostile), Page(harmless)
     assert [tag for tag, _ in hostile_page.tags] == [tag for tag, _ in other.tags]
-    # A long key of a bucket has its whole text as a title.
+    # A long key of a bucket has its complete text as a title.
     assert [a.keys() - {"title"} for _, a in hostile_page.tags] == [
         a.keys() - {"title"} for _, a in other.tags
     ]

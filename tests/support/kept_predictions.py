@@ -20,7 +20,7 @@ BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4
 
 
 def kept_run(client, experiment_id, *, probs=False, kept="labels", balanced=False):
-    """A finished run with rows and the predictions that count up to them.
+    """Return a finished run with rows and the predictions that count up to them.
 
     Balanced: each bucket has as many images of each class.
     """
@@ -76,7 +76,7 @@ def predictions_folder(run) -> Path:
 
 
 def score(client, run, **options):
-    """One verdict, as a search for runs would reach it."""
+    """Return one verdict, as a search for runs would reach it."""
     options = {"explicit": False, "dry_run": False, **options}
     (verdict,) = rescore_runs(client, [client.get_run(run.info.run_id)], **options)
     return verdict

@@ -100,7 +100,7 @@ def write_released(
 
 
 def write_unpacked(root: Path, photos: Photos, *, final_newline: bool = True) -> Path:
-    """The released layout as Renate unpacks it."""
+    """Write the released layout as Renate unpacks it."""
     write_released(
         root / "clear10", photos, final_newline=final_newline, train_folder="train_image_only"
     )
@@ -115,7 +115,7 @@ def write_older(
     order: Callable[[list[Photo]], Iterable[Photo]] = list,
     seeds: Iterable[int] = range(5),
 ) -> Path:
-    """Write the older layout; *order* is that of the list of all images, which is split."""
+    """Write the older layout. *order* is that of the list of all images, which is split."""
     training = root / "training_folder"
     write_json(training / "bucket_indices.json", list(photos.buckets))
     _class_list(root / "class_names.txt", photos, final_newline)
@@ -155,7 +155,7 @@ LAYOUTS: dict[str, Callable[..., Path]] = {
 
 
 def contents(root: Path, photos: Photos) -> dict[str, Photo]:
-    """Each image's SHA-256 to what it is, straight from an undamaged tree."""
+    """Return each image's SHA-256 to what it is, straight from an undamaged tree."""
     numbers_by_content = {
         (photo.image_id): photo
         for part, keys in (("train", photos.buckets), ("test", photos.keys_of_tests))

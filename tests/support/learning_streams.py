@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def config(**changes):
-    """A configuration for images of 8 pixels; all values as text, as users give them."""
+    """Return a configuration for images of 8 pixels, all values as text, as users give them."""
     parameters = {"model": "small_cnn", "image_size": "8", "epochs": "2", "batch_size": "4"}
     parameters |= {"lr": "0.05", "memory": "6", "device": "cpu"}
     return TrainConfig.resolve(
@@ -58,7 +58,7 @@ def write_stream(folder, images, labels, *, num_classes):
 
 
 def random_stream(folder, *, train, test, side, num_classes=3, seed=0):
-    """A stream of noise with so many images per bucket, and the pixels of each file."""
+    """Return a stream of noise with so many images per bucket, and the pixels of each file."""
     random = np.random.default_rng(seed)
     pixels = {}
     buckets = []

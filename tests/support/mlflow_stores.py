@@ -11,7 +11,7 @@ EXPERIMENT = "test"
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory):
-    """A database with MLflow's tables and nothing in them; setting one up takes seconds."""
+    """A database with MLflow's tables and nothing in them. Setting one up takes seconds."""
     database = tmp_path_factory.mktemp("store") / "mlflow.db"
     MlflowClient(f"sqlite:///{database}").search_experiments()
     return database

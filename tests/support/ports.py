@@ -14,7 +14,7 @@ for _ in range(os.getpid() * 101 % (_LAST - _FIRST)):
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on, handed out once."""
+    """Return a port of this machine that nobody listens on, handed out once."""
     for port in itertools.islice(_NEXT, _LAST - _FIRST):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

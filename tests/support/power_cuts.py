@@ -79,7 +79,7 @@ class Recorder:
 
     @contextmanager
     def removing(self, path):
-        """What lies there now goes in this block, or has another name, too."""
+        """Yield what is stored there now goes in this block, or has another name, too."""
         with self._lock:
             with suppress(FileNotFoundError):
                 if (status := Path(path).lstat()).st_nlink == 1:
@@ -106,7 +106,7 @@ class Recorder:
 
 @contextmanager
 def record_cuts(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
-    """The disks that cuts in a block may leave."""
+    """Yield the disks that cuts in a block may leave."""
     recorder = Recorder(folders, database, note)
     fsync = os.fsync
 
@@ -141,7 +141,7 @@ def record_cuts(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
 
 
 def find_removed(arguments, options):
-    """What a renaming replaces, or a removal removes; that may be named within a folder."""
+    """Return what a renaming replaces, or a removal removes. That may be named within a folder."""
     folder = options.get("dir_fd")
     return arguments[-1] if folder is None else resolve_descriptor(folder) / arguments[-1]
 

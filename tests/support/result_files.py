@@ -28,7 +28,7 @@ def avalanche_csv(rows, initial=None) -> str:
 
 
 def avalanche_results(rows) -> str:
-    """A list of what ``strategy.eval`` returned: a dictionary of all last metrics each."""
+    """Return a list of what ``strategy.eval`` returned: a dictionary of all last metrics each."""
     tests = []
     train_metrics = {"Top1_Acc_Epoch/train_phase/train_stream/Task000": 0.99}
     for row in rows:

@@ -1,6 +1,6 @@
 """One of two processes that train together, stop after row 1, and go on.
 
-The state lies in a file that the first process alone is told of.
+The state is stored in a file that only the first process knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clear_mlflow.learning.session import StreamTraining, check
 
 
 def read_labels(folder, measured):
-    """Which classes were predicted; the first process alone has them."""
+    """Return which classes were predicted. The first process alone has them."""
     if measured.predictions is None:
         return None
     file = folder / "predictions.safetensors"

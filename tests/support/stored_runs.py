@@ -14,7 +14,7 @@ DIGEST = "sha256:" + "ab" * 32
 
 
 def rows_folder(run):
-    """Where a run of a store without a server keeps its rows."""
+    """Return where a run of a store without a server keeps its rows."""
     root = Path(run.info.artifact_uri.removeprefix("file://"))
     return root / "accuracy_matrix" / "rows"
 
@@ -26,7 +26,7 @@ def read_stored_rows(run):
 
 
 def without_machine_fields(rows):
-    """What two trainings of the same parameters have in common, what they cost among it."""
+    """Return what two trainings of the same parameters have in common, what they cost among it."""
     times = {"seconds", "device_seconds", "test_seconds", "peak_bytes"}
     return {
         name: {**row, "written_at": None, "cost": {**row["cost"], **dict.fromkeys(times)}}
@@ -35,7 +35,7 @@ def without_machine_fields(rows):
 
 
 def wait_for_row(client, experiment_id, row, process, run_id=None, seconds=240):
-    """Wait until a row is stored; give its run, the newest where none is named."""
+    """Wait until a row is stored. Give its run, the newest where none is named."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         runs = client.search_runs([experiment_id]) if run_id is None else [client.get_run(run_id)]
@@ -63,7 +63,7 @@ def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
 
 
 def stored_run(client, experiment_id, correct=FOUR_BUCKETS, *, name=None, **options):
-    """A finished run that holds rows."""
+    """Return a finished run that holds rows."""
     run = client.create_run(experiment_id, run_name=name)
     rows_folder(run).mkdir(parents=True)
     for file, text in row_texts(correct, **options).items():
@@ -92,7 +92,7 @@ def history(store, run_id):
 
 
 def histories(client, run_id):
-    """Every point that a store holds of a run: metric to (step, time, value)."""
+    """Return every point that a store contains of a run: metric to (step, time, value)."""
     metrics = client.get_run(run_id).data.metrics
     return {
         name: sorted(

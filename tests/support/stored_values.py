@@ -9,7 +9,7 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord
 
 
 def row_record(row, **changes) -> RowRecord:
-    """A row with what its file says of the run."""
+    """Return a row with what its file says of the run."""
     metadata = {"protocol": "iid", "dataset": DatasetIdentity("digits", "sha256:" + "ab" * 32)}
     metadata |= {"seed": 0, "package_version": "0.1.0", "written_at": "2026-01-31T12:00:00.123Z"}
     return RowRecord(row=row, **{**metadata, **changes})
@@ -29,7 +29,7 @@ def build_images(counts, label, class_names, content=None, **changes) -> Evaluat
 
 
 def build_row_predictions(images, labels, probabilities=None) -> dict[int, RowPredictions]:
-    """What was answered at each row, by its number."""
+    """Return what was answered at each row, by its number."""
     label_type = np.uint8 if len(images.class_names) <= 256 else np.uint16
     return {
         row: RowPredictions(

@@ -22,7 +22,7 @@ PREDICTIONS = b"what the model answered"
 
 
 def on_features(**changes):
-    """A configuration for :func:`feature_stream`; all values as text, as users give them."""
+    """Return a configuration for :func:`feature_stream`. All values as text, as users give them."""
     parameters = {"epochs": "3", "lr": "0.3", "lr_step": "2", "batch_size": "4", "memory": "6"}
     parameters |= {"momentum": "0.8", "weight_decay": "0.01"}
     return config(**{**parameters, **changes})
@@ -41,19 +41,19 @@ def image_stream(folder, *, train=(7, 6, 5), side=8, augment="none"):
 
 
 def train_rows(stream, settings):
-    """All rows of a training, and its model as it ends."""
+    """Return all rows of a training, and its model as it ends."""
     trained = list(train(stream, settings, progress=TrainingProgress()))
     return [trained_bucket.row for trained_bucket in trained], trained[-1].model
 
 
 def strategy_on(stream, settings, model):
-    """A strategy as the loop makes it, and what it descends with."""
+    """Return a strategy as the loop makes it, and what it descends with."""
     strategy = load_strategy(settings.strategy)(settings, stream, model, check_strategy(settings))
     return strategy, GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
 
 
 def random_head(seed=0):
-    """A linear head that is not zero, and a copy of it."""
+    """Return a linear head that is not zero, and a copy of it."""
     torch.manual_seed(seed)
     head = nn.Linear(WIDTH, CLASSES)
     return head, copy.deepcopy(head)
@@ -85,7 +85,7 @@ def literal_descent(model, samples, settings, position, *, gradient):
 
 
 def compute_gradient(model, batch):
-    """One gradient per weight, of the cross-entropy alone."""
+    """Return one gradient per weight, of the cross-entropy alone."""
     loss = cross_entropy(model(batch.inputs), batch.labels)
     return torch.autograd.grad(loss, list(model.parameters()))
 

@@ -67,7 +67,7 @@ def build_matrix(within_bucket_tests, width=3, *, trained=None, protocol="iid"):
 
 
 def by_loops(within_bucket_tests, k):
-    """The definitions as loops over plain lists of k buckets, all windows written out."""
+    """Compute the definitions as loops over lists of k buckets, all windows written out."""
     tests = [
         (bucket, [c / N for c in counts]) for bucket, counts in within_bucket_tests if bucket < k
     ]
@@ -155,7 +155,7 @@ def test_without_inside_bucket_nothing_is_defined():
 
 
 def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
-    """What was whole before it stays defined."""
+    """What was complete before it stays defined."""
     full_matrix = build_matrix(COURSE)
     tests = [test for of in full_matrix.tests.values() for test in of]
     lacking = [test for test in tests if (test.bucket, test.test) != (2, 3)]
@@ -199,7 +199,7 @@ def test_tests_of_another_run_are_refused(change, message):
 
 
 def test_a_file_reads_back_to_the_same_test():
-    """And says what it is of; fields of a later version are left alone."""
+    """And states what it is of. Fields of a later version are left alone."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     text = test.to_json(WHEN)
     name = anytime_file_name(2, 1)
@@ -248,7 +248,7 @@ def test_a_file_that_is_no_test_is_one_line(change, message):
 
 
 def test_a_file_that_was_renamed_is_refused():
-    """Its name says which test it is."""
+    """Its name states which test it is."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     with pytest.raises(RecordError, match="renamed or copied"):
         AnytimeRow.from_json(test.to_json(WHEN), source=anytime_file_name(1, 1))
@@ -262,7 +262,7 @@ def test_an_interval_is_epochs_or_steps(text):
 
 
 def heights(chart):
-    """How far down each point of a chart's first curve is drawn."""
+    """Return how far down each point of a chart's first curve is drawn."""
     numbers = [float(text) for text in chart["curves"][0]["line"].removeprefix("M").split()]
     return numbers[1::2]
 

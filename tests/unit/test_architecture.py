@@ -90,18 +90,18 @@ IMPORTS = {name: list_imports(path, KNOWN) for name, path in MODULES.items()}
 
 
 def find_room(module: str) -> str:
-    """``store`` of ``clear_mlflow.store.rows``; empty for the package's own face."""
+    """``store`` of ``clear_mlflow.store.rows``. Empty for the package's own face."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
 
 
 def test_the_rooms_are_those_of_the_contract():
-    """A new room has to say what it may use."""
+    """A new room has to state what it may use."""
     assert {find_room(name) for name in MODULES} - {""} == set(ROOMS)
 
 
 def test_the_contract_itself_runs_downwards():
-    """A room is named after all that it may use, so there is no circle among rooms."""
+    """A room is named after all that it may use, so there are no circles among rooms."""
     order = list(ROOMS)
     for room, uses in ROOMS.items():
         assert all(order.index(used) < order.index(room) for used in uses), room
@@ -147,7 +147,7 @@ def test_a_framework_is_named_only_where_it_belongs(framework):
 
 
 def test_no_two_modules_import_each_other_in_a_circle():
-    """Over modules, not rooms; a package's face that only hands names on is looked through."""
+    """Over modules, not rooms. A package's face that only hands names on is looked through."""
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -190,7 +190,7 @@ def test_runs_are_opened_and_ended_in_one_module_each():
 
 
 def test_a_folder_can_be_taken_in_at_a_glance():
-    """About a dozen modules; more only where each is one thing of a kind."""
+    """About a dozen modules. More only where each is one thing of a kind."""
     for folder in {path.parent for path in MODULES.values()}:
         folder_name = folder.relative_to(PACKAGE).as_posix()
         if folder_name not in PLUGINS:

@@ -1,4 +1,4 @@
-"""The comparison's page: whole without a network, and nothing from outside is markup."""
+"""The comparison's page: complete without a network, and nothing from outside is markup."""
 
 import re
 from dataclasses import replace
@@ -86,7 +86,7 @@ def test_every_number_of_the_leaderboard_is_the_metric():
 
 
 def test_every_cell_of_every_matrix_is_there():
-    """As text, in percent; not measured is a word, not a number."""
+    """As text, in percent. Not measured is a word, not a number."""
     runs = [*three_groups(2), compared_run("early", counts(150, 1)[:3], seed=1)]
     comparison, text = build_page(runs)
     tables = re.findall(r'<table class="heat">.*?</table>', text, re.S)
@@ -102,7 +102,7 @@ def test_every_cell_of_every_matrix_is_there():
 
 
 def test_sentences_and_warnings_are_on_the_page():
-    """All of them, for the metric that ranks; with how p was adjusted."""
+    """All of them, for the metric that ranks. With how p was adjusted."""
     comparison, text = build_page(three_groups())
     page_text = " ".join("".join(Page(text).texts).split())
     assert len(comparison.pairs) == 3

@@ -80,7 +80,7 @@ def test_a_wrong_value_is_told_in_one_line(parameters, message):
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"seed": 3}', b"\xff", b"[" * 100_000], ids=len)
 def test_a_damaged_configuration_file_is_told_with_its_path(tmp_path, content):
-    """Whatever lies there: one line."""
+    """Whatever is stored there: one line."""
     file = tmp_path / "config.json"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json"):
@@ -131,7 +131,7 @@ def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
 
 
 def test_a_parameter_is_the_value_in_force_where_it_plays_a_role():
-    """The text that was passed is logged, too, if it has no effect; what is none or off is not."""
+    """The text that was passed is logged, too, if it has no effect. What is none or off is not."""
     parameters = {
         "memory": "500",
         "lr": "auto",
@@ -170,7 +170,7 @@ def test_values_go_to_another_process_as_they_are():
 
 
 def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():
-    """What auto stands for, of each dataset; on stored features there is nothing to crop."""
+    """What auto stands for, of each dataset. On stored features there is nothing to crop."""
     clear = {"dataset": "clear10", "data_root": "/d"}
     assert TrainConfig.resolve(clear).augment == "random_crop"
     assert TrainConfig.resolve({**clear, "dataset": "clear100"}).augment == "random_crop"

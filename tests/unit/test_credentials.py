@@ -40,7 +40,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("around", ["{}", "cannot read '{}': no answer", "({}) twice: {}"])
 def test_an_address_is_shown_without_what_lets_anyone_in(form, around):
-    """Alone, within a message and in every error of ours; what is masked once stays as it is."""
+    """Alone, within a message and in every error of ours. What is masked once stays as it is."""
     address = form.format(SECRET)
     message = around.format(address, address)
     masked = mask_credentials(message)

@@ -60,7 +60,7 @@ def test_files_come_out_as_they_went_in(tmp_path):
     ],
 )
 def test_a_path_that_is_not_plain_is_refused_before_anything_is_written(tmp_path, name):
-    """The message has the name escaped; not even the good entry before it is written."""
+    """The message has the name escaped. Not even the good entry before it is written."""
     archive = write_zip(tmp_path / "x.zip", [("good", b"1"), (name, b"2")])
     with pytest.raises(DataError, match="names the path") as error:
         unpack(archive, tmp_path / "deep" / "out")
@@ -125,7 +125,7 @@ def test_a_lie_about_a_size_is_found(tmp_path):
 
 
 def test_every_truncation_and_every_flipped_byte_ends_in_one_line(tmp_path):
-    """A damaged archive unpacks to what it held, or to a message; never to a traceback."""
+    """A damaged archive unpacks to what it held, or to a message. Never to a traceback."""
     entries = [("a/one", b"one" * 50), ("a/two", b"two" * 50)]
     archive_bytes = write_zip(tmp_path / "whole.zip", entries, packed=True).read_bytes()
     damaged = [archive_bytes[:length] for length in range(len(archive_bytes))]

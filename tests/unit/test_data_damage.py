@@ -62,7 +62,7 @@ class NotApplicableError(Exception):
 
 
 def containers(value: Any) -> list[Any]:
-    """All objects and lists in a JSON value."""
+    """Return all objects and lists in a JSON value."""
     if isinstance(value, dict):
         return [value, *(c for v in value.values() for c in containers(v))]
     if isinstance(value, list):
@@ -103,7 +103,7 @@ def swap_files(tree: Tree) -> None:
 
 
 def swap_folders(tree: Tree) -> None:
-    """Bucket or class folders of images, where lists say what they are."""
+    """Bucket or class folders of images, where lists state what they are."""
     folders = sorted({p.parent for p in tree.files(".jpg")})
     if not tree.files(".json"):
         raise NotApplicableError  # the folders are all there is, so they are the truth
@@ -251,7 +251,7 @@ def load(root: Path, options: tuple[str, str]) -> BucketStream:
 def check(
     stream: BucketStream, full_run: Whole, options: tuple[str, str], *, may_lack: bool
 ) -> None:
-    """Every image is in its bucket, class and split; none is lacking but where that is allowed."""
+    """Every image is in its bucket, class and split. None is lacking but where that is allowed."""
     released = (options == ("iid", "auto")) and stream.layout == "released"
     seen_contents: set[str] = set()
     for bucket in stream.buckets:

@@ -63,7 +63,7 @@ def test_a_sound_stream_is_left_as_it_is(root, cache, damaged):
 
 
 def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
-    """One line: how many, the first one's path, and what to do; the second start says the same."""
+    """One line: how many, the first one's path, and what to do. The second start says the same."""
     broken = break_images(read(root, cache))
     stream = read(root, cache)
     messages = []
@@ -78,7 +78,7 @@ def test_damaged_images_stop_the_run_unless_they_may_be_left_out(root, cache):
 
 
 def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(root, cache):
-    """The stream is that of a tree that never held them, but for the warnings that name them."""
+    """The stream is that of a tree that never held them, except for the warnings that name them."""
     broken = break_images(read(root, cache))
     stream = read(root, cache)
     checked, left_out = sound(stream, cache, "leave_out")
@@ -100,7 +100,7 @@ def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(root,
 
 
 def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(root, cache):
-    """Every set can be had although its files are gone; a second start decodes nothing."""
+    """Every set can be had although its files are gone. A second start decodes nothing."""
     break_images(read(root, cache))
     stream, reported = read(root, cache), []
     checked, _ = sound(stream, cache, "leave_out", on_image=lambda *counts: reported.append(counts))

@@ -44,7 +44,7 @@ def test_ten_balanced_buckets(stream):
 
 
 def test_every_image_shows_a_scan_of_its_own(stream):
-    """No two of the stream show the same one; file names are the scans' numbers, of their class."""
+    """No two of the stream show the same one. File names are the scans' numbers, of their class."""
     images = [images for bucket in stream.buckets for images in (bucket.train, bucket.test)]
     scans = [int(path.stem) for of_part in images for path in of_part.paths]
     labels = np.concatenate([of_part.labels for of_part in images])
@@ -62,7 +62,7 @@ def test_second_use_reads_what_the_first_wrote(stream, digits_cache):
 
 
 def test_writers_that_die_or_write_at_once_end_with_one_whole_dataset(tmp_path):
-    """Nothing of one that was killed is read; of two, the last to rename takes the other's."""
+    """Nothing of one that was killed is read. Of two, the last to rename takes the other's."""
     code = (
         "import os, sys, pathlib\n"
         "from clear_mlflow.data.embedded import digits, write_embedded\n"

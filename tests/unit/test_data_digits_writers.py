@@ -37,7 +37,7 @@ def test_digest_is_the_same_everywhere(stream):
 
 
 def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
-    """1,797 scans, each once; the buckets are stretches of the order in which they are stored."""
+    """1,797 scans, each once. The buckets are stretches of the order in which they are stored."""
     by_bucket = [
         (read_scans(bucket.train.paths), read_scans(bucket.test.paths)) for bucket in stream.buckets
     ]

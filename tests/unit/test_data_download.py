@@ -53,7 +53,7 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def files(tree, tmp_path_factory) -> dict[str, bytes]:
-    """Two archives: one with the split below a folder, one below two, beside a Mac's leavings."""
+    """Two archives: one with the split below a folder, one below two, next to a Mac's leavings."""
     folder = tmp_path_factory.mktemp("archives")
     train = zip_files(tree / "train_image_only", folder / TRAIN, below="train_image_only/")
     zip_files(tree / "test", folder / TEST, below="small/test/")
@@ -84,7 +84,7 @@ def fetch(release: Release, root: Path, hub: Hub, **options) -> tuple[str, ...]:
 
 
 def same_as(tree: Path, root: Path) -> bool:
-    """Whether the loader reads the same stream from both, and nothing unfinished is left."""
+    """Return True if the loader reads the same stream from both, and nothing unfinished is left."""
     names = sorted(path.name for path in root.iterdir())
     streams = [load_stream("small", str(folder), cache_dir=root) for folder in (tree, root)]
     return names == ["test", "train_image_only"] and streams[0].digest == streams[1].digest
@@ -104,7 +104,7 @@ def test_the_released_archives_are_the_ones_that_the_authors_published():
 
 
 def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
-    """Progress goes from nothing to all; a second call asks for nothing."""
+    """Progress goes from nothing to all. A second call asks for nothing."""
     reported = []
     root = tmp_path / "deep" / "root"
     done = fetch(release, root, hub, on_progress=lambda *report: reported.append(report))
@@ -130,14 +130,14 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
     ],
 )
 def test_passing_trouble_is_overcome(release, hub, tree, tmp_path, moods):
-    """Whatever went wrong at first, the dataset is whole in the end; nobody waits 9,000 seconds."""
+    """Whatever went wrong at first, the dataset is whole in the end. Nobody waits 9,000 seconds."""
     hub.moods = moods
     fetch(release, tmp_path / "root", hub)
     assert same_as(tree, tmp_path / "root")
 
 
 def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, tree, tmp_path):
-    """What arrived is kept between runs; the split that was done is not asked for again."""
+    """What arrived is kept between runs. The split that was done is not asked for again."""
     hub.moods = ["good", "truncate", "503"]
     with pytest.raises(DataError, match="the server responds 503"):
         fetch(release, tmp_path, hub)
@@ -163,7 +163,7 @@ def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, t
 def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
     release, hub, tmp_path, mood, message
 ):
-    """The line names the folder and what to run; no split is there."""
+    """The line names the folder and what to run. No split is there."""
     hub.moods = [mood]
     with pytest.raises(DataError, match=message) as error:
         fetch(release, tmp_path, hub)
@@ -198,7 +198,7 @@ def test_a_part_of_something_else_does_no_harm(release, hub, tree, files, tmp_pa
 
 
 def test_a_crash_while_unpacking_leaves_no_split(release, hub, tree, tmp_path):
-    """Killed at any point, the folder has a whole split or none; the next run finishes it."""
+    """Killed at any point, the folder has a complete split or none. The next run finishes it."""
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -232,7 +232,7 @@ def test_somebody_elses_folder_is_left_alone(release, hub, tree, tmp_path):
 
 
 def test_two_at_once_download_once(release, hub, tree, tmp_path):
-    """The second one says so, waits, and has what the first one fetched."""
+    """The second one reports it, waits, and has what the first one fetched."""
     reported = []
     (tmp_path / WORK_FOLDER).mkdir()
     with (tmp_path / WORK_FOLDER / "lock").open("wb") as lock, ThreadPoolExecutor() as pool:

@@ -43,7 +43,7 @@ def refusal(path: Path) -> str:
 
 
 def quadrants(width: int, height: int) -> Image.Image:
-    """An image whose four quarters tell how it was turned."""
+    """Return an image whose four quarters tell how it was turned."""
     image = Image.new("RGB", (width, height))
     colours = ((250, 10, 10), (10, 250, 10), (10, 10, 250), (250, 250, 10))
     for number, colour in enumerate(colours):
@@ -72,7 +72,7 @@ def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, si
     rows = _bilinear(height, (height - square) / 2, square, side)
     columns = _bilinear(width, (width - square) / 2, square, side)
     literal = np.einsum("yh,xw,hwc->yxc", rows, columns, scaled)
-    # Pillow rounds to whole levels after either direction.
+    # Pillow rounds to complete levels after either direction.
     assert np.abs(result[0] - literal).max() <= 1.5
 
 
@@ -142,7 +142,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_image_becomes_rgb(tmp_path, name):
-    """Grey, palette, CMYK and 16 bits keep their look; what is transparent becomes white."""
+    """Grey, palette, CMYK and 16 bits keep their look. What is transparent becomes white."""
     save, colour = KINDS[name]
     save(tmp_path / name)
     difference = decode_image(tmp_path / name).astype(int) - np.array(colour)
@@ -150,7 +150,7 @@ def test_every_kind_of_image_becomes_rgb(tmp_path, name):
 
 
 def test_order_is_kept_and_progress_told(tmp_path):
-    """Images come out in the order they went in, however many threads; progress ends at N."""
+    """Images come out in the order they went in, however many threads. Progress ends at N."""
     paths = [tmp_path / f"{n}.png" for n in range(50)]
     for n, path in enumerate(paths):
         Image.new("RGB", (9, 7), (n, 2 * n, 3 * n)).save(path)
@@ -271,7 +271,7 @@ else:
 
 @pytest.mark.parametrize("cause", ["cache", "memory", "check"])
 def test_an_image_that_the_memory_is_too_small_for_is_one_line(tmp_path, cause):
-    """80 megapixels, some hundred kilobytes as a file; wherever an image is decoded."""
+    """80 megapixels, some hundred kilobytes as a file. Wherever an image is decoded."""
     path = tmp_path / "large.png"
     Image.new("I;16", (9000, 8900)).save(path)
     done = subprocess.run(

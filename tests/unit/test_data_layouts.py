@@ -29,7 +29,7 @@ PROTOCOLS = [("iid", "0"), ("iid", "3"), ("iid", "77"), ("streaming", "auto")]
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One dataset in each layout; nothing may be written there."""
+    """One dataset in each layout. Nothing may be written there."""
     return {name: write(tmp_path_factory.mktemp(name), PHOTOS) for name, write in LAYOUTS.items()}
 
 
@@ -79,7 +79,7 @@ def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_auto_takes_the_released_test_set_or_else_split_0(trees, layout):
-    """Where a test set was released it is used; where none was, 30 % are held out."""
+    """Where a test set was released it is used. Where none was, 30 % are held out."""
     stream = load(trees[layout])
     if layout in ("released", "unpacked"):
         assert stream.split == "released"
@@ -94,7 +94,7 @@ def test_auto_takes_the_released_test_set_or_else_split_0(trees, layout):
 
 @pytest.mark.parametrize(("protocol", "split"), PROTOCOLS)
 def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
-    """The digest is of the images and of how they are divided, not of how they lie."""
+    """The digest is of the images and of how they are divided, not of how they are stored."""
     streams = [load(root, protocol, split) for root in trees.values()]
     assert len({stream.digest for stream in streams}) == 1
     one_set = {bucket.test is bucket.train for stream in streams for bucket in stream.buckets}
@@ -152,7 +152,7 @@ def test_the_older_layouts_own_splits_are_used(tmp_path):
 
 
 def test_a_split_that_is_not_stored_is_made_anew_and_told(tmp_path, trees):
-    """A run says that it is not on the published split, where one could think so."""
+    """A run states that it is not on the published split, where one could think so."""
     root = write_older(tmp_path, PHOTOS, seeds=[0])
     assert load(root, split="0").warnings == ()
     (warning,) = load(root, split="4").warnings
@@ -200,7 +200,7 @@ def test_too_few_images_to_hold_out_any(tmp_path):
 
 
 def test_a_missing_test_set_is_never_made_up(tmp_path):
-    """A test archive that was not unpacked is told; holding out 30 % has to be asked for."""
+    """A test archive that was not unpacked is reported. Holding out 30 % has to be asked for."""
     root = write_released(tmp_path, PHOTOS)
     shutil.rmtree(root / "test")
     assert "pass split=0" in refusal(root)

@@ -29,7 +29,7 @@ def root(intact_tree: Path, tmp_path: Path) -> Path:
 
 
 def refusal(root: Path) -> str:
-    """The one line with which the whole way from a data root to a stream refuses it."""
+    """Return the one line with which the way from a data root to a stream refuses it."""
     with pytest.raises(DataError) as caught:
         load_stream("clear10", str(root), cache_dir=root / "unused")
     message = str(caught.value)
@@ -234,7 +234,7 @@ def test_damage_is_refused_in_one_line_that_says_where_and_what(root, damage, da
 
 
 def test_a_class_file_in_another_folder_is_refused(root):
-    """Though it is in the dataset and holds what a class file holds."""
+    """Though it is in the dataset and contains what a class file holds."""
     listed = read_json(root / "train" / "labeled_metadata.json")
     stored = listed["1"]["bus"]
     listed["1"]["bus"] = "labeled_images/1/bus/bus.json"
@@ -270,7 +270,7 @@ def test_a_root_that_is_no_dataset_says_what_was_expected_and_what_found(tmp_pat
 
 
 def test_a_few_shared_images_are_told_and_not_refused(root):
-    """Real collections have a few photos twice; their number and the first two are told."""
+    """Real collections have a few photos twice. Their number and the first two are reported."""
     first, second = "train/labeled_images/1/bus", "train/labeled_images/2/bus"
     shutil.copy(root / first / "235821044.jpg", root / second / "235821044.jpg")
     shutil.copy(root / first / "235821045.jpg", root / "test/labeled_images/3/bus/235821044.jpg")

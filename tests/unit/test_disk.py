@@ -33,7 +33,7 @@ def test_what_came_between_the_look_and_the_write_stays(tmp_path, monkeypatch):
 
 
 def test_a_file_system_without_links(tmp_path, monkeypatch):
-    """The file is written all the same; other errors are not taken for that."""
+    """The file is written all the same. Other errors are not taken for that."""
 
     def link(source, target):
         raise OSError(number, os.strerror(number))

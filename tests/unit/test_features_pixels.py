@@ -24,7 +24,7 @@ def digits(digits_cache):
 
 
 def test_a_small_image_is_its_bytes_around_zero(tmp_path):
-    """Line by line, red first; black is -1/4 and white 1/4."""
+    """Line by line, red first. Black is -1/4 and white 1/4."""
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     pixels[0, 0], pixels[15, 15] = 0, 255
     Image.fromarray(pixels).save(tmp_path / "a.png")

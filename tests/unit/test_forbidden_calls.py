@@ -1,4 +1,4 @@
-"""The package holds no call by which a file from outside could run code or leave its folder."""
+"""The package contains no call by which a file from outside could run code or leave its folder."""
 
 import ast
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ REFUSED_ARGUMENTS = {"shell": True, "trust_remote_code": True, "weights_only": F
 
 
 def join_attributes(node: ast.expr) -> str:
-    """A called name as it is written: ``np.load``; empty for what is no name."""
+    """Return a called name as it is written: ``np.load``, or an empty text for other calls."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -50,7 +50,7 @@ def join_attributes(node: ast.expr) -> str:
 
 
 def offences(source: str) -> Iterator[str]:
-    """Each call, name or import that may not be there."""
+    """Yield each call, name or import that may not be there."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -252,7 +252,7 @@ def test_what_nothing_proves_is_refused_with_what_both_would_result_in():
 
 @pytest.mark.parametrize("start", ["", "\ufeff", "\ufeffsep=;\n"])
 def test_excel_writes_decimal_commas(start):
-    """Read semicolons and a byte order mark; the average column is the proof."""
+    """Read semicolons and a byte order mark. The average column is the proof."""
     lines = [
         ";".join(f"{cell:.2f}".replace(".", ",") for cell in (*row, row[: i + 1].mean()))
         for i, row in enumerate(SQUARE)

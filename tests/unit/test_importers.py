@@ -213,7 +213,7 @@ def test_runs_that_stopped_have_fewer_rows():
 
 
 def test_mammoths_lines_are_runs_of_their_own():
-    """One file holds every run of a model; a line's own digest stays when others are added."""
+    """One file holds every run of a model. A line's own digest stays when others are added."""
     lines = [files.mammoth_line(PAST_ONLY, seed=seed, backbone="resnet18") for seed in (0, 1)]
     first_run = read_runs(result_file("logs.pyd", lines[0]))
     two = read_runs(result_file("logs.pyd", "".join(lines)))
@@ -233,7 +233,7 @@ def test_a_mammoth_line_is_never_evaluated(tmp_path, monkeypatch):
 
 
 def test_avalanches_unmonitored_zero_is_not_an_accuracy():
-    """Its CSV logger writes a bare 0 where there was nothing to write; 0.0000 was measured."""
+    """Its CSV logger writes a bare 0 where there was nothing to write. 0.0000 was measured."""
     text = files.avalanche_csv(SQUARE).replace("0.2500", "0").replace("0.5625", "0.0000")
     expected = [[0.75, 0.5, NAN], [0.625, 0.875, 0.375], [0.5, 0.0, 0.9375]]
     assert_equal(read("eval_results.csv", text), expected)
@@ -280,7 +280,7 @@ def test_capymoas_own_scores_are_those_of_what_is_read():
 
 
 def test_counts_and_keys_are_kept_or_said():
-    """They come from the file where it tells them, else from a person; one count serves all."""
+    """They come from the file where it tells them, else from a person. One count serves all."""
     stored_values = {
         "matrix": SQUARE,
         "num_instances": [16, 32, 48],

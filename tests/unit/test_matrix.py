@@ -20,7 +20,7 @@ def row(number: int, *correct: int, buckets=None, total: int = 10) -> AccuracyRo
 
 
 def test_row_derives_accuracy_and_the_bucket_trained_through():
-    """Counts are the record; the fraction and the key follow from them."""
+    """Counts are the record. The fraction and the key follow from them."""
     measured = AccuracyRow(2, ("2004", "2005"), (1, 2), (3, 4))
     assert measured.cells == (1 / 3, 0.5)
     assert measured.trained_through == "2005"
@@ -132,7 +132,7 @@ def test_impossible_matrices_are_refused_in_one_line(arguments):
 
 
 def test_rows_in_any_order_become_the_matrix():
-    """Row 0 is the initialisation, row i lies at i - 1, a missing row is NaN and never 0."""
+    """Row 0 is the initialisation, row i is stored at i - 1, a missing row is NaN and never 0."""
     matrix = AccuracyMatrix.from_rows([row(3, 7, 8, 9), row(0, 1, 2, 3), row(1, 4, 5, 6)])
     expected = [[0.4, 0.5, 0.6], [NAN] * 3, [0.7, 0.8, 0.9]]
     np.testing.assert_array_equal(matrix.values, expected)
@@ -168,7 +168,7 @@ def test_cut_off_after_k_keeps_k_rows_also_unmeasured_ones():
 
 
 def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
-    """Cells that score training images are no evidence; the shape is still the run's."""
+    """Cells that score training images are no evidence. The shape is still the run's."""
     matrix = AccuracyMatrix([[0.1, 0.2], [0.3, 0.4]], initial=[0.5, 0.6])
     masked = matrix.mask("streaming")
     np.testing.assert_array_equal(masked.values, [[NAN, 0.2], [NAN, NAN]])
@@ -180,7 +180,7 @@ def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
 
 
 def test_equality_sees_every_part():
-    """NaN equals NaN; a changed cell, count or key does not go unnoticed."""
+    """NaN equals NaN. A changed cell, count or key does not go unnoticed."""
     first = AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"])
     assert first.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
     assert not first.equals(AccuracyMatrix([[0.2, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))

@@ -23,7 +23,7 @@ explain, series, summarize = (
     partial(function, metrics=ALL_METRICS)
     for function in (courses.explain, courses.series, metrics.summarize)
 )
-# Families that by_loops computes; one that is added brings a twin of its own.
+# Families that by_loops computes; one that is added brings its own twin.
 TWINS = ("clear", "renate", "gem", "chaudhry", "diaz_rodriguez", "wild_time", "tic", "capymoa")
 TWINS += ("icarl", "worst_bucket", "zscl", "coda_prompt", "published")
 
@@ -193,7 +193,7 @@ def build(values, initial, counts, width) -> AccuracyMatrix:
 @settings(deadline=None)
 @given(measured_matrices())
 def test_summary_is_what_loops_compute(case):
-    """The same names are defined, with the same values; every other name has a reason."""
+    """The same names are defined, with the same values. Every other name has a reason."""
     matrix = build(*case)
     summary, reasons = summarize(matrix), explain(matrix)
     assert select_reference_metrics(summary) == pytest.approx(by_loops(*case), abs=1e-12)
@@ -209,7 +209,7 @@ def test_summary_is_what_loops_compute(case):
 @settings(deadline=None)
 @given(measured_matrices())
 def test_a_series_is_the_summary_of_every_cut_off_run(case):
-    """Step k is the metric of the run after k buckets; the last step is the summary, exactly."""
+    """Step k is the metric of the run after k buckets. The last step is the summary, exactly."""
     values, *rest = case
     metric_series = series(build(*case))
     for k in range(1, len(values) + 1):
@@ -227,7 +227,7 @@ def test_a_series_is_the_summary_of_every_cut_off_run(case):
 @settings(deadline=None)
 @given(measured_matrices())
 def test_streaming_keeps_what_needs_no_training_image(case):
-    """What looks at buckets to come alone remains, as under iid; the rest is told."""
+    """What looks at buckets to come alone remains, as under iid. The rest is reported."""
     matrix = build(*case)
     remaining = {"clear/next_domain_accuracy", "renate/forward_transfer", "gem/forward_transfer"}
     remaining |= {"clear/forward_transfer", "tic/forward_transfer", "capymoa/forward_transfer"}
@@ -471,6 +471,6 @@ def test_a_missing_row_leaves_gaps_in_the_series():
 
 @pytest.mark.parametrize("split", [None, 2])
 def test_accuracy_over_all_images_needs_their_numbers(split):
-    """Buckets of unlike size weigh as many images as they have; a mean of means is none."""
+    """Buckets of unlike size weigh as many images as they have. A mean of means is none."""
     with pytest.raises(UndefinedMetricError, match="needs test counts per bucket"):
         wild_time.fix_id_accuracy(EXAMPLE, split)

@@ -74,7 +74,7 @@ def explain(run_predictions: Predictions) -> dict[str, str]:
 
 
 def compute_series(run_predictions: Predictions) -> dict[str, Any]:
-    """Metric name to {buckets trained: value}, by the evaluation of a whole run."""
+    """Metric name to {buckets trained: value}, by the evaluation of a complete run."""
     matrix = AccuracyMatrix(np.full((run_predictions.k, 3), 0.5))
     results = evaluate_metrics(PREDICTION_METRICS, matrix, predictions=run_predictions)
     return {name: result.series for name, result in results.items() if result.series}
@@ -94,7 +94,7 @@ def without(run_predictions: Predictions, *rows: int) -> Predictions:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), protocol=st.sampled_from(["iid", "streaming"]))
 def test_class_accuracies_are_those_of_a_loop(seed: int, protocol: str) -> None:
-    """Image by image; NaN where there is no image, no prediction, or no evidence."""
+    """Image by image. NaN where there is not an image, no prediction, or no evidence."""
     run_predictions = without(predictions(seed, protocol=protocol), 2)
     images, cells = run_predictions.images, class_accuracies(run_predictions)
     assert cells.shape == (4, 3, CLASSES)
@@ -149,7 +149,7 @@ def test_amca_is_what_a_loop_computes() -> None:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), per_class=st.integers(1, 4))
 def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class: int) -> None:
-    """Bucket by bucket, of the classes that a bucket has; one image more, and it is not."""
+    """Bucket by bucket, of the classes that a bucket has. One image more, and it is not."""
     draws = np.random.default_rng(seed)
     classes = [draws.permutation(CLASSES)[: draws.integers(1, CLASSES + 1)] for _ in range(2)]
     labels = [
@@ -173,7 +173,7 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
 
 
 def test_confusion_is_scikit_learns() -> None:
-    """Rows are true, columns predicted; under streaming only images of buckets to come count."""
+    """Rows are true, columns predicted. Under streaming only images of buckets to come count."""
     run_predictions = predictions(2)
     for row, row_predictions in run_predictions.rows.items():
         expected = confusion_matrix(
@@ -217,7 +217,7 @@ def test_calibration_is_that_of_loops_and_of_scikit_learn() -> None:
 
 
 def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
-    """Half precision holds nothing below 2**-25: such an answer counts as that."""
+    """Half precision has nothing below 2**-25: such an answer counts as that."""
     run_predictions = predictions(counts=(1,), rows=1, probs=True)
     label = int(run_predictions.images.label[0])
     soft = np.zeros((1, CLASSES), np.float16)
@@ -242,7 +242,7 @@ def test_bins_are_closed_above() -> None:
 
 
 def test_what_is_not_there_is_told() -> None:
-    """Labels alone have no calibration; streaming has no learned bucket as evidence."""
+    """Labels alone have no calibration. Streaming has no learned bucket as evidence."""
     full_run = predictions(counts=(30, 30, 30))
     assert summarize(full_run).keys() == MACRO
     reasons = explain(full_run)
@@ -264,7 +264,7 @@ def test_what_is_not_there_is_told() -> None:
 
 
 def test_a_series_is_the_run_cut_off() -> None:
-    """Its last value is the summary; a row whose predictions are missing leaves a gap."""
+    """Its last value is the summary. A row whose predictions are missing leaves a gap."""
     run_predictions = predictions(4, probs=True)
     series = compute_series(run_predictions)
     assert series.keys() == MACRO | CALIBRATION

@@ -69,7 +69,7 @@ def test_a_result_is_shown_in_one_line(result, line):
 
 
 def test_results_are_shown_as_a_table():
-    """In a terminal and in a notebook; they stay a dictionary."""
+    """In a terminal and in a notebook. They stay a dictionary."""
     results = scores(FULL)
     lines = str(results).splitlines()
     assert [line.split()[0] for line in lines[2:]] == [*results]
@@ -91,7 +91,7 @@ def test_scores_take_what_a_matrix_is_made_of():
 
 
 def test_the_index_of_a_frame_orders_its_rows():
-    """Row labels are used, whatever order they are in; labels that decide nothing are refused."""
+    """Row labels are used, whatever order they are in. Labels that decide nothing are refused."""
     full = AccuracyMatrix(FULL.values, initial=FULL.initial, buckets=("2004", "2005"))
     frame = full.to_frame(wide=True)
     for labels in (["initial", "2005", "2004"], ["2005", "initial", "2004"]):
@@ -159,7 +159,7 @@ def test_unknown_families_are_one_line_with_the_list(text):
 
 
 def test_the_reference_names_the_source_of_every_family(project):
-    """docs/metrics.md has a row for each family, which no program writes; the rest is generated."""
+    """docs/metrics.md has a row for each family, which no program writes. The rest is generated."""
     page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")
     sources = page.partition("## Families and their sources")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", sources, re.M)) >= set(FAMILIES)

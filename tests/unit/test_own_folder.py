@@ -50,7 +50,7 @@ def names(images) -> list[str]:
 
 
 def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
-    """Labels are sorted class names; the buckets are the years; tests are those of test/."""
+    """Labels are sorted class names. The buckets are the years. Tests are those of test/."""
     stream = load(split_root)
     assert (stream.name, stream.split, stream.layout) == ("photos", "released", "folder")
     assert stream.source == str(split_root)
@@ -184,7 +184,7 @@ def test_what_is_no_such_folder_is_one_line(root, change, message):
 
 
 def test_arguments_are_checked_and_the_name_is_the_folders():
-    """Unknown ones are one line; a name is what a user says, else the folder's."""
+    """Unknown ones are one line. A name is what a user says, else the folder's."""
     arguments_read = dataset_arguments("folder", "/data/yearbook", {"licence": "CC BY 4.0"})
     assert arguments_read == {"name": "yearbook", "licence": "CC BY 4.0", "order": "none"}
     assert dataset_arguments("folder", "/data/yearbook", {"name": "faces"})["name"] == "faces"
@@ -201,7 +201,7 @@ def test_arguments_are_checked_and_the_name_is_the_folders():
 
 
 def test_a_stream_has_the_recipe_of_photographs_and_a_name():
-    """CLEAR's, but for a memory that follows from the stream's size."""
+    """CLEAR's, except for a memory that follows from the stream's size."""
     config = TrainConfig.resolve({"dataset": "folder", "data_root": "/data/yearbook"})
     assert (config.model, config.image_size, config.memory) == ("resnet18", 224, 0.1)
     assert config.stream_name == "yearbook"
@@ -217,7 +217,7 @@ def check(*arguments):
 
 
 def test_data_check_looks_over_a_folder(root):
-    """Everything that is wrong, once; the digest is that of a training."""
+    """Everything that is wrong, once. The digest is that of a training."""
     done = check(root, "--dataset", "folder", "--json")
     report = json.loads(done.stdout)
     assert (done.exit_code, report["problems"], report["layout"]) == (0, [], "folder")
@@ -282,7 +282,7 @@ def test_names_that_are_no_line_of_text_are_escaped(root):
 
 
 def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
-    """As a list of weights or names has them; one that is no number makes all of them texts."""
+    """As a list of weights or names has them. One that is not a number makes all of them texts."""
     for extra_names, expected in (
         ((), ("0", "2", "10", "11")),
         (("x",), ("0", "10", "11", "2", "x")),

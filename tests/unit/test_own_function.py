@@ -1,4 +1,4 @@
-"""A stream that a function of one's own gives: how it is named, called, and refused."""
+"""A stream that one's own function gives: how it is named, called, and refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def load(root, function, **arguments):
 
 
 def test_what_a_function_lists_is_the_stream_of_the_folder(root):
-    """One digest; keywords are dataset_args, of their annotated types."""
+    """One digest. Keywords are dataset_args, of their annotated types."""
     folder = load_stream("folder", str(root), cache_dir=root.parent / "cache")
     stream = load(root, "years")
     assert (stream.digest, stream.class_names) == (folder.digest, folder.class_names)
@@ -95,7 +95,7 @@ def test_what_a_function_lists_is_the_stream_of_the_folder(root):
 
 
 def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
-    """Parameters are resolved where its module need not be; it may need no folder."""
+    """Parameters are resolved where its module need not be. It may need no folder."""
     config = TrainConfig.resolve({"dataset": "lab.photos:by_year"})
     assert (config.stream_name, config.memory) == ("by_year", 0.1)
     assert not needs_folder("lab.photos:by_year")

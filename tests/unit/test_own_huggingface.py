@@ -68,7 +68,7 @@ def saved(tmp_path_factory) -> tuple[Path, Path]:
 )
 @pytest.mark.parametrize("buckets", ["none", "year"])
 def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buckets):
-    """One digest, the same images in the same order; its images are the files' own bytes."""
+    """One digest, the same images in the same order. Its images are the files' own bytes."""
     photos, root = saved
     options = {"protocol": protocol, "split": split}
     folder = load_stream("folder", str(photos), cache_dir=root.parent / "cache", **options)
@@ -84,7 +84,7 @@ def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buc
 
 
 def test_images_are_written_once_and_anew_where_they_are_gone(saved, tmp_path):
-    """By their content; a file that is gone or cut short is written again."""
+    """By their content. A file that is gone or cut short is written again."""
     _, root = saved
     first = load(root, cache=tmp_path)
     paths = [path for bucket in first.buckets for path in bucket.train.paths]
@@ -98,7 +98,7 @@ def test_images_are_written_once_and_anew_where_they_are_gone(saved, tmp_path):
 
 
 def test_a_split_column_and_copies_of_one_image(tmp_path):
-    """A dataset without splits has a column, or is held out from; a copy keeps its row."""
+    """A dataset without splits has a column, or is held out from. A copy keeps its row."""
     rows = write_years(tmp_path / "photos", train=4)
     rows += rows[:1]
     dataset = as_dataset(tmp_path / "photos", rows)
@@ -170,7 +170,7 @@ def test_arguments_are_checked_before_a_dataset_is_opened(tmp_path, name, value)
 
 
 def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):
-    """A folder of something else, a damaged one, and one whose files lie elsewhere."""
+    """A folder of something else, a damaged one, and one whose files are stored elsewhere."""
     photos, root = saved
     with pytest.raises(DataError, match=r"no state\.json; expected a folder that datasets'"):
         load(photos)
@@ -195,7 +195,7 @@ def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):
 
 
 def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
-    """With the dataset's name; a folder or a name, and not both."""
+    """With the dataset's name. A folder or a name, and not both."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="nobody/nothing cannot be loaded") as error:
         load(None, hub="nobody/nothing", cache=tmp_path)

@@ -117,7 +117,7 @@ def test_times_become_quarters_and_months(root):
 
 
 def test_buckets_of_equal_counts_keep_one_time_together(root):
-    """In the order of time; a literal twin for times that all differ."""
+    """In the order of time. A literal twin for times that all differ."""
     start = datetime(2004, 1, 1)
     when = random.Random(1).sample(range(200), 23)
     write(
@@ -191,7 +191,7 @@ def test_wrong_buckets_are_one_line(buckets):
 
 
 def test_columns_of_other_names(root):
-    """Each can be named; what is not needed is not looked at."""
+    """Each can be named. What is not needed is not looked at."""
     write(
         root,
         "images/a.png,3,2004,whatever,",
@@ -291,7 +291,7 @@ def test_a_column_that_is_missing_is_one_line(root, header, arguments, message):
 
 
 def test_which_table_is_never_guessed(years, root):
-    """One alone is taken; else it is named, by a path that stays in the folder."""
+    """One alone is taken. Else it is named, by a path that stays in the folder."""
     assert "has 2 tables ('photos.csv', 'photos.parquet')" in refusal(years[0])
     assert "has 0 tables (nothing)" in refusal(root)
     assert "no '..'" in refusal(root, table="../t.csv")
@@ -362,7 +362,7 @@ def test_a_parquet_file_says_beforehand_what_it_unpacks_to(root):
 )
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_a_damaged_table_is_one_line(root, name, content):
-    """Whatever lies there."""
+    """Whatever is stored there."""
     (root / name).write_bytes(content)
     refusal(root)
 

@@ -105,7 +105,7 @@ def test_predictions_of_another_row_or_set_are_refused(tmp_path: Path) -> None:
 
 
 def test_predictions_are_held_against_the_rows_accuracies() -> None:
-    """To within half an image; what was not measured says nothing."""
+    """To within half an image. What was not measured says nothing."""
     images = evaluation_set()
     row = row_predictions(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
     for accuracies in ((0.667, 1.0), (float(np.float32(2 / 3)), 1.0), (0.6667, float("nan"))):
@@ -117,7 +117,7 @@ def test_predictions_are_held_against_the_rows_accuracies() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), 1.5, -0.25])
 def test_probabilities_are_probabilities(bad: float) -> None:
-    """NaN, and what lies outside 0 to 1, is refused."""
+    """NaN, and what is stored outside 0 to 1, is refused."""
     probabilities = np.full((5, 4), 0.25, dtype=np.float16)
     probabilities[3, 1] = bad
     with pytest.raises(RecordError, match="must be float16 from 0 to 1"):

@@ -13,14 +13,14 @@ KEYS = ("a", "b", "c")
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """A stream that states that it is a terminal."""
 
     def isatty(self):
         return True
 
 
 def told(progress):
-    """Tell a progress of a whole training of three buckets, two steps each."""
+    """Tell a progress of a complete training of three buckets, two steps each."""
     with progress:
         progress.images_decoded(3, 3)
         for i in range(4):
@@ -46,7 +46,7 @@ def test_lines_are_one_per_bucket_with_the_accuracies():
 
 
 def test_a_bucket_without_steps_has_no_loss():
-    """As of a strategy that only counts; and that of the bucket before is not shown again."""
+    """As of a strategy that only counts. That of the bucket before is not shown again."""
     stream = io.StringIO()
     with LineProgress(stream) as progress:
         progress.bucket_started("a", position=0, num_buckets=2)

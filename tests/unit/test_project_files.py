@@ -23,7 +23,7 @@ ENTRY_POINTS = MLPROJECT["entry_points"]
 
 
 def get_command_name(entry_point: str) -> click.Command:
-    """The sub-command that an entry point's shell command calls."""
+    """Return the sub-command that an entry point's shell command calls."""
     words = ENTRY_POINTS[entry_point]["command"].split()
     assert words[:3] == ["python", "-m", "clear_mlflow"]
     return main.commands[words[3]]
@@ -53,7 +53,7 @@ def test_conda_environment_is_pyprojects_dependencies():
 
 
 def test_constraints_name_a_version_of_every_dependency():
-    """The tested set is told whole."""
+    """The tested set is reported in full."""
     pinned = {
         line.split("==")[0].lower().replace("-", "_")
         for line in (ROOT / "constraints.txt").read_text().splitlines()

@@ -35,7 +35,7 @@ def record(number: int, **changes) -> RowRecord:
 
 
 def document(of=None, **changes):
-    """The fields of row 2, or of another record; ``...`` leaves one out."""
+    """Return the fields of row 2, or of another record. ``...`` leaves one out."""
     fields = {**json.loads((of or record(2)).to_json()), **changes}
     return {name: value for name, value in fields.items() if value is not ...}
 
@@ -123,7 +123,7 @@ def test_what_is_written_is_read_back(written):
 
 
 def test_a_row_without_counts_says_what_was_not_measured():
-    """docs/record-format.md has the same fields; NaN is no JSON, so it is null."""
+    """docs/record-format.md has the same fields. NaN is no JSON, so it is null."""
     assert document(ACCURACIES)["accuracy"] == [0.2, 0.25, None]
     run_record = assemble({"row_002.json": ACCURACIES})
     assert run_record.matrix.num_instances is None
@@ -164,7 +164,7 @@ def test_the_fields_are_the_documented_ones():
 
 
 def test_a_later_version_is_read_and_a_newer_major_one_asks_for_an_upgrade():
-    """Its further fields are kept; of version 2 the rest may well be different."""
+    """Its further fields are kept. Of version 2 the rest may well be different."""
     later = document(schema={"name": SCHEMA_NAME, "version": "1.7", "x": 1}, further=[1])
     assert read(json.dumps(later)) == record(2, extra={"further": [1]})
     newer = {"schema": {"name": SCHEMA_NAME, "version": "2.0"}, "rows": []}
@@ -296,7 +296,7 @@ def test_a_file_name_gives_its_row_back(number):
     ],
 )
 def test_other_file_names_are_no_rows(name):
-    """Whatever else lies in the folder is left alone."""
+    """Whatever else is stored in the folder is left alone."""
     assert row_index(name) is None
 
 

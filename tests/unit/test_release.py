@@ -17,7 +17,7 @@ URL = "https://forge.example/lab/clear_mlflow"
 
 
 def test_links_of_the_readme_lead_to_the_tags_files():
-    """Each relative link becomes one to a file that the repository has; the others stay."""
+    """Each relative link becomes one to a file that the repository has. The others stay."""
     text = (ROOT / "README.md").read_text()
     done = release.make_links_absolute(text, URL, "v1.2.3")
     targets = re.findall(r"\]\(([^)\s]+)\)", done)

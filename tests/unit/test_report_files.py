@@ -76,7 +76,7 @@ def test_csv_holds_no_formulas(key):
 
 
 def build_stored_record(matrix: AccuracyMatrix, **metadata) -> Record:
-    """A record with this matrix's counts out of 1,000 test images a bucket."""
+    """Return a record with this matrix's counts out of 1,000 test images a bucket."""
     counts = [round(1000 * v) for v in matrix.values.ravel()]
     width = matrix.num_buckets
     rows = [counts[i : i + width] for i in range(0, len(counts), width)]
@@ -135,7 +135,7 @@ def test_description_of_a_partial_run_tells_what_is_missing_and_why():
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 70), st.text(max_size=300))
 def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
-    """MLflow cuts a longer one off; foreign text never ends a line or a cell, or starts a tag."""
+    """MLflow cuts a longer one off. Foreign text never ends a line or a cell, or starts a tag."""
     matrix = AccuracyMatrix(
         np.full((width, width), 0.5), buckets=[f"|<b>{j}`" for j in range(width)]
     )
@@ -151,7 +151,7 @@ def test_description_stays_below_the_limit_and_on_its_lines(width, fact):
 
 
 def test_description_leaves_out_what_is_too_large():
-    """25 buckets fit; the matrix of 60 is left to its files."""
+    """25 buckets fit. The matrix of 60 is left to its files."""
     texts = {
         n: describe(build_stored_record(AccuracyMatrix(np.full((n, n), 0.5)))) for n in (25, 60)
     }
@@ -172,7 +172,7 @@ PUNCTUATED = st.text(st.sampled_from("ab1 _*`~[]()<>&|\\\\!#+-=.:/@\"'{}"), max_
 @example("- a")
 @example("&lt;")
 def test_a_text_from_outside_reads_as_it_is(text):
-    """In a list and in a table's cell, by a reader of Markdown; and its source can be read."""
+    """In a list and in a table's cell, by a reader of Markdown. Its source can be read."""
     read = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     spaces = re.compile(r"\s+")
     for source, tags in (

@@ -46,7 +46,7 @@ def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
 
 
 def test_ten_buckets_fit_into_eighty_columns():
-    """Also where every cell is 100.0, and where output is no terminal."""
+    """Also where every cell is 100.0, and where output is not a terminal."""
     lines = print_lines(matrix_table(TEN))
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["%", "tested", "on", "→", *(str(j) for j in range(1, 11))]
@@ -116,7 +116,7 @@ def test_any_text_can_be_drawn(text):
 
 
 def test_pictures_of_one_stream_have_one_size():
-    """Partial, untitled, without initialisation: they lie side by side."""
+    """Partial, untitled, without initialisation: they are stored side by side."""
     sizes = {
         heatmap_array(matrix, title).shape
         for matrix, title in [
@@ -141,7 +141,7 @@ def test_colours_are_on_a_fixed_scale():
 
 
 def test_unmeasured_looks_unlike_zero():
-    """A hatched grey cell, and not the colour of 0 %; no number stands in it."""
+    """A hatched grey cell, and not the colour of 0 %. No number stands in it."""
     zero = AccuracyMatrix([[0.0]])
     unknown = AccuracyMatrix(np.empty((0, 1)))
     assert "0.0" in texts(zero, "")

@@ -52,7 +52,7 @@ def build_predictions(
 
 
 def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
-    """The record of rows of right images per bucket, from the initialisation on."""
+    """Return the record of rows of right images per bucket, from the initialisation on."""
     buckets = buckets or tuple(str(j + 1) for j in range(len(num_test)))
     return assemble(
         {
@@ -68,7 +68,7 @@ def build_record(counts, num_test, *, protocol="iid", dataset="digits", buckets=
 
 
 def build_report(predictions=None, *, counts=None, **changes):
-    """The report of a run with these predictions, or with these counts of right images."""
+    """Return the report of a run with these predictions, or with these counts of right images."""
     if counts is None:
         images = predictions.images
         counts = {
@@ -147,7 +147,7 @@ def test_hostile_names_are_only_text(name):
 
 
 def test_every_cell_is_on_the_page():
-    """In the table as percent, in the script's data as a fraction; of rows to come, none."""
+    """In the table as percent, in the script's data as a fraction. Of rows to come, none."""
     report = build_report(counts={row: THREE[row] for row in (0, 1, 3)})
     text = run_page(report)
     cells = re.findall(
@@ -166,7 +166,7 @@ def test_every_cell_is_on_the_page():
 
 
 def test_metrics_have_their_meaning_or_why_there_is_none():
-    """CLEAR's and Renate's, all of them; others in a table."""
+    """CLEAR's and Renate's, all of them. Others in a table."""
     report = build_report(counts={1: THREE[1]})
     own = make_results({"lab/own": 0.25}, lower_is_better=["lab/own"])
     report = dataclasses.replace(report, results=MetricResults(report.results | own))
@@ -234,7 +234,7 @@ def test_the_page_holds_every_confusion(classes, protocol):
 
 
 def test_its_size_is_bounded(monkeypatch):
-    """Of what does not fit, the last rows' predictions stay; of more classes, none are shown."""
+    """Of what does not fit, the last rows' predictions stay. Of more classes, none are shown."""
     predictions = build_predictions(4, 200, 5, skill=0.2)
     page = run_page(build_report(predictions))
     assert list(read_page_data(page)["predictions"]["rows"]) == list("01234")
@@ -250,7 +250,7 @@ def test_its_size_is_bounded(monkeypatch):
 
 
 def test_of_very_many_buckets_some_are_shown():
-    """Spread evenly, the first and the last among them; means are over all."""
+    """Spread evenly, the first and the last among them. Means are over all."""
     counts = {row: tuple(range(250)) for row in (0, 250)}
     text = run_page(RunReport(
         name="long", run_id="abc", results=MetricResults(),
@@ -282,7 +282,7 @@ def test_imported_fractions_have_no_counts():
 
 
 def test_classes_that_come_and_go_are_shown_over_time():
-    """Test images of each class in each bucket, hatched where none; nothing where all are alike."""
+    """Test images of each class in each bucket, hatched where none. Nothing where all are alike."""
     images = build_predictions(3, 2, 10).images
     label = np.where(images.bucket == 0, 0, np.arange(60) % 2).astype(np.uint16)
     class_rows = class_map(dataclasses.replace(images, label=label))

@@ -47,7 +47,7 @@ def test_domain_is_the_stream_itself():
 
 
 def test_each_bucket_brings_classes_of_its_own():
-    """The last what is left; every image of all times keeps its label and its side of the split."""
+    """The last what is left. Every image of all times keeps its label and its side of the split."""
     stream = made()
     scenario = apply_scenario(stream, "class", {"classes_per_bucket": 2, "times": "all"})
     assert scenario.classes_in("train") == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]

@@ -235,7 +235,7 @@ def test_a_loop_is_refused_numbers_of_another_kind(changes, arguments, part):
 
 @given(st.floats(-1e150, 1e150), st.integers(2, 5))
 def test_a_shown_number_is_the_number(value, digits):
-    """To its digits, in few characters where it is no wonder of size."""
+    """To its digits, in few characters where the size is not extreme."""
     text = significant(value, digits)
     assert float(text) == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
     assert len(text) <= digits + 7
@@ -314,7 +314,7 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
 
 
 def test_an_untrained_model_far_off_does_not_flatten_the_charts():
-    """Its values are in the matrix; in a chart they would be all that is seen."""
+    """Its values are in the matrix. In a chart they would be all that is seen."""
     page = run_page(build_report(build_tracked_run(initial=[5e4, 6e4, 7e4])))
     charts = shown_text(page).split("rmse over time")[1]
     assert "values of the untrained model outside of it are omitted" in charts

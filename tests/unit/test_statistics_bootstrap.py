@@ -73,7 +73,7 @@ def by_loops(
 
 
 def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every metric, forgetting included, to the bit of its draws; however it is cut in blocks."""
+    """Every metric, forgetting included, to the bit of its draws. However it is cut in blocks."""
     a, b = random_hits(3), random_hits(4, share=0.7)
     values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
     values_b = summarize(matrix_of(b), metrics=ALL_METRICS)
@@ -109,7 +109,7 @@ def test_runs_that_are_drawn_once_give_what_each_pair_gives_alone() -> None:
 
 
 def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
-    """Of a user's own; one that no draw changes is no evidence of anything."""
+    """Of a user's own. One that no draw changes is not evidence of anything."""
 
     def failing(matrix: AccuracyMatrix) -> float:
         if matrix.values[:, -1].min() < 0.5:
@@ -129,7 +129,7 @@ def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
 def two_models(
     draws: np.random.Generator, ahead: float, n: int = 80
 ) -> tuple[Predictions, Predictions]:
-    """Models that find the same images hard; the first is better by *ahead*."""
+    """Return models that find the same images hard. The first is better by *ahead*."""
     counts = (n, n, n)
     hard = draws.random(3 * n)
     sides = []
@@ -159,7 +159,7 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
 
 
 def test_runs_of_other_lengths_and_protocols() -> None:
-    """Both are cut off after the shorter one; under streaming the future alone is compared."""
+    """Both are cut off after the shorter one. Under streaming the future alone is compared."""
     a, b = random_hits(6), random_hits(7).after(2)
     found = paired_bootstrap(a, b, resamples=20)
     expected = [metrics.renate.average_accuracy(matrix_of(run)) for run in (a.after(2), b)]

@@ -34,7 +34,7 @@ def write_grid(tmp_path, content):
 @settings(deadline=None)
 @given(grid=SOME.filter(len), fixed=SOME)
 def test_runs_are_those_of_nested_loops(tmp_path_factory, grid, fixed):
-    """All combinations, in the file's order, over what is fixed; each resolved by its own."""
+    """All combinations, in the file's order, over what is fixed. Each resolved by its own."""
     fixed = {name: values[0] for name, values in fixed.items() if name not in grid}
     path = write_grid(
         tmp_path_factory.mktemp("grid"), yaml.safe_dump({"fixed": fixed, "grid": grid})
@@ -103,7 +103,7 @@ def test_paths_are_those_of_the_folder_that_it_was_read_in(tmp_path, monkeypatch
 
 
 def test_fingerprint_is_of_what_is_in_force(tmp_path):
-    """However it was asked for, and in whatever order; another value is another one."""
+    """However it was asked for, and in whatever order. Another value is another one."""
     auto = TrainConfig.resolve({"dataset": "digits"})
     spelled_out = TrainConfig.resolve({"epochs": "24", "lr": "2e-2", "model": "small_cnn"})
     assert hash_config(auto) == hash_config(spelled_out)

@@ -65,7 +65,7 @@ def test_what_cannot_be_walked_or_written_again_is_refused(text, words):
 
 
 def test_the_deepest_document_that_is_read_is_as_deep_as_the_limit():
-    """And an escaped backslash before a u is no surrogate."""
+    """And an escaped backslash before a u is not a surrogate."""
     deep = "[" * untrusted.MAX_JSON_LEVELS + "]" * untrusted.MAX_JSON_LEVELS
     assert untrusted.json_value(deep, 10**6)
     assert untrusted.json_value(r'"\\ud800"', 100) == r"\ud800"
@@ -113,6 +113,6 @@ for _ in range(50):
 
 
 def test_a_type_is_first_used_by_several_threads():
-    """As runs are read for a comparison; msgspec alone ends the process."""
+    """As runs are read for a comparison. Msgspec alone ends the process."""
     done = subprocess.run([sys.executable, "-c", _TYPES_IN_THREADS], check=False)
     assert done.returncode == 0

@@ -37,7 +37,7 @@ def ids(images: ImageSet) -> set[str]:
 
 
 def literal_tenth(photos: list[Photo]) -> set[str]:
-    """The twin: of each class a tenth, rounded half up, by the hash of label and id."""
+    """Return the twin: of each class a tenth, rounded half up, by the hash of label and id."""
     chosen_rows = set()
     for label, class_name in enumerate(PHOTOS.classes):
         own = [photo.image_id for photo in photos if photo.class_name == class_name]
@@ -120,7 +120,7 @@ def test_the_released_test_set_is_not_there_to_be_read(trees, tmp_path):
 
 
 def test_too_few_images_are_one_line(tmp_path):
-    """One image of a class is trained on; of two, one is held out."""
+    """One image of a class is trained on. Of two, one is held out."""
     pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
     assert [len(bucket.test) for bucket in load(pair).buckets] == [1, 1, 1]
     with pytest.raises(
@@ -131,7 +131,7 @@ def test_too_few_images_are_one_line(tmp_path):
 
 @pytest.mark.parametrize("split", ["validation", "validation:3"])
 def test_under_streaming_nothing_is_held_out(split):
-    """A bucket is tested on what it trains on next; one line says how to choose."""
+    """A bucket is tested on what it trains on next. One line states how to choose."""
     with pytest.raises(ConfigError, match="pass protocol=iid, or leave split at auto"):
         check_protocol("streaming", split)
     with pytest.raises(ConfigError, match=r"leave split at auto, or pass protocol=iid"):
