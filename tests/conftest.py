@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
-    """A cache folder for the whole session, shared with the processes that tests start."""
+    """A cache folder for the session, shared with the processes that tests start."""
     patch = pytest.MonkeyPatch()
     folder = tmp_path_factory.mktemp("cache")
     patch.setenv("CLEAR_MLFLOW_CACHE", str(folder))
@@ -83,7 +83,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def digits_cache(tmp_path_factory) -> Path:
-    """A cache folder that holds the embedded dataset alone, written once for all of pytest."""
+    """A cache folder that contains the embedded dataset alone, written once for all of pytest."""
     from clear_mlflow.data.embedded import write_embedded
 
     folder = tmp_path_factory.getbasetemp()

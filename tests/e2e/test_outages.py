@@ -59,7 +59,7 @@ def server(tmp_path_factory, empty_store):
 
 @pytest.fixture
 def proxy(server, tmp_path, monkeypatch):
-    """A proxy in front of it, which the environment names; calls give up within a second."""
+    """A proxy in front of it, which the environment names. Calls give up within a second."""
     proxy = FaultyProxy(server)
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
         monkeypatch.delenv(name, raising=False)
@@ -116,7 +116,7 @@ def find_runs(server, tmp_path):
 
 
 def rows_in(client, run_id) -> dict[str, dict]:
-    """Every row file that the server has, by name."""
+    """Return every row file that the server has, by name."""
     listed = [f.path for f in client.list_artifacts(run_id, ROWS_FOLDER)]
     uri = client.get_run(run_id).info.artifact_uri
     assert len(listed) == len(set(listed))
@@ -130,7 +130,7 @@ def rows_in(client, run_id) -> dict[str, dict]:
 
 
 def check_whole(client, run_id, correct: Sequence[Sequence[int]] = FOUR_BUCKETS) -> None:
-    """Every row once, as it was measured; every point of every series once, in order."""
+    """Every row once, as it was measured. Every point of every series once, in order."""
     rows = rows_in(client, run_id)
     assert {name: row["correct"] for name, row in rows.items()} == {
         f"row_{i:03d}.json": row for i, row in enumerate(correct)
@@ -166,7 +166,7 @@ def list_row_requests(proxy) -> list[int]:
 
 
 def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
-    """While the server is well; and then nothing of the journal is left."""
+    """While the server is well. Then nothing of the journal is left."""
     client = preflight()
     stored_counts = []
 
@@ -221,7 +221,7 @@ STUTTERS = [
 def test_a_server_that_stutters_gets_every_row_once(
     server, proxy, tmp_path, monkeypatch, number, part
 ):
-    """Requests dropped, answers lost or cut in half; 500, 429 and 503, to be tried in an hour."""
+    """Requests dropped, answers lost or cut in half. 500, 429 and 503, to be tried in an hour."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "30")
 
@@ -253,7 +253,7 @@ def left_behind(proxy, tmp_path, **options) -> Path:
 
 
 def test_sync_sends_what_was_left(server, proxy, tmp_path):
-    """Then the run is as if nothing had been, and the folder is gone; a copy doubles nothing."""
+    """Then the run is as if nothing had been, and the folder is gone. A copy doubles nothing."""
     journal = left_behind(proxy, tmp_path)
     copy = shutil.copytree(journal, tmp_path / "copy")
     direct, (run,) = find_runs(server, tmp_path)
@@ -303,7 +303,7 @@ def test_a_server_that_is_silent_holds_training_up_for_seconds(
 
 
 def test_a_cache_that_cannot_be_written_is_told(server, proxy, tmp_path, monkeypatch, capsys):
-    """The journal lies in the working folder instead, where sync finds it, too."""
+    """The journal is stored in the working folder instead, where sync finds it, too."""
     (tmp_path / "no folder").write_text("")
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "no folder"))
     training = Events(FOUR_BUCKETS, before={2: proxy.down})
@@ -353,7 +353,7 @@ def test_credentials_are_sent_to_no_store_that_a_journal_names(proxy, tmp_path, 
 
 
 def test_the_last_member_of_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
-    """Its rows into its own run; then the parent run gets the means and ends."""
+    """Its rows into its own run. Then the parent run gets the means and ends."""
     parameters = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
     lose_server(monkeypatch, proxy, seed=2)
     with pytest.raises(UnsentError, match="clear-mlflow sync") as errors:
@@ -412,7 +412,7 @@ def lose_server(monkeypatch, proxy, *, seed):
 
 
 def test_the_command_says_where_the_rows_are(server, proxy, short_stream, tmp_path):
-    """clear-mlflow train ends with 2 and the command that sends them; after it, all is as ever."""
+    """clear-mlflow train ends with 2 and the command that sends them. After it, all is as ever."""
     process = Forked(
         *("train", *options({**short_stream, **SLOWLY})),
         env={**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")},
@@ -491,7 +491,7 @@ with clear_mlflow.track(buckets=2, num_instances=10) as run:
 
 
 def start_script(tmp_path, text, *words):
-    """Start a program in an interpreter of its own; it has opened its run."""
+    """Start a program in its own interpreter. It has opened its run."""
     script = tmp_path / "script.py"
     script.write_text(text)
     process = subprocess.Popen(

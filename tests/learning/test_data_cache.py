@@ -72,7 +72,7 @@ def kept(folder: Path, pattern: str = "*.npy") -> list[Path]:
 
 
 def test_cached_images_are_the_decoded_ones_and_are_built_once(tmp_path):
-    """First and second answers equal decode; the second one needs no image file any more."""
+    """First and second answers equal decode. The second one needs no image file any more."""
     images = write_images(tmp_path / "images")
     literal = decode(images, RESIZE)
     reported: list[int] = []
@@ -89,7 +89,7 @@ def test_cached_images_are_the_decoded_ones_and_are_built_once(tmp_path):
 
 
 def test_pixels_are_mapped_and_what_is_done_to_them_does_not_reach_the_file(tmp_path):
-    """A tensor takes the mapped memory as it is, without a warning; the file keeps its bytes."""
+    """A tensor takes the mapped memory as it is, without a warning. The file keeps its bytes."""
     images = write_images(tmp_path / "images", 3)
     cache = quiet_cache(tmp_path / "cache")
     pixels = cache.load(images, RESIZE).pixels
@@ -104,7 +104,7 @@ def test_pixels_are_mapped_and_what_is_done_to_them_does_not_reach_the_file(tmp_
 
 @pytest.mark.parametrize("change", ["content", "order", "geometry", "fewer", "folder"])
 def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
-    """Another content, order, number or geometry is another entry; another folder is none."""
+    """Another content, order, number or geometry is another entry. Another folder is none."""
     images = write_images(tmp_path / "images", 5)
     cache, resize = quiet_cache(tmp_path / "cache"), RESIZE
     cache.load(images, resize)
@@ -162,7 +162,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_built_anew(tmp_path, damage):
-    """A file that is not as it was written is replaced, never read as images; a line says so."""
+    """A file that is not as it was written is replaced, never read as images. A line reports it."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -224,7 +224,7 @@ def test_whose_files_count(monkeypatch, owner, user, mode, why):
 
 
 def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
-    """Images are decoded into memory, and one line says why."""
+    """Images are decoded into memory, and one line states why."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -257,7 +257,7 @@ def complete_reads(monkeypatch):
 
 
 def test_a_start_reads_only_a_sample_of_a_file(tmp_path, complete_reads):
-    """What is written is hashed completely once; a later process reads a quarter of a MiB."""
+    """What is written is hashed completely once. A later process reads a quarter of a MiB."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     assert len(complete_reads) == 1
@@ -269,7 +269,7 @@ def test_a_start_reads_only_a_sample_of_a_file(tmp_path, complete_reads):
 
 
 def test_a_file_with_another_time_is_verified_completely_once(tmp_path, complete_reads):
-    """A copied cache is used, and gets its time back; a changed file is built anew."""
+    """A copied cache is used, and gets its time back. A changed file is built anew."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -303,7 +303,7 @@ def test_a_file_whose_time_cannot_be_set_is_verified_once_in_a_process(
 
 
 def test_an_entry_of_an_earlier_version_is_verified_completely(tmp_path, complete_reads):
-    """It has one SHA-256 and neither size nor time; it is used as it is."""
+    """It has one SHA-256 and neither size nor time. It is used as it is."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -317,7 +317,7 @@ def test_an_entry_of_an_earlier_version_is_verified_completely(tmp_path, complet
 
 @pytest.mark.parametrize("damage", ["size", "first", "middle", "last"])
 def test_a_damaged_disk_that_kept_a_files_time_is_noticed(tmp_path, damage):
-    """A lost end, or a byte of the sample; each is built anew."""
+    """A lost end, or a byte of the sample. Each is built anew."""
     images = write_images(tmp_path / "images", 3)
     quiet_cache(tmp_path / "cache").load(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
@@ -363,7 +363,7 @@ print(json.dumps({"reported": len(reported), "pixels": digest.hexdigest()}))
 
 
 def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.Popen[str]:
-    """A process that asks the cache for images; reported to pause, it stops half-way."""
+    """Return a process that asks the cache for images. With mode "pause", it stops half-way."""
     described = {"paths": [str(path) for path in images.paths], "contents": images.contents}
     process = subprocess.Popen(
         [sys.executable, "-c", BUILDER, str(folder), json.dumps(described), what],
@@ -396,7 +396,7 @@ def digest(images: ImageSet) -> str:
 
 
 def test_a_builder_killed_half_way_leaves_nothing_that_is_read(tmp_path):
-    """After SIGKILL nothing counts as built; the next one builds all and clears up."""
+    """After SIGKILL nothing counts as built. The next one builds all and clears up."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with builder(folder, images, "pause") as process:
         process.kill()
@@ -411,7 +411,7 @@ def test_a_builder_killed_half_way_leaves_nothing_that_is_read(tmp_path):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, killed):
-    """They read what the first one built; where it is killed, the lock goes with it."""
+    """They read what the first one built. Where it is killed, the lock goes with it."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with (
         builder(folder, images, "pause") as first,
@@ -429,7 +429,7 @@ def test_of_several_builders_at_once_one_builds_and_the_others_wait(tmp_path, ki
 
 
 def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
-    """What cannot be written whole is not kept at all; one line tells, and the pixels are right."""
+    """What cannot be written whole is not kept at all. One line tells, and the pixels are right."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     found, err = answer(builder(folder, images, "small disk"))
     assert found["pixels"] == digest(images)
@@ -461,7 +461,7 @@ def test_a_file_changed_since_it_was_hashed_is_refused(tmp_path):
 
 
 def test_damaged_images_are_listed_all_and_remembered(tmp_path):
-    """Each by position and reason; asked again, no file is opened."""
+    """Each by position and reason. Asked again, no file is opened."""
     images = write_images(tmp_path / "images", 40)
     images.paths[3].write_bytes(b"<html>")
     images.paths[35].write_bytes(images.paths[35].read_bytes()[:90])
@@ -484,7 +484,7 @@ def settled(path: Path, content: bytes = b"content") -> Path:
 
 
 def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[Path]]:
-    """The hashes of files, and which of them were read for it."""
+    """Return the hashes of files, and which of them were read for it."""
     with (
         mock.patch.object(caching, "hash_file", side_effect=hash_file) as read,
         HashCache(folder, root) as hashes,
@@ -504,7 +504,7 @@ def clock(monkeypatch):
 
 @pytest.mark.usefixtures("clock")
 def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
-    """The second look computes nothing; a name that is no Unicode is as good as any."""
+    """The second look computes nothing. A name that is no Unicode is as good as any."""
     paths = [settled(tmp_path / "a"), settled(tmp_path / os.fsdecode(b"\xff"), b"other")]
     first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
     assert computed == paths

@@ -1,4 +1,4 @@
-"""Python on pages runs as it stands; tools/check_docs.py holds all else on them to the code."""
+"""Python on pages runs as it stands; tools/check_docs.py compares the rest with the code."""
 
 import os
 import re
@@ -20,7 +20,7 @@ RUNS = {
     "models.md": 1,
     "own-loop.md": 4,
     "pandas.md": 2,
-    "python.md": 0,  # in an experiment of its own
+    "python.md": 0,  # in its own experiment
     "tutorial-digits.md": 0,
 }
 # Of which tools/check_docs.py, test_own_function.py and test_record.py run the Python.

@@ -65,7 +65,7 @@ class TakenOver(KnownTraining):
 
 
 def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
-    """One error; the run is as the other left it, and what was measured is on local disk."""
+    """One error. The run is as the other left it, and what was measured is on local disk."""
     training = TakenOver(store, after=2)
     with pytest.raises(
         LeaseLostError, match=r"is held by process \d+ on another since 20"
@@ -100,7 +100,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     (row_file,) = default_root().joinpath(run.info.run_id).rglob("*row_003.json")
     content = json.loads(row_file.read_text())
     missing_row.write_text(json.dumps({**content, "written_at": "2030-01-01T00:00:00.000+00:00"}))
-    # What an outage keeps beside the row: its points, at the time when this process measured it.
+    # What an outage keeps next to the row: its points, at the time when this process measured it.
     reopened = RunFolder.reopen(default_root() / run.info.run_id)
     reopened.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     reopened.close()
@@ -126,7 +126,7 @@ def test_a_journal_is_not_sent_while_another_process_trains(store):
 
 
 def test_a_stored_row_is_never_overwritten(store, experiment_id):
-    """The same row of another time is the row; another is refused, and both stay."""
+    """The same row of another time is the row. Another is refused, and both stay."""
     run = store.create_run(experiment_id)
     name = "row_002.json"
     first = row_texts()[name].encode()
@@ -144,7 +144,7 @@ def test_a_stored_row_is_never_overwritten(store, experiment_id):
 
 @pytest.fixture
 def sleeps(monkeypatch):
-    """Make time.sleep advance the monotonic clock at once; return the list of all pauses.
+    """Make time.sleep advance the monotonic clock at once. Return the list of all pauses.
 
     Append functions to ``sleeps.actions`` to have them called at the first, second ... pause.
     """
@@ -213,7 +213,7 @@ def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experim
 
 
 def test_a_process_elsewhere_is_waited_for(store, experiment_id, sleeps, capfd):
-    """Until it renews its lease, has ended, or the lease has expired; or not at all."""
+    """Until it renews its lease, has ended, or the lease has expired. Or not at all."""
     later = (datetime.now(timezone.utc) + timedelta(seconds=30)).isoformat()
 
     def create_held_run(third_action=str):
@@ -271,7 +271,7 @@ train_in_process(MlflowClient(), Training(FOUR_BUCKETS), {"seed": "7"})
 def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
     store, experiment_id, tmp_path, monkeypatch, is_taken_over
 ):
-    """Evaluate closed its run as KILLED meanwhile; after a takeover it stores nothing more."""
+    """Evaluate closed its run as KILLED meanwhile. After a takeover it stores nothing more."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     support = str(Path(__file__).parents[1] / "support")
@@ -315,7 +315,7 @@ def test_a_renewal_sets_a_run_back_to_running_that_evaluate_closed(store, experi
 
 
 def test_a_late_renewal_takes_the_lease_from_nobody(store, experiment_id, sleeps):
-    """A process that lost the lease sent it right after its check; the new holder renews soon."""
+    """A process that lost the lease sent it right after its check. The new holder renews soon."""
     old = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat(timespec="seconds")
     fields = json.loads(format_lease())
     late = format_foreign_lease()
@@ -350,7 +350,7 @@ def test_a_released_lease_is_that_of_the_holder_before(store, experiment_id):
 
 @pytest.mark.parametrize("seconds", [5, -5, 3600, -3600])
 def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch, sleeps, seconds):
-    """Of this machine's process, by the ticks at its start; of another's, by its next renewal."""
+    """Of this machine's process, by the ticks at its start. Of another's, by its next renewal."""
     here = store.create_run(experiment_id, tags=build_lease_tags()).info.run_id
     other_run = store.create_run(
         experiment_id, tags={names.PROCESS_TAG: format_foreign_lease()}
@@ -388,7 +388,7 @@ def sync(*words):
 def test_sync_takes_no_run_from_a_live_training_with_another_journal(
     store, experiment_id, own_cache
 ):
-    """The journal is of an earlier process; that of the live one is in another cache folder."""
+    """The journal is of an earlier process. That of the live one is in another cache folder."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:2])
     journal = leave_journal(store, run, own_cache, Outcome("KILLED"))
     journal.close()
@@ -411,7 +411,7 @@ def test_sync_takes_no_run_from_a_live_training_with_another_journal(
 
 
 def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache):
-    """It sends what others left; what waits for the live one is sent by that."""
+    """It sends what others left. What waits for the live one is sent by that."""
     live, killed = (stored_run(store, experiment_id, FOUR_BUCKETS[:2]) for _ in range(2))
     journal = leave_journal(store, live, own_cache)
     leave_journal(store, killed, own_cache, Outcome("KILLED")).close()
@@ -426,7 +426,7 @@ def test_sync_ends_well_next_to_a_live_training(store, experiment_id, own_cache)
 def test_sync_sends_each_journal_to_its_own_store(
     store, experiment_id, own_cache, empty_store, tmp_path
 ):
-    """MLFLOW_TRACKING_URI names one of them; with FOLDER, it takes precedence."""
+    """MLFLOW_TRACKING_URI names one of them. With FOLDER, it takes precedence."""
     other_file = shutil.copy(empty_store, tmp_path / "other.db")
     other = MlflowClient(f"sqlite:///{other_file}")
     runs = []
@@ -444,7 +444,7 @@ def test_sync_sends_each_journal_to_its_own_store(
 
 
 def test_a_row_of_a_newer_format_is_never_overwritten(store, experiment_id, own_cache):
-    """By no writer, and by no journal that is sent; a torn one is."""
+    """By no writer, and by no journal that is sent. A torn one is."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     name, content = "row_002.json", row_texts()["row_002.json"].encode()
     file = rows_folder(run) / name

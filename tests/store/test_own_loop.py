@@ -118,7 +118,7 @@ def test_everything_that_is_told_stands_in_the_run(store, experiment_id):
     [(RuntimeError("broke"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(0), None)],
 )
 def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status):
-    """The run says how it ended, and holds what the rows so far define."""
+    """The run states how it ended, and contains what the rows so far define."""
     run = clear_mlflow.track(**LOOP)
 
     def loop():
@@ -156,7 +156,7 @@ def test_rows_come_in_any_order_and_twice(store, experiment_id):
 
 
 def test_a_row_with_other_numbers_is_refused(store, experiment_id):
-    """In one line; the first ones stay."""
+    """In one line. The first ones stay."""
     run = clear_mlflow.track(**LOOP)
 
     def loop():
@@ -172,7 +172,7 @@ def test_a_row_with_other_numbers_is_refused(store, experiment_id):
 
 
 def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
-    """A job that was killed goes on in its run; rows of another loop are not mixed with it."""
+    """A job that was killed goes on in its run. Rows of another loop are not mixed with it."""
     with mlflow.start_run() as active, clear_mlflow.track(**LOOP, seed=1) as run:
         log_all(run, range(3))
     refused = CliRunner().invoke(main, ["train", "--resume", active.info.run_id])
@@ -193,7 +193,7 @@ def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
 
 
 def test_accuracies_instead_of_counts(store):
-    """What was not tested is not 0, and what needs counts says so."""
+    """What was not tested is not 0, and what needs counts reports it."""
     with clear_mlflow.track(buckets=["x", "y"]) as run:
         run.log_accuracies(1, {"x": 0.5})
         run.log_accuracies(2, np.array([0.25, 0.75], dtype=np.float32))
@@ -228,7 +228,7 @@ LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
 
 
 def test_predictions_are_counted_kept_and_scored(store):
-    """Labels alone give the row; probabilities give it, too, and calibration."""
+    """Labels alone give the row. Probabilities give it, too, and calibration."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     probabilities = [np.eye(3)[of_bucket] * 0.7 + 0.1 for of_bucket in outputs]
     with clear_mlflow.track(
@@ -259,7 +259,7 @@ def test_predictions_may_be_an_array_of_arrays():
 
 
 def test_the_true_labels_may_come_with_the_answers(store, monkeypatch):
-    """The run is then one whose track was given them; other ones, or later ones, are refused."""
+    """The run is then one whose track was given them. Other ones, or later ones, are refused."""
     outputs = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     with clear_mlflow.track(buckets=3) as run:
         with pytest.raises(ConfigError, match="pass their true labels with"):
@@ -308,7 +308,7 @@ def test_the_images_of_a_continued_run_are_the_same(store):
 
 
 def test_bucket_numbers_in_metric_names_have_leading_zeros(store):
-    """As many as the longest number needs, and two digits at least; names do not count."""
+    """As many as the longest number needs, and two digits at least. Names do not count."""
     for numbers, first in ((9, "01"), (100, "001")):
         buckets = [*map(str, range(1, numbers + 1)), "autumn of 2004"]
         with clear_mlflow.track(buckets=buckets, num_instances=NUM_TEST) as run:
@@ -353,7 +353,7 @@ def test_a_run_keeps_the_name_that_a_person_gave_it(
 
 
 def test_buckets_may_be_years(store):
-    """As numbers, wherever counts are by bucket; a row is after one by its name, as a text."""
+    """As numbers, wherever counts are by bucket. A row is after one by its name, as a text."""
     with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
         run.log_counts("2004", {2004: 25, 2005: 5})
         run.log_values(2, {2005: 0.5})
@@ -495,7 +495,7 @@ run._log_row(1, "abc", [0.5, 0.25, float("nan")], [2, 4, 5])
 def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
     store, experiment_id, ending, status
 ):
-    """Nobody wrote a block around it; a row that waited is logged first."""
+    """Nobody wrote a block around it. A row that waited is logged first."""
     done = run_python("-c", ENDING.format(ending=ending), timeout=120)
     assert done.returncode == (1 if status == "FAILED" else 0)
     run = the_run(store, experiment_id)
@@ -515,7 +515,7 @@ def test_an_adapters_run_may_stop_before_its_last_row(store):
 
 
 def test_an_adapters_run_takes_no_other_numbers_once_it_is_closed(store):
-    """The same once more is no news."""
+    """The same once more is not news."""
     run = Adapter({})
     run._log_row(1, "a", [0.5], [None])  # the last bucket's
     run._log_row(1, "a", [0.5], [None])
@@ -525,7 +525,7 @@ def test_an_adapters_run_takes_no_other_numbers_once_it_is_closed(store):
 
 
 def test_several_processes_track_in_the_first_alone(store, experiment_id, monkeypatch):
-    """Each of the others would open a run of its own."""
+    """Each of the others would open its own run."""
     values = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -607,7 +607,7 @@ def test_a_test_inside_a_bucket_that_fits_nothing_is_one_line(loop, changes, par
 
 
 def test_a_loop_says_what_its_rows_cost(store, experiment_id):
-    """As metrics of its run, at each step; a run without says so on its page alone."""
+    """As metrics of its run, at each step. A run without reports it on its page alone."""
     with clear_mlflow.track(**LOOP) as run:
         for i, correct in enumerate(FOUR_BUCKETS):
             run.log_counts(i, correct, cost={"training_flops": 10 * i, "seconds": 1.5})
@@ -639,7 +639,7 @@ with clear_mlflow.track(buckets=3, num_instances=10) as run:
 
 
 def run_script(folder, text, *words):
-    """Run a program in an interpreter of its own."""
+    """Run a program in its own interpreter."""
     script = folder / "script.py"
     script.write_text(text)
     command = [sys.executable, str(script), *words]
@@ -698,7 +698,7 @@ with clear_mlflow.track(buckets=4, num_instances=100) as run:
 
 
 def test_rows_that_are_gone_at_the_end_are_an_error(store, experiment_id, tmp_path):
-    """The rows that are left are scored and counted; the others are named."""
+    """The rows that are left are scored and counted. The others are named."""
     done = run_script(tmp_path, MOVED_AWAY)
     assert done.returncode == 1
     assert "stored rows that are missing now" in done.stderr.splitlines()[-1]
@@ -819,7 +819,7 @@ with clear_mlflow.track(buckets=1, num_instances=10) as run:
 
 
 def test_a_forked_child_is_refused(store, experiment_id, tmp_path):
-    """At once, in one line; it does not close the run of its parent, either."""
+    """At once, in one line. It does not close the run of its parent, either."""
     done = run_script(tmp_path, FORKS)
     assert done.returncode == 0, done.stderr
     first, second, seconds = done.stdout.splitlines()

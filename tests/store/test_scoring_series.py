@@ -54,7 +54,7 @@ def test_a_row_computes_each_metric_once():
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 99, MAX_SHOWN, MAX_SHOWN + 1, 300, 1000])
 def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
-    """All where there are few; else as many as are allowed, the ends among them, evenly spread."""
+    """All where there are few. Else as many as are allowed, the ends among them, evenly spread."""
     chosen = sample_evenly(num_buckets)
     assert len(chosen) == min(num_buckets, MAX_SHOWN)
     assert (chosen[0], chosen[-1]) == (0, num_buckets - 1)

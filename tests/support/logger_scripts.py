@@ -10,7 +10,7 @@ from mlflow.entities import ViewType
 
 
 def run_script(path, *options, **environment):
-    """Run a script in a process of its own and return its exit code and standard error."""
+    """Run a script in its own process and return its exit code and standard error."""
     done = subprocess.run(
         [sys.executable, str(path), *options],
         check=False,

@@ -1,4 +1,4 @@
-"""Looking datasets over: whole ones are found whole, and each damage is found once."""
+"""Looking datasets over: sound ones are found sound, and each damage is found once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_messages(findings: Findings) -> list[tuple[str, str]]:
 
 
 def write_challenge(root: Path, *, lists: bool = False) -> Path:
-    """The challenge layout; with lists, the older one."""
+    """Write the challenge layout. With lists, the older one."""
     classes = ("bus", "camera")
     for bucket in ("1", "2"):
         lines = []
@@ -57,7 +57,7 @@ def write_challenge(root: Path, *, lists: bool = False) -> Path:
 
 
 def test_a_whole_dataset_is_found_whole(root, tmp_path):
-    """Layout, digest, buckets, classes and counts; and nothing is wrong."""
+    """Layout, digest, buckets, classes and counts. Nothing is wrong."""
     findings = check_layout(root)
     assert findings.problems == ()
     assert findings.layout == "released"
@@ -152,7 +152,7 @@ def test_each_damage_is_found_once(root, damage, problems, loads):
 
 
 def test_it_goes_on_after_the_first_problem(root):
-    """Problems that the loader would stop at, all at once; the copies are all named."""
+    """Problems that the loader would stop at, all at once. The copies are all named."""
     for number in (4, 5):
         (root / IMAGES / f"1/bus/23582104{number}.jpg").unlink()
     (root / IMAGES / "2/bus/235821044.jpg").write_bytes(b"no image")
@@ -214,7 +214,7 @@ def test_hidden_entries_are_let_be(tmp_path, lists):
 
 
 def test_a_file_too_large_for_an_image_is_not_read(root):
-    """The loader's bound; a sparse file of it takes no disk, but would take long to hash."""
+    """The loader's bound. A sparse file of it takes no disk, but would take long to hash."""
     os.truncate(root / FIRST, 2**40)
     findings = check_layout(root)
     assert check_messages(findings) == [("unreadable", FIRST)]
@@ -237,7 +237,7 @@ def test_a_folder_without_a_dataset_is_bad_input(tmp_path, make):
 
 
 def test_json_is_what_the_documentation_says(root, project):
-    """Exit code 0 and 1; every key and every kind is in the documentation."""
+    """Exit code 0 and 1. Every key and every kind is in the documentation."""
     done = CliRunner().invoke(main, ["data", "check", str(root), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["problems"] == []
@@ -260,7 +260,7 @@ def test_json_is_what_the_documentation_says(root, project):
 
 
 def test_names_are_shown_escaped(tmp_path):
-    """A file's name can neither move the cursor nor begin a line of its own."""
+    """A file's name can neither move the cursor nor begin its own line."""
     root = write_challenge(tmp_path / "root")
     (root / "labeled_images/1/bus/\x1b[2J\nnothing is wrong [bold].txt").write_text("")
     done = CliRunner().invoke(main, ["data", "check", str(root)])

@@ -239,7 +239,7 @@ def test_data_check_looks_over_a_folder(root):
 
 
 def test_data_check_lists_all_files_that_are_no_images(root):
-    """A training stops at the first one; with empty classes, too."""
+    """A training stops at the first one. With empty classes, too."""
     for year in ("2004", "2006"):
         (root / year / "bus" / "notes.txt").write_text("x")
     (root / "2005" / "cat").mkdir()

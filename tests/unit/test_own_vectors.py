@@ -36,7 +36,7 @@ def table():
 
 
 def by_year(root, table, vectors=None):
-    """As a function of one's own lists them."""
+    """As one's own function lists them."""
     vectors = table[COLUMNS].to_numpy() if vectors is None else vectors
     columns = zip(table["label"], table["time"], table["split"], strict=True)
     entries = [Entry(i, label, time[:4], split) for i, (label, time, split) in enumerate(columns)]
@@ -44,7 +44,7 @@ def by_year(root, table, vectors=None):
 
 
 def write_table(table, folder: Path, file_format: str) -> Path:
-    """The table as a file of one kind."""
+    """Write the table as a file of one format."""
     file = folder / f"numbers.{file_format.partition('-')[0]}"
     arrays = {name: table[name].to_numpy().astype(str) for name in ("label", "time", "split")}
     if file_format.startswith("csv"):
@@ -76,7 +76,7 @@ def load_vectors(path: Path, cache: Path, **arguments):
     "file_format", ["csv", "csv-with-index", "parquet", "parquet-lists", "npz"]
 )
 def test_the_same_vectors_are_the_same_stream(table, tmp_path, file_format):
-    """One digest, and the same numbers in the same order; of rows in another order, too."""
+    """One digest, and the same numbers in the same order. Of rows in another order, too."""
     expected = build_stream(by_year(tmp_path, table), name="x")
     for of in (table, table.sample(frac=1, random_state=1)):
         columns = {"columns": "vectors"} if file_format == "parquet-lists" else {}
@@ -168,7 +168,7 @@ def test_a_date_of_parquet_is_no_number(table, tmp_path):
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet", "npz"])
 def test_vectors_are_as_wide_as_features_may_be(tmp_path, file_format):
-    """ResNet-50's are of 2,048 numbers; one limit for all kinds of files."""
+    """ResNet-50's are of 2,048 numbers. One limit for all kinds of files."""
     for width, message in ((2048, ""), (MAX_FEATURES_WIDTH + 1, "expected 16384 at most")):
         numbers = pd.DataFrame(np.ones((4, width)), columns=[f"n{i}" for i in range(width)])
         roles = {"label": ["a", "b"] * 2, "bucket": ["1", "1", "2", "2"]}
@@ -241,7 +241,7 @@ def test_arrays_of_other_shapes_are_one_line(tmp_path):
 
 
 def test_repeated_rows_are_told_and_copied_buckets_refused(table, tmp_path):
-    """Tables repeat rows; more than half of a bucket in another one is a mistake."""
+    """Tables repeat rows. More than half of a bucket in another one is a mistake."""
     table.loc[39, COLUMNS] = table.loc[0, COLUMNS].to_numpy()
     (warning, *_) = load_vectors(write_table(table, tmp_path, "csv"), tmp_path).warnings
     assert "1 row is in both a training and a test set" in warning
@@ -272,7 +272,7 @@ def weather(tmp_path, **arguments):
 
 
 def test_the_weather_is_as_it_was_measured(tmp_path):
-    """Its digest, its half-years and their days; each in its time."""
+    """Its digest, its half-years and their days. Each in its time."""
     stream = weather(tmp_path)
     assert stream.class_names == ("drizzle", "fog", "rain", "snow", "sun")
     assert [b.key for b in stream.buckets][:3] == ["2012-H1", "2012-H2", "2013-H1"]
@@ -306,7 +306,7 @@ DIGEST = "sha256:bb268a4fd8d86a9c078035ffd5d4a653166611ed3d2533396600450171f9a3f
 
 
 def test_a_text_is_scikit_learns_hashed_words(tmp_path):
-    """The same of CSV and Parquet; a width of one's own; a row without a text is refused."""
+    """The same of CSV and Parquet. A width of one's own. A row without a text is refused."""
     texts = [f"{word} of day{i}: Rain" for i, word in enumerate(["Snow", "sun"] * 8)]
     frame = pd.DataFrame({"text": texts, "label": ["a", "b"] * 8, "bucket": [1] * 8 + [2] * 8})
     arguments = {"text": "text", "width": 32, "standardise": "none"}
