@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from damaged_journals import DAMAGES
 from faulty_proxy import Fault, FaultyProxy, every, wait_until
 from feature_streams import config as features_config
 from feature_streams import training as features_training
-from forked import Forked
+from forked import Forked, ForkedPython
 from mlflow import MlflowClient
 from servers import tracking_server
 from short_stream import BUCKETS, SLOWLY, options
@@ -491,15 +490,14 @@ with clear_mlflow.track(buckets=2, num_instances=10) as run:
 
 
 def start_script(tmp_path, text, *words):
-    """Start a program in its own interpreter. It has opened its run."""
+    """Start a program and wait until it has opened its run."""
     script = tmp_path / "script.py"
     script.write_text(text)
-    process = subprocess.Popen(
-        [sys.executable, str(script), *words],
+    process = ForkedPython(
+        *(str(script), *words),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         cwd=tmp_path,
     )
     assert process.stdout.readline() == "opened\n", process.communicate()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from forked import ForkedPython
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from stored_runs import histories, row_texts, rows_folder, stored_run
@@ -276,9 +277,8 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
     support = str(Path(__file__).parents[1] / "support")
     monkeypatch.setenv("PYTHONPATH", support, prepend=os.pathsep)
-    command = [sys.executable, "-c", RETURNING_TRAINER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as trainer:
+    with ForkedPython("-c", RETURNING_TRAINER, cwd=tmp_path, **pipes) as trainer:
         assert trainer.stdout.readline() == "row 2 is stored\n"
         trainer.send_signal(signal.SIGSTOP)
         (run,) = store.search_runs([experiment_id])
