@@ -1,12 +1,12 @@
 """What runs cost: in a row's file, in metrics, and said where two methods cost unlike."""
 
-import dataclasses
 import json
 import platform
 import re
 from itertools import combinations
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 from comparisons import counts, row_records
@@ -30,24 +30,24 @@ ALL = (*METRICS, *FAMILIES["cost"])
 BY = ["strategy"]
 
 
-def priced(records, price):
+def add_costs(records, price):
     """The same rows; of each bucket so many FLOPs, None where nothing is known."""
 
-    def of_row(record):
+    def cost_of_each_row(record):
         spent = price if record.row.row else 0
         cost = RowCost(training_flops=spent, images=10, replayed_images=2, stored_bytes=spent)
-        row = dataclasses.replace(record.row, cost=None if price is None else cost)
-        return dataclasses.replace(record, row=row)
+        row = msgspec.structs.replace(record.row, cost=None if price is None else cost)
+        return msgspec.structs.replace(record, row=row)
 
-    return {row_file_name(record.row.row): of_row(record) for record in records}
+    return {row_file_name(record.row.row): cost_of_each_row(record) for record in records}
 
 
-def runs_of(strategy, level, price, seeds=range(3)):
-    found = []
+def build_runs(strategy, level, price, seeds=range(3)):
+    run_list = []
     for seed in seeds:
-        record = assemble(priced(row_records(counts(level, seed), seed=seed), price))
+        record = assemble(add_costs(row_records(counts(level, seed), seed=seed), price))
         summary = summarize(record.masked_matrix, metrics=ALL)
-        found.append(
+        run_list.append(
             ComparedRun(
                 run_id=f"{strategy}{seed}",
                 name=f"{strategy} {seed}",
@@ -56,17 +56,17 @@ def runs_of(strategy, level, price, seeds=range(3)):
                 labels={"strategy": strategy},
             )
         )
-    return found
+    return run_list
 
 
-def compared(*runs, **options):
-    subjects = [run for of_group in runs for run in of_group]
-    return compare_groups(rank_groups(subjects, ["strategy"], metrics=ALL, **options))
+def compare_all(*runs, **options):
+    run_list = [run for of_group in runs for run in of_group]
+    return compare_groups(rank_groups(run_list, ["strategy"], metrics=ALL, **options))
 
 
 def test_a_cost_is_in_the_rows_file_and_read_back():
     """A field of the row's own; one that says nothing is left out."""
-    record = priced(row_records(counts(180, 0)), 5)["row_002.json"]
+    record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     text = record.to_json()
     assert json.loads(text)["cost"] == {
         "training_flops": 5,
@@ -77,7 +77,7 @@ def test_a_cost_is_in_the_rows_file_and_read_back():
     again = RowRecord.from_json(text, source="row_002.json")
     assert again.row.cost == record.row.cost
     assert again.to_json() == text
-    assert "cost" not in json.loads(dataclasses.replace(record, row=bare(record.row)).to_json())
+    assert "cost" not in json.loads(msgspec.structs.replace(record, row=bare(record.row)).to_json())
     assert bare(record.row) == record.row  # two tests of one model may take unlike long
 
 
@@ -91,14 +91,14 @@ def test_stored_bytes_is_the_largest_number_of_any_row():
 
 
 def bare(row):
-    return dataclasses.replace(row, cost=None)
+    return msgspec.structs.replace(row, cost=None)
 
 
 @pytest.mark.parametrize(
     "cost", [{"images": -1}, {"images": 1.5}, {"seconds": "2"}, {"training_flops": 2**63}, [1]]
 )
 def test_a_cost_that_is_none_is_refused(cost):
-    record = priced(row_records(counts(180, 0)), 5)["row_002.json"]
+    record = add_costs(row_records(counts(180, 0)), 5)["row_002.json"]
     document = {**json.loads(record.to_json()), "cost": cost}
     with pytest.raises(RecordError, match="cost"):
         RowRecord.from_json(json.dumps(document), source="row_002.json")
@@ -114,7 +114,7 @@ def test_a_loop_says_what_it_knows():
 
 
 @pytest.mark.parametrize(
-    ("cost", "told"),
+    ("cost", "message"),
     [
         (5, "cost is 5; expected a dictionary"),
         ({"seconds": float("inf")}, "cost.seconds: expected"),
@@ -123,59 +123,63 @@ def test_a_loop_says_what_it_knows():
         ({"images": np.ones(2)}, "cost.images: expected"),
     ],
 )
-def test_a_cost_that_a_loop_cannot_mean_is_one_line(cost, told):
-    with pytest.raises(RecordError, match=told):
+def test_a_cost_that_a_loop_cannot_mean_is_one_line(cost, message):
+    with pytest.raises(RecordError, match=message):
         parse_row_cost(cost)
 
 
 def test_costs_add_up_and_what_is_kept_is_the_most():
     """Of a run cut off, those of its own buckets; a row without cost leaves them undefined."""
-    records = priced(row_records(counts(180, 0)), 5)
+    records = add_costs(row_records(counts(180, 0)), 5)
     matrix = assemble(records).matrix
     assert [m.name for m in add_cost_metrics((), matrix)] == [m.name for m in FAMILIES["cost"]]
     for k in (1, 4):
-        found = summarize(matrix.after(k), metrics=ALL)
-        assert found[COST] == 5 * k
-        assert found["cost/images"] == 12 * k
-        assert found["cost/stored_bytes"] == 5
-    per_pflop = found["clear/challenge_score"] / (20 / 1e15)
-    assert found["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
+        metrics = summarize(matrix.after(k), metrics=ALL)
+        assert metrics[COST] == 5 * k
+        assert metrics["cost/images"] == 12 * k
+        assert metrics["cost/stored_bytes"] == 5
+    per_pflop = metrics["clear/challenge_score"] / (20 / 1e15)
+    assert metrics["cost/challenge_score_per_pflop"] == pytest.approx(per_pflop)
     row = records["row_002.json"]
-    records["row_002.json"] = dataclasses.replace(row, row=bare(row.row))
+    records["row_002.json"] = msgspec.structs.replace(row, row=bare(row.row))
     reasons = explain_undefined(assemble(records).matrix, metrics=ALL)
     assert str(reasons[COST]) == "row 2 lacks training_flops"
     assert str(reasons["cost/seconds"]) == "row 1 lacks seconds"
-    assert add_cost_metrics((), assemble(priced(records.values(), None)).matrix) == ()
+    assert add_cost_metrics((), assemble(add_costs(records.values(), None)).matrix) == ()
 
 
 def test_a_verdict_says_what_the_better_one_cost():
     """Within 1 % nothing, and nothing where a side says nothing."""
-    naive = runs_of("naive", 120, 1000)
-    for price, told in (
+    naive = build_runs("naive", 120, 1000)
+    for price, sentence in (
         (1900, " points at 1.9 times the training FLOPs, "),
         (500, " points at 0.50 times the training FLOPs, "),
         (1009, " points, "),
         (None, " points, "),
     ):
-        (verdict,) = compared(naive, runs_of("replay", 180, price)).list_pairs()
+        (verdict,) = compare_all(naive, build_runs("replay", 180, price)).list_pairs()
         assert verdict["outcome"] == "different"
-        assert told in verdict["sentence"]
-        assert ("FLOPs" in verdict["sentence"]) == ("FLOPs" in told)
+        assert sentence in verdict["sentence"]
+        assert ("FLOPs" in verdict["sentence"]) == ("FLOPs" in sentence)
 
 
 def test_the_page_and_its_picture_show_the_front():
     """The dearer and worse one is not on it."""
-    both = compared(runs_of("naive", 120, 1), runs_of("replay", 180, 2), runs_of("lwf", 110, 3))
+    both = compare_all(
+        build_runs("naive", 120, 1), build_runs("replay", 180, 2), build_runs("lwf", 110, 3)
+    )
     page = comparison_page(both, title="t", footer="f")
     assert 'id="cost"' in page
     pictures = dict(figures(both))
     front = re.search('<g class="k0 dash2"><path class="line" d="(.+?)"', str(pictures["cost.svg"]))
     assert front[1].count("L") == 1
-    equal = compared(runs_of("naive", 120, 1000), runs_of("replay", 180, 1005))
+    equal = compare_all(build_runs("naive", 120, 1000), build_runs("replay", 180, 1005))
     assert "cost.svg" not in dict(figures(equal))
-    without = compared(runs_of("naive", 120, None), runs_of("replay", 180, None))
+    without = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, None))
     assert 'id="cost"' not in comparison_page(without, title="t", footer="f")
-    free = compared(runs_of("naive", 120, 1), runs_of("lwf", 110, 3), runs_of("ncm", 100, 0))
+    free = compare_all(
+        build_runs("naive", 120, 1), build_runs("lwf", 110, 3), build_runs("ncm", 100, 0)
+    )
     assert "cost/training_flops, without ncm (0 FLOPs)" in str(dict(figures(free))["cost.svg"])
     assert "cost.svg" not in dict(figures(without))
     assert not [w for w in without.warnings if "cost" in w]
@@ -184,9 +188,9 @@ def test_the_page_and_its_picture_show_the_front():
 def test_names_of_methods_that_lie_close_together_do_not_overlap():
     """Where two names would be on the same stretch, they are a line apart."""
     levels = {"naive": (120, 100), "naive, momentum": (121, 104), "other": (120, 103)}
-    near = [runs_of(name, *level_and_price) for name, level_and_price in levels.items()]
+    near = [build_runs(name, *level_and_price) for name, level_and_price in levels.items()]
     picture = ElementTree.fromstring(
-        dict(figures(compared(*near, runs_of("far", 180, 900))))["cost.svg"]
+        dict(figures(compare_all(*near, build_runs("far", 180, 900))))["cost.svg"]
     )
     labels = [
         (float(text.get("x")), float(text.get("y")), len(text.text))
@@ -200,26 +204,26 @@ def test_names_of_methods_that_lie_close_together_do_not_overlap():
 
 
 def test_runs_without_costs_beside_others_are_told_of_once():
-    mixed = compared(runs_of("naive", 120, None), runs_of("replay", 180, 2))
-    (told,) = [warning for warning in mixed.warnings if "cost" in warning]
-    assert told.startswith("3 of 6 runs have not logged their cost")
+    mixed = compare_all(build_runs("naive", 120, None), build_runs("replay", 180, 2))
+    (cost_warning,) = [warning for warning in mixed.warnings if "cost" in warning]
+    assert cost_warning.startswith("3 of 6 runs have not logged their cost")
     assert mixed.ranked_by == "clear/challenge_score"
 
 
 def test_at_equal_cost_the_most_runs_stay():
     """The others are named with what they cost; where no two are equal, that is an error."""
-    naive, replay = runs_of("naive", 120, 1000), runs_of("replay", 180, 1005)
-    derpp, old = runs_of("derpp", 190, 2800), runs_of("si", 110, None)
-    kept, told = select_equal_cost([*naive, *replay, *derpp, *old], "training_flops", BY)
-    assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
-    assert told == [
+    naive, replay = build_runs("naive", 120, 1000), build_runs("replay", 180, 1005)
+    derpp, old = build_runs("derpp", 190, 2800), build_runs("si", 110, None)
+    remaining, messages = select_equal_cost([*naive, *replay, *derpp, *old], "training_flops", BY)
+    assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
+    assert messages == [
         "3 of 12 runs are left out: they logged no cost/training_flops.",
         "The 6 runs are within 1 % of cost/training_flops 4e+03; left out, with another cost: "
         "derpp 1.12e+04.",
     ]
     for by in (BY, []):
-        told = select_equal_cost([*naive, *replay], "images", by)[1]
-        assert told == ["The 6 runs are within 1 % of cost/images 48."]
+        messages = select_equal_cost([*naive, *replay], "images", by)[1]
+        assert messages == ["The 6 runs are within 1 % of cost/images 48."]
     with pytest.raises(
         ConfigError, match=r"no two methods are within 1 % of each other \(naive 4e"
     ):
@@ -230,23 +234,23 @@ def test_at_equal_cost_the_most_runs_stay():
 
 def test_at_equal_cost_two_methods_are_more_than_one_of_many_seeds():
     """What is left out is named by what it is grouped by, and counted from the seventh on."""
-    many = runs_of("lwf", 110, 500, range(10))
-    others = [run for i in range(7) for run in runs_of(f"own{i}", 120, 10000 * 2**i, [0])]
-    pair = [*runs_of("naive", 120, 1000), *runs_of("replay", 180, 1005)]
-    kept, (told,) = select_equal_cost([*many, *pair, *others], "training_flops", BY)
-    assert {run.labels["strategy"] for run in kept} == {"naive", "replay"}
-    assert "lwf 2e+03, own0 4e+04" in told
-    assert told.endswith("and 2 more.")
+    many = build_runs("lwf", 110, 500, range(10))
+    others = [run for i in range(7) for run in build_runs(f"own{i}", 120, 10000 * 2**i, [0])]
+    pair = [*build_runs("naive", 120, 1000), *build_runs("replay", 180, 1005)]
+    remaining, (messages,) = select_equal_cost([*many, *pair, *others], "training_flops", BY)
+    assert {run.labels["strategy"] for run in remaining} == {"naive", "replay"}
+    assert "lwf 2e+03, own0 4e+04" in messages
+    assert messages.endswith("and 2 more.")
 
 
 def test_equal_seconds_are_those_of_one_device():
-    runs = [*runs_of("naive", 120, 1), *runs_of("replay", 180, 1), *runs_of("lwf", 110, 1)]
+    runs = [*build_runs("naive", 120, 1), *build_runs("replay", 180, 1), *build_runs("lwf", 110, 1)]
     for run, device in zip(runs, ["A"] * 6 + ["B"] * 3, strict=True):
         costs = [RowCost(seconds=2.0, device=device)] * 4
         run.record.masked_matrix.__dict__["costs"] = tuple(costs)
         run.summary["cost/seconds"] = 8.0
-    (told,) = select_equal_cost(runs, "seconds", BY)[1]
-    assert told == (
+    (message,) = select_equal_cost(runs, "seconds", BY)[1]
+    assert message == (
         "The 6 runs are within 1 % of cost/seconds 8 on A; left out, with another cost or device: "
         "lwf 8 on B."
     )
