@@ -7,7 +7,7 @@ import sys
 import pytest
 
 PROGRAM = f"{sys.executable} -m clear_mlflow"
-TRAIN = f"{PROGRAM} train --epochs 1"
+TRAIN = f"{PROGRAM} train --epochs 1 --features pixels --predictions none"
 
 
 def run_shell(command, **environment):

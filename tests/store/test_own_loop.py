@@ -639,11 +639,10 @@ with clear_mlflow.track(buckets=3, num_instances=10) as run:
 
 
 def run_script(folder, text, *words):
-    """Run a program in its own interpreter."""
+    """Run a program in its own process."""
     script = folder / "script.py"
     script.write_text(text)
-    command = [sys.executable, str(script), *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run_python(str(script), *words, cwd=folder)
 
 
 def test_a_loop_killed_after_a_row_continues(store, experiment_id, monkeypatch, tmp_path):
