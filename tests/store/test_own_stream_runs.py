@@ -2,11 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from own_streams import YEARS, write_csv, write_parquet, write_years
 
 import clear_mlflow
