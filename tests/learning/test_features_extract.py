@@ -107,7 +107,7 @@ def test_an_interrupted_extraction_goes_on(root, full_folder, tmp_path, backbone
         extract_features(root, tmp_path, backbone, on_image=stop_at(15))
     stored = list((tmp_path / "features" / "mine").glob("*/*.npy"))
     assert [path.name for path in stored] == ["000.npy"]
-    assert "not for all current images" in one_line(
+    assert "not of all images" in one_line(
         load_features, load_test_stream(root, tmp_path), "mine", cache_dir=tmp_path
     )
     before = stored[0].stat().st_mtime_ns
@@ -149,7 +149,7 @@ def test_changed_data_has_no_features(root, tmp_path):
     message = one_line(
         load_features, load_test_stream(changed, tmp_path), "mine", cache_dir=tmp_path
     )
-    assert "not for all current images" in message
+    assert "not of all images" in message
 
 
 @pytest.mark.usefixtures("folder")

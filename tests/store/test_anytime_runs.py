@@ -50,7 +50,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def tests_folder(run):
+def get_tests_folder(run):
     """Return where a run of a store without a server keeps its tests."""
     return Path(run.info.artifact_uri.removeprefix("file://")) / ANYTIME_FOLDER
 
@@ -63,7 +63,7 @@ def only_run(store, experiment_id):
 def stored_tests(run):
     return [
         AnytimeRow.from_json(path.read_bytes(), source=path.name)
-        for path in sorted(tests_folder(run).iterdir())
+        for path in sorted(get_tests_folder(run).iterdir())
     ]
 
 
@@ -97,12 +97,12 @@ def finished(store, experiment_id):
 
 def test_every_test_is_a_file_beside_the_rows(store, finished):
     """And none is a row: rows, matrix and their metrics are those of a run without."""
-    assert [path.name for path in sorted(tests_folder(finished).iterdir())] == FILES
+    assert [path.name for path in sorted(get_tests_folder(finished).iterdir())] == FILES
     assert stored_tests(finished) == [test for tests in TESTS.values() for test in tests]
     assert [list(r.row.correct) for r in read_rows(store, finished).values()] == FOUR_BUCKETS
     assert len(list(rows_folder(finished).iterdir())) == len(FOUR_BUCKETS)
     run_without_tests = plain_run(store, finished, FOUR_BUCKETS[0])
-    assert not tests_folder(run_without_tests).exists()
+    assert not get_tests_folder(run_without_tests).exists()
     assert select_values(run_without_tests) == {}
     both = finished.data.metrics
     assert run_without_tests.data.metrics == {
@@ -134,9 +134,9 @@ def test_scoring_again_writes_nothing(store, finished):
 def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_id):
     """Rows and tests as any program may have written them, and the tag that reports it."""
     run = stored_run(store, experiment_id)
-    tests_folder(run).mkdir()
+    get_tests_folder(run).mkdir()
     for test in (test for tests in TESTS.values() for test in tests):
-        file = tests_folder(run) / anytime_file_name(test.bucket, test.test)
+        file = get_tests_folder(run) / anytime_file_name(test.bucket, test.test)
         file.write_text(test.to_json("2026-01-31T12:00:00Z"))
     store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
     late = file.rename(file.with_suffix(".late"))  # it is looked for again while it lacks
@@ -149,13 +149,13 @@ def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_i
 
 def test_a_damaged_test_is_told_and_the_rows_are_scored(store, finished):
     """Whatever is stored in its place."""
-    (tests_folder(finished) / FILES[3]).write_text("{")
+    (get_tests_folder(finished) / FILES[3]).write_text("{")
     verdict = rescore(store, finished)
     assert verdict.is_problem
     assert "its tests inside buckets were left out: bucket_002_test_0002.json:" in verdict.detail
     assert verdict.scores.results["clear/accuracy"].value == finished.data.metrics["clear/accuracy"]
-    (tests_folder(finished) / "notes.txt").write_text("nothing of ours")
-    (tests_folder(finished) / FILES[3]).write_text(TESTS[2][1].to_json("2026-01-31T12:00:00Z"))
+    (get_tests_folder(finished) / "notes.txt").write_text("nothing of ours")
+    (get_tests_folder(finished) / FILES[3]).write_text(TESTS[2][1].to_json("2026-01-31T12:00:00Z"))
     verdict = rescore(store, finished)
     assert not verdict.is_problem
     assert select_values(store.get_run(finished.info.run_id)) == pytest.approx(EXPECTED)
@@ -191,7 +191,7 @@ def test_tests_that_the_store_does_not_take_are_sent_by_sync(
     assert [path.name.rpartition("+")[2] for path in waiting] == FILES[5:]
     training.folder.unlink()
     training.folder.with_name("gone").rename(training.folder)
-    assert [path.name for path in sorted(tests_folder(run).iterdir())] == FILES[:5]
+    assert [path.name for path in sorted(get_tests_folder(run).iterdir())] == FILES[:5]
     (synced,) = sync_folders(select_folders(default_root() / run.info.run_id))
     assert synced.is_stored, synced.message
     run = store.get_run(run.info.run_id)
@@ -202,7 +202,7 @@ def test_tests_that_the_store_does_not_take_are_sent_by_sync(
 def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finished, tmp_path):
     """Its bucket was trained on again since, by another process, with other numbers perhaps."""
     other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
-    (tests_folder(finished) / FILES[3]).unlink()
+    (get_tests_folder(finished) / FILES[3]).unlink()
     journal = RunFolder.create(
         tmp_path / finished.info.run_id, finished.info.run_id, store.tracking_uri
     )
@@ -225,7 +225,9 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
     rows = parse_rows(read_row_files(store, finished, may_be_missing=None))
     records = {record.row.row: record for record in rows.values()}
-    files = frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in tests_folder(finished).iterdir())
+    files = frozenset(
+        f"{ANYTIME_FOLDER}/{path.name}" for path in get_tests_folder(finished).iterdir()
+    )
     point = ResumePoint(
         run=finished,
         config=training.config,
@@ -235,7 +237,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
         state=None,
         artifacts=files - {f"{ANYTIME_FOLDER}/{FILES[2]}"},
     )
-    (tests_folder(finished) / FILES[2]).unlink()
+    (get_tests_folder(finished) / FILES[2]).unlink()
     again = {
         bucket: inside_bucket(bucket, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
         for bucket in (2, 3)
@@ -278,15 +280,15 @@ def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
     page = draw_run(store, finished, [], "")
     assert "The model was tested 8 times inside its buckets." in page
     state = describe_state(store, finished)
-    (tests_folder(finished) / FILES[-1]).unlink()
+    (get_tests_folder(finished) / FILES[-1]).unlink()
     assert describe_state(store, finished) == state
     store.update_run(run_id, status="RUNNING")
     running = store.get_run(run_id)
     before = describe_state(store, running)
     assert "was tested 7 times" in draw_run(store, running, [], "")
-    (tests_folder(finished) / FILES[-2]).unlink()
+    (get_tests_folder(finished) / FILES[-2]).unlink()
     assert describe_state(store, running) != before
-    (tests_folder(finished) / FILES[0]).write_text("{}")
+    (get_tests_folder(finished) / FILES[0]).write_text("{}")
     page = draw_run(store, running, [], "")
     assert "Its tests inside buckets were left out: " in page
     assert 'id="inside"' not in page
