@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.device import fixed_sizes, resolve_precision, tf32
+from clear_mlflow.learning.device import cudnn_benchmark, resolve_precision, tf32
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import StreamTraining, check
@@ -98,7 +98,7 @@ def measure(data: Photos, options: argparse.Namespace) -> str:
             yield
 
     for side in (lambda: Bare(data, options).rows(), run_package):
-        with tf32(options.precision == "tf32"), fixed_sizes():  # as ours does for itself
+        with tf32(options.precision == "tf32"), cudnn_benchmark():  # as ours does for itself
             times = [time.perf_counter() for _ in side()]
         seconds.append(times[-1] - times[1])
     peak = format_peak(costs) if options.device == "cuda" else ""

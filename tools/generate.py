@@ -20,7 +20,7 @@ from pages import update_page, update_python_page
 from program_output import update_outputs
 
 from clear_mlflow.cli import main as command_line
-from clear_mlflow.learning.parameters.config import TrainConfig, switches
+from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO
 
 ROOT = Path(__file__).parent.parent
@@ -84,14 +84,15 @@ def write_options() -> str:
 
 def _annotate(field: Field[Any]) -> str:
     """Return the type of an option in Python, where a number with an auto may be a str."""
-    if field.metadata["python"]:
-        return str(field.metadata["python"])
-    if field.name in switches():
+    option = PARAMETERS[field.name]
+    if option.python_type:
+        return option.python_type
+    if option.is_switch:
         return 'bool | Literal["on", "off"]'
-    if field.metadata["choices"]:
-        return f"Literal[{', '.join(map(json.dumps, field.metadata['choices']))}]"
+    if option.choices:
+        return f"Literal[{', '.join(map(json.dumps, option.choices))}]"
     number = next((n for n in ("float", "int") if re.search(rf"\b{n}\b", str(field.type))), "str")
-    may_be_text = number != "str" and field.metadata["default"] == AUTO
+    may_be_text = number != "str" and option.default == AUTO
     return f"{number} | str" if may_be_text else number
 
 

@@ -78,14 +78,14 @@ def list_recipes() -> Iterator[str]:
 
 def list_parameters() -> Iterator[str]:
     """Yield the parameters of a training, in groups."""
-    for group in dict.fromkeys(metadata["group"] for metadata in PARAMETERS.values()):
+    for group in dict.fromkeys(option.group for option in PARAMETERS.values()):
         yield f"### {group}\n"
-        for name, metadata in PARAMETERS.items():
-            if metadata["group"] == group:
-                choices = "|".join(metadata["choices"])
+        for name, option in PARAMETERS.items():
+            if option.group == group:
+                choices = "|".join(option.choices)
                 values = f"={choices}" if choices else ""
-                help_text = metadata["help"].replace("<", "&lt;")
-                yield f"- `{name}{values}` (`{metadata['default']}`): {help_text}"
+                help_text = option.help.replace("<", "&lt;")
+                yield f"- `{name}{values}` (`{option.default}`): {help_text}"
         yield ""
 
 

@@ -33,7 +33,7 @@ from clear_mlflow.importers import (
     read_row,
     read_runs,
 )
-from clear_mlflow.learning.parameters.logged import is_of_a_training
+from clear_mlflow.learning.parameters.logged import is_training
 from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_metrics
 from clear_mlflow.scoring import Scores, log_results, read_scores
 from clear_mlflow.store import names
@@ -224,7 +224,7 @@ def _score_run(
     if scores.record is None and not abandoned:
         return failed(NO_ROWS) if must_have_rows else skipped(NO_ROWS, scores)
     missing_rows = scores.record.missing if scores.record else ()
-    if not is_of_a_training(run.data.params):  # a loop need not test its untrained model
+    if not is_training(run.data.params):  # a loop need not test its untrained model
         missing_rows = tuple(row for row in missing_rows if row)
     undefined = [
         result

@@ -13,14 +13,13 @@ from clear_mlflow.core.distributed import read_dist_env
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.learning.parameters.config import (
+    PARAMETERS,
     TrainConfig,
-    check_memory,
-    known_parameters,
     parameter_defaults,
-    switches,
+    suggest_parameters,
 )
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.parameters.values import argument_text
+from clear_mlflow.learning.parameters.values import format_argument
 from clear_mlflow.learning.progress import TrainingProgress, accuracies, progress_for
 from clear_mlflow.report.page.run_page import progress_html
 
@@ -127,30 +126,28 @@ def _resolve_options(
     function: called by the user. Raises TypeError for an unknown option, and ConfigError if a value
     is invalid.
     """
-    for name in options.keys() - parameter_defaults().keys():  # as Python itself does
-        raise TypeError(f"{function.__name__}() has no option {name!r}; {known_parameters(name)}")
+    for name in options.keys() - PARAMETERS.keys():  # as Python itself does
+        raise TypeError(f"{function.__name__}() has no option {name!r}; {suggest_parameters(name)}")
     requested = _format_options(options)
-    config = TrainConfig.resolve(requested)
-    check_memory(config, requested)
-    return requested, config
+    return requested, TrainConfig.resolve(requested, passed=requested)
 
 
 def _format_options(options: Mapping[str, object]) -> dict[str, str]:
     """Return options as text for the command line, without those that have their default."""
     texts = {name: _format_option(name, value) for name, value in options.items()}
-    return {name: text for name, text in texts.items() if text != parameter_defaults()[name]}
+    return {name: text for name, text in texts.items() if text != PARAMETERS[name].default}
 
 
 def _format_option(name: str, value: object) -> str:
     """Convert a Python value of an option to the text that the command line accepts for it."""
-    if isinstance(value, bool) and name in switches():
+    if isinstance(value, bool) and PARAMETERS[name].is_switch:
         return "on" if value else "off"
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={argument_text(item)}" for key, item in value.items())
+        return ",".join(f"{key}={format_argument(item)}" for key, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ",".join(map(str, value))
     # The text of a number's default, which is what it is compared with: 0.00001 is 1e-05 elsewhere.
-    default = parameter_defaults()[name]
+    default = PARAMETERS[name].default
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         with suppress(ValueError):
             return default if float(default) == value else str(value)

@@ -19,7 +19,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import printable, safe_repr
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.learning.parameters.values import feature_name
+from clear_mlflow.learning.parameters.values import parse_feature_name
 from clear_mlflow.learning.progress import can_show_bars
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
     """
     from clear_mlflow.data.check import check_layout, check_stream
     from clear_mlflow.data.sources import CLEAR, is_own_stream, needs_folder
-    from clear_mlflow.learning.arguments import named_dataset
+    from clear_mlflow.learning.arguments import parse_dataset_arguments
 
     if str(folder) in CLEAR:
         folder = default_data_dir() / str(folder)
@@ -87,7 +87,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
             findings = check_layout(folder, on_progress=report)
     else:
         root = AUTO if folder is None else str(folder)
-        name, arguments = named_dataset(dataset, root, dataset_args)
+        name, arguments = parse_dataset_arguments(dataset, root, dataset_args)
         if not is_own_stream(name) or (folder is None and needs_folder(name)):
             raise ConfigError(
                 f"dataset is {name}; expected DIR and a stream of your own, for example folder, or "
@@ -176,7 +176,7 @@ def features(
         raise ConfigError("name is 'none'; for train, that means no features: pass another name")
     name = backbone.replace(":", "-") if name == AUTO else name
     try:
-        feature_name(name)
+        parse_feature_name(name)
     except ValueError as error:
         raise ConfigError(f"name is {safe_repr(name)}; {error}") from None
     from clear_mlflow.data.splits import check_protocol
@@ -188,13 +188,14 @@ def features(
     from clear_mlflow.data import load_stream
     from clear_mlflow.data.download import fetch_clear
     from clear_mlflow.data.sources import CLEAR
-    from clear_mlflow.learning.arguments import named_dataset
+    from clear_mlflow.learning.arguments import parse_dataset_arguments
     from clear_mlflow.learning.device import resolve_device
-    from clear_mlflow.learning.inference.extract import extract, load_backbone
+    from clear_mlflow.learning.inference.backbones import load_backbone
+    from clear_mlflow.learning.inference.extract import extract
 
     if folder in CLEAR:
         dataset, folder = folder, AUTO
-    dataset, arguments = named_dataset(dataset, folder, dataset_args)
+    dataset, arguments = parse_dataset_arguments(dataset, folder, dataset_args)
     if folder == AUTO and dataset in CLEAR:
         with _show_steps(of_bytes=True) as report:
             fetch_clear(dataset, report)

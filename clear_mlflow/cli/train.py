@@ -20,7 +20,6 @@ from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
     auto_values,
-    check_memory,
     parameter_defaults,
 )
 from clear_mlflow.learning.parameters.logged import read_config_file
@@ -30,8 +29,8 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.process.training_process import TrainingProcess
 
 _HEADINGS = {"Run": "config experiment run_name tag resume assume_dead if_held processes"}
-for _name, _parameter in PARAMETERS.items():
-    _HEADINGS[_parameter["group"]] = f"{_HEADINGS.get(_parameter['group'], '')} {_name}"
+for _name, _option in PARAMETERS.items():
+    _HEADINGS[_option.group] = f"{_HEADINGS.get(_option.group, '')} {_name}"
 
 
 def _describe_parameter(name: str) -> str:
@@ -44,7 +43,7 @@ def _describe_parameter(name: str) -> str:
     for dataset, value in auto_values(name).items():
         datasets.setdefault(value, []).append(dataset)
     parts = [f"{value} on {', '.join(names)}" for value, names in datasets.items()]
-    text: str = PARAMETERS[name]["help"]
+    text = PARAMETERS[name].help
     return f"{text} {AUTO}: {'; '.join(parts)}." if parts else text
 
 
@@ -53,11 +52,11 @@ _TRAINING_OPTIONS = [
     build_option(
         name,
         type=str,
-        default=parameter["default"],
-        metavar=f"[{'|'.join(parameter['choices'])}]" if parameter["choices"] else "VALUE",
+        default=option.default,
+        metavar=f"[{'|'.join(option.choices)}]" if option.choices else "VALUE",
         help=_describe_parameter(name),
     )
-    for name, parameter in PARAMETERS.items()
+    for name, option in PARAMETERS.items()
 ]
 
 
@@ -68,7 +67,7 @@ _TRAINING_OPTIONS = [
         "clear-mlflow train",
         "clear-mlflow train --strategy replay --memory 0.1 --seed 1",
         "clear-mlflow train --dataset clear10 --data-root ~/clear10 --experiment first",
-        "clear-mlflow train --features pixels --seeds 0,1,2 --run-name baseline --tag paper=draft",
+        "clear-mlflow train --features pixels --batch-size 64 --seeds 0,1,2 --tag paper=draft",
         "mlflow run . --env-manager local -P strategy=replay",
     ),
 )
@@ -91,9 +90,9 @@ def train(
     Args:
         config: path of the config.json of an earlier run, to repeat it. Options that are passed
             override the file.
-        experiment: MLflow experiment; created if it does not exist. None: the experiment of
+        experiment: MLflow experiment; created if it does not exist. Without it, the experiment of
             MLFLOW_EXPERIMENT_NAME, else Default.
-        run_name: name of the run. None: made of what it trains.
+        run_name: name of the run. Without it, a name with strategy, dataset and seed.
         tag: tag of the run, KEY=TEXT; may be given several times.
         resume: id of an interrupted run, to resume it with its parameters.
         assume_dead: with --resume, do not wait until the lease of the process that trained the run
@@ -125,8 +124,8 @@ def train(
                 "MLFLOW_RUN_ID to the run's id instead"
             )
         passed = _select_passed(parameters)
-        requested, train_config = _resolve_parameters(config, parameters)
-        check_memory(train_config, {} if resume else passed)
+        requested = _read_parameters(config, parameters)
+        train_config = TrainConfig.resolve(requested, passed=() if resume else passed)
         if not dist_env.keeps_record:
             sys.exit(run_rank(dist_env, train_config, signals))
 
@@ -179,7 +178,7 @@ def train_distributed(
     Args:
         processes: number of processes on this machine, which share every batch. auto: one per GPU,
             or 2 on CPUs.
-        config: as in :func:`train`, like all that follow.
+        config: path of a config.json; see :func:`train`.
         experiment: name of the experiment.
         run_name: name of the run.
         tag: tags of the run.
@@ -189,31 +188,26 @@ def train_distributed(
 
     if processes != "auto" and processes < 1:
         raise ConfigError(f"processes is {processes}; expected a whole number of at least 1")
-    _, train_config = _resolve_parameters(config, parameters)
+    passed = _select_passed(parameters)
+    train_config = TrainConfig.resolve(_read_parameters(config, parameters), passed=passed)
     # The started processes read experiment and tags from the environment, and the name here.
     apply_run_options(experiment, run_name, tag)
     arguments = [f"--run-name={run_name}"] if run_name else []
     if config:
         arguments += ["--config", str(config)]
     # Only passed options: a default would override the configuration file.
-    for name, value in _select_passed(parameters).items():
+    for name, value in passed.items():
         arguments += [f"--{name.replace('_', '-')}", value]
     num_processes = resolve_num_processes(None if processes == "auto" else processes, train_config)
     sys.exit(launch(num_processes, arguments))
 
 
-def _resolve_parameters(
-    config_file: Path | None, parameters: dict[str, str]
-) -> tuple[dict[str, str], TrainConfig]:
-    """Return parameters as text, and the resolved configuration.
-
-    config_file: path of a config.json, which passed options override, or None. Raises ConfigError
-    if a value is invalid.
-    """
-    if config_file:
-        from_file = read_config_file(config_file)
-        parameters = {**parameter_defaults(), **from_file, **_select_passed(parameters)}
-    return parameters, TrainConfig.resolve(parameters)
+def _read_parameters(config_file: Path | None, parameters: dict[str, str]) -> dict[str, str]:
+    """Return parameters as text. config_file: path of a config.json, which passed ones override."""
+    if config_file is None:
+        return parameters
+    from_file = read_config_file(config_file)
+    return {**parameter_defaults(), **from_file, **_select_passed(parameters)}
 
 
 def _select_passed(parameters: dict[str, str]) -> dict[str, str]:
@@ -239,20 +233,17 @@ def apply_run_options(
     for name, text in passed.items():
         if text and existing_run_id:
             raise ConfigError(
-                f"{name} is {text!r}, and run {existing_run_id} is there already, with its own "
+                f"{name} is {text!r}, but run {existing_run_id} exists already and keeps its "
                 "experiment, name and tags; leave the option out"
             )
     tags = {}
     for text in tag:
         key, sign, value = text.partition("=")
         if not key.strip() or not sign:
-            raise ConfigError(
-                f"tag is {text!r}; expected a key, = and a text, for example paper=draft"
-            )
+            raise ConfigError(f"tag is {text!r}; expected KEY=TEXT, for example paper=draft")
         if key.startswith(("mlflow.", "clear_mlflow.")):
             raise ConfigError(
-                f"tag is {text!r}; names that begin with mlflow. or clear_mlflow. are the "
-                "programs' own"
+                f"tag is {text!r}; names that begin with mlflow. or clear_mlflow. are reserved"
             )
         tags[key.strip()] = value
     # MLflow's own variables: every run that is opened from here on follows them.

@@ -16,7 +16,7 @@ import yaml
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import safe_repr
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decode_text, read_bytes
-from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
+from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
 
 _SECTIONS = ("fixed", "grid", "runs")
@@ -99,7 +99,7 @@ def complete_runs(grid: Grid, complete: Callable[[TrainConfig], TrainConfig]) ->
 
 def hash_config(config: TrainConfig) -> str:
     """Hash the parameters that have an effect, in one form however the user wrote them."""
-    ignored = {"metrics", *config.without_role}  # metrics are computed from the rows
+    ignored = {"metrics", *config.ignored_parameters}  # metrics are computed from the rows
     if config.seeds != NONE:
         ignored.add("seed")
     return hash_json({name: t for name, t in config.as_text().items() if name not in ignored})
@@ -221,8 +221,7 @@ def _plan_run(parameters: dict[str, str], number: int) -> PlannedRun:
             "`seed`, for example seed: [0, 1]"
         )
     # Absolute paths, so that a worker in another working folder reads the same files.
-    names = [name for name in parameters_with("path") if name in parameters]
-    paths = {name: str(getattr(config, name)) for name in names}
+    paths = {name: str(getattr(config, name)) for name in parameters if PARAMETERS[name].is_path}
     return PlannedRun({**parameters, **paths}, config, "", hash_config(config))
 
 

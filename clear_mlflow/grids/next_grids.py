@@ -12,7 +12,7 @@ from clear_mlflow.comparison.groups import Group
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import validated_split
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
-from clear_mlflow.learning.parameters.logged import is_of_a_training, logged_parameters
+from clear_mlflow.learning.parameters.logged import is_training, logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.store import names
 
@@ -100,7 +100,7 @@ def _find_common_parameters(group: Group) -> dict[str, str] | None:
 
 def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
     """Return the logged parameters that are not defaults; {} for a run of another program."""
-    if not is_of_a_training(logged):
+    if not is_training(logged):
         return {}
     defaults = parameter_defaults()
     changed = {
@@ -109,7 +109,7 @@ def _select_changed(logged: Mapping[str, str]) -> dict[str, str]:
         if name not in _SEEDS and text not in (defaults[name], AUTO)
     }
     try:
-        unused = TrainConfig.resolve(changed).without_role
+        unused = TrainConfig.resolve(changed).ignored_parameters
     except ConfigError:
         return changed
     return {name: text for name, text in changed.items() if name not in unused}

@@ -1,4 +1,4 @@
-"""Named values as ``name=value,name=value``: a strategy's numbers, how a dataset is read."""
+"""Arguments of strategies, datasets and scenarios, which arrive as ``name=value,name=value``."""
 
 from __future__ import annotations
 
@@ -15,44 +15,49 @@ from clear_mlflow.data.sources import load_source, stream_name
 from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.parameters.config import parse_parameter
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.parameters.values import Argument, argument_text
-from clear_mlflow.learning.parameters.values import parse_arguments as split_arguments
+from clear_mlflow.learning.parameters.values import Argument, format_argument, split_arguments
 
 T = TypeVar("T")
 
 _EXPECTED = {int: "a whole number", float: "a finite number", str: "a text"}
 
 
-def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, Argument]) -> T:
-    """What a parameter like ``strategy_args`` says, as *kind*, a dataclass with defaults."""
-    hints = get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    values: dict[str, Argument] = {}
-    for name, value in given.items():
+def parse_arguments(
+    parameter: str, owner: str, arguments_class: type[T], values: Mapping[str, Argument]
+) -> T:
+    """Return an instance of a dataclass with defaults from texts or typed values.
+
+    parameter, owner: for messages, for example ``strategy_args`` and ``strategy ewc``. Raises
+    ConfigError if an argument does not exist or has an invalid value.
+    """
+    hints = get_type_hints(arguments_class)
+    names = [f.name for f in dataclasses.fields(arguments_class)]  # type: ignore[arg-type]
+    parsed: dict[str, Argument] = {}
+    for name, value in values.items():
         if name not in names or value == "":
-            known = f"known are {', '.join(names)}" if names else "it takes none"
-            shown = f"{name}={value}" if value != "" else name
+            text = f"{name}={value}" if value != "" else name
+            valid_names = f"known are {', '.join(names)}" if names else "it takes none"
             raise ConfigError(
-                f"{parameter} holds {shown!r}, which is no argument of {of}; {known}, as "
-                "name=value,name=value"
+                f"{parameter} contains {text!r}, which is not an argument of {owner}; "
+                f"{valid_names}, in the form name=value,name=value"
             )
-        values[name] = value
+        parsed[name] = value
         if isinstance(value, str):
             try:
-                values[name] = _parse_value(hints[name], value)
+                parsed[name] = _parse_value(hints[name], value)
             except ValueError as error:
                 raise ConfigError(f"{parameter} has {name}={value}; expected {error}") from None
-    arguments = kind(**values)
+    arguments = arguments_class(**parsed)
     for name in names:
-        # A run is resumed from these texts, and compared by them.
+        # Runs are resumed and compared by these texts, which must therefore parse to the same.
         value = getattr(arguments, name)
-        text = argument_text(value)
+        text = format_argument(value)
         with suppress(ValueError):
-            is_plain = text and split_arguments(f"{name}={text}") == {name: text}
-            if is_plain and _parse_value(hints[name], text) == value:
+            is_storable = text and split_arguments(f"{name}={text}") == {name: text}
+            if is_storable and _parse_value(hints[name], text) == value:
                 continue
         raise ConfigError(
-            f"{name} of {of} is {value!r}, which cannot be stored in {parameter} as a text and "
+            f"{name} of {owner} is {value!r}, which cannot be stored in {parameter} as a text and "
             "read back; expected bool, int, float, str without commas, Literal of these, or one of "
             "these with | None"
         )
@@ -74,29 +79,38 @@ def check_above_zero(arguments: object, *names: str) -> None:
 
 
 def dataset_arguments(
-    dataset: str, data_root: str, given: Mapping[str, Argument]
+    dataset: str, data_root: str, values: Mapping[str, Argument]
 ) -> dict[str, Argument]:
-    """What ``dataset_args`` says, with all that it leaves out; a stream is called as its folder."""
-    kind = load_source(dataset).Arguments
-    arguments: Any = parse_arguments("dataset_args", f"dataset {dataset}", kind, given)
-    values = dataclasses.asdict(arguments)
-    if "name" in values:
-        values["name"] = stream_name(dataset, data_root, values)
-        kind(**values)  # a folder may be called as no stream can be
-    return values
+    """Return all arguments of a dataset, with defaults, and its folder's name as ``name``.
+
+    values: ``dataset_args``. Raises ConfigError if one is invalid.
+    """
+    arguments_class = load_source(dataset).Arguments
+    arguments: Any = parse_arguments("dataset_args", f"dataset {dataset}", arguments_class, values)
+    completed = dataclasses.asdict(arguments)
+    if "name" in completed:
+        completed["name"] = stream_name(dataset, data_root, completed)
+        arguments_class(**completed)  # raises if the folder's name is not valid for a stream
+    return completed
 
 
-def scenario_arguments(scenario: str, given: Mapping[str, Argument]) -> dict[str, Argument]:
-    """What ``scenario_args`` says, with all that it leaves out; of ``domain``, nothing."""
-    kind: Any = dataclasses.make_dataclass("Arguments", [])
-    if scenario != DOMAIN:
-        kind = ScenarioArguments
-    found = parse_arguments("scenario_args", f"scenario {scenario}", kind, given)
-    return dataclasses.asdict(found)
+def scenario_arguments(scenario: str, values: Mapping[str, Argument]) -> dict[str, Argument]:
+    """Return all arguments of a scenario, with defaults. ``domain`` has none.
+
+    values: ``scenario_args``. Raises ConfigError if one is invalid.
+    """
+    arguments_class: Any = ScenarioArguments
+    if scenario == DOMAIN:
+        arguments_class = dataclasses.make_dataclass("Arguments", [])
+    return dataclasses.asdict(
+        parse_arguments("scenario_args", f"scenario {scenario}", arguments_class, values)
+    )
 
 
-def named_dataset(dataset: str, data_root: str, text: str) -> tuple[str, dict[str, Argument]]:
-    """A dataset and its arguments from the texts of ``dataset`` and ``dataset_args``."""
+def parse_dataset_arguments(
+    dataset: str, data_root: str, text: str
+) -> tuple[str, dict[str, Argument]]:
+    """Return a dataset's name and arguments from the texts of ``dataset`` and ``dataset_args``."""
     name = parse_parameter("dataset", dataset)
     return name, dataset_arguments(name, data_root, parse_parameter("dataset_args", text))
 
@@ -107,7 +121,7 @@ def _parse_value(hint: Any, text: str) -> Argument:
     is_optional = get_origin(hint) in (Union, UnionType) and NoneType in options
     words: dict[str, Argument] = {"yes": True, "no": False} if hint is bool else {}
     if get_origin(hint) is Literal:
-        words = {argument_text(option): option for option in options}
+        words = {format_argument(option): option for option in options}
     elif is_optional and len(options) == 2:
         words, hint = {NONE: None}, options[options[0] is NoneType]
     if text in words:

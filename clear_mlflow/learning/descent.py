@@ -16,9 +16,15 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.text import warn
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
-from clear_mlflow.learning.device import RngPurpose, autocast, is_apart, reached, seed_everything
+from clear_mlflow.learning.device import (
+    RngPurpose,
+    autocast,
+    is_other_device,
+    record_event,
+    seed_everything,
+)
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.learning.models import input_dtype, trainable
+from clear_mlflow.learning.models import input_dtype, set_training_mode
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
@@ -117,7 +123,7 @@ class GradientDescent:
         curve, tests, costs, budget = self.curve, self.tests, self.costs, self.budget
         passing = self.passing
         curve.begin(config.epochs * len(bounds), None if budget is None else budget.limit)
-        if is_apart(samples.images.device, self._device):
+        if is_other_device(samples.images.device, self._device):
             self._say_apart(samples, position)
         if tests is not None:
             tests.begin(position, epochs=config.epochs, steps_an_epoch=len(bounds))
@@ -126,7 +132,7 @@ class GradientDescent:
         if self._optimizer is None or config.optimizer_state == "reset":
             self._optimizer = build_optimizer(self._model, config)
         optimizer = self._optimizer
-        trainable(self._model, config.freeze)
+        set_training_mode(self._model, config.freeze)
         if [id(p) for p in self._learning] != [id(p) for p in _learning(self._model)]:
             self._plain, self._of_full = self._spread()
         full = bounds[0][1] - bounds[0][0]
@@ -324,7 +330,7 @@ class _Fetched:
 
     def __init__(self, numbers: Tensor) -> None:
         self._here = numbers.to("cpu", non_blocking=True)
-        self.sent = reached(numbers.device)
+        self.sent = record_event(numbers.device)
 
     def read(self) -> Tensor:
         self.sent.synchronize()
@@ -351,7 +357,7 @@ class LossCurve:
         self._images = 0
         # Windows that have ended: mean loss, last step, its rate, and images.
         self._coming: deque[tuple[_Fetched, int, float, int]] = deque()
-        self._began = reached(device)
+        self._began = record_event(device)
         self.lr = math.nan  # of the steps that follow
 
     def begin(self, num_steps: int, budget: int | None = None) -> None:
@@ -361,7 +367,7 @@ class LossCurve:
         points, total = num_points(num_steps), num_steps if budget is None else budget
         self._ends = deque(total * (i + 1) // points for i in range(points))
         self._first = self.steps
-        self._began = reached(self._window.device)
+        self._began = record_event(self._window.device)
         self._open_window()
 
     def step_done(self, loss: Tensor, images: int, spent: int | None = None) -> None:

@@ -18,10 +18,10 @@ from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.device import RngPurpose, autocast, is_out_of_memory, seed_everything
+from clear_mlflow.learning.device import RngPurpose, autocast, is_memory_error, seed_everything
 from clear_mlflow.learning.models import (
+    build_feature_model,
     build_model,
-    feature_model,
     input_dtype,
     logits_in_float32,
 )
@@ -144,7 +144,7 @@ def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.
     seed_everything(config.seed, RngPurpose.WEIGHTS, *where)
     model = load_strategy(config.strategy).build_model(config, stream)
     if model is None and isinstance(stream, FeatureStream):
-        model = feature_model(config.model, stream.width, num_classes=stream.num_classes)
+        model = build_feature_model(config.model, stream.width, num_classes=stream.num_classes)
     if model is None:
         model = build_model(
             config.model,
@@ -215,7 +215,7 @@ def measure(
                 with autocast(device, precision):
                     logits: Tensor = model(inputs)
             except RuntimeError as error:
-                if end - begin <= 1 or not is_out_of_memory(error):
+                if end - begin <= 1 or not is_memory_error(error):
                     raise
                 rest = batch_bounds(stop - start - begin, (end - begin) // 2)
                 bounds = [(begin + first, begin + last) for first, last in rest]

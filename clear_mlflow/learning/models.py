@@ -1,4 +1,4 @@
-"""Models by name, each with a head for the dataset's classes."""
+"""Build models by name, each with a head for the dataset's classes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,18 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import nearest
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.device import compute_dtype
-from clear_mlflow.learning.inference.backbone import (
-    DEFAULT_WEIGHTS,
-    downloaded,
-    fill,
-    read_weights,
-)
-from clear_mlflow.learning.parameters.recipes import NONE
+from clear_mlflow.learning.inference.weights import download_weights, load_weights, read_weights
+from clear_mlflow.learning.parameters.recipes import DEFAULT_WEIGHTS, NONE, SMALL_CNN
 
-SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: feature_model
-
-# Sizes that the message about a size that does not work tries, the smallest first.
-_USUAL_SIZES = (32, 64, 96, 128, 224, 299)
+# Sizes that an error message suggests, if the model accepts them, from the smallest.
+_SUGGESTED_SIZES = (32, 64, 96, 128, 224, 299)
 
 # The two models that return more than logits while they train, unless built otherwise.
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
 
 
-def model_names() -> tuple[str, ...]:
-    """Every name that :func:`build_model` knows, sorted."""
+def list_model_names() -> tuple[str, ...]:
+    """Return all names that :func:`build_model` accepts, sorted."""
     models = _torchvision_models()
     return tuple(sorted([SMALL_CNN, *models.list_models(module=models)]))
 
@@ -42,18 +35,22 @@ def model_names() -> tuple[str, ...]:
 def build_model(
     name: str, *, num_classes: int, image_size: int, weights: str = NONE, freeze: str = NONE
 ) -> nn.Module:
-    """A model from (N, 3, size, size) to logits; weights: none, DEFAULT, or a file, head or not."""
+    """Build a model from (N, 3, size, size) to logits.
+
+    weights: none, DEFAULT, or path of a file, with or without a head. Raises ConfigError if the
+    model does not exist, or does not fit the size or the weights.
+    """
     _check_name(name)
     try:
         if weights == DEFAULT_WEIGHTS:
-            model = _pretrained(name, num_classes=num_classes, image_size=image_size)
+            model = _build_pretrained(name, num_classes=num_classes, image_size=image_size)
         else:
             model = _build(name, num_classes=num_classes, image_size=image_size)
             if weights != NONE:
-                _load_weights(model, Path(weights), name=name)
+                _load_weights_file(model, Path(weights), name=name)
         if freeze == "backbone":
             model.requires_grad_(False)
-            head_of(model).requires_grad_(True)
+            get_head(model).requires_grad_(True)
         return model
     except (ValueError, AssertionError) as error:
         raise ConfigError(
@@ -62,24 +59,24 @@ def build_model(
         ) from error
 
 
-def head_of(model: nn.Module) -> nn.Linear | nn.Conv2d:
-    """The layer that gives the logits: the last linear one, or convolution of 1 x 1."""
-    return named_head(model)[1]
+def get_head(model: nn.Module) -> nn.Linear | nn.Conv2d:
+    """Return the layer that computes the logits: the last linear or convolutional one."""
+    return find_head(model)[1]
 
 
-def named_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
-    """:func:`head_of`, after its name."""
-    *_, found = (
+def find_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
+    """Return the name of the layer that computes the logits, and the layer."""
+    *_, head = (
         (name, layer)
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Linear, nn.Conv2d))
     )
-    return found
+    return head
 
 
 @contextmanager
 def logits_in_float32(model: nn.Module) -> Iterator[None]:
-    """The logits' layer in float32, where others are bfloat16: its ties go to the first class."""
+    """Compute the logits in float32 within autocast, so that fewer of them are equal."""
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     for head in heads:
 
@@ -98,29 +95,32 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def input_dtype(model: nn.Module, precision: str) -> torch.dtype:
-    """What images become at once: that of a convolution, where one sees them before all else."""
+    """Return the dtype for input images: the first layer's if it is a convolution."""
     first = next(part for part in model.modules() if not list(part.children()))
-    is_seen = isinstance(first, nn.Conv2d) and not getattr(model, "transform_input", False)
-    return compute_dtype(precision) if is_seen else torch.float32
+    is_input = isinstance(first, nn.Conv2d) and not getattr(model, "transform_input", False)
+    return compute_dtype(precision) if is_input else torch.float32
 
 
-def trainable(model: nn.Module, freeze: str) -> None:
-    """Training mode, but evaluation for what is frozen: its statistics stay, dropout is off."""
+def set_training_mode(model: nn.Module, freeze: str) -> None:
+    """Set training mode, except for frozen layers: fixed statistics, and no dropout."""
     model.train()
     if freeze == "backbone":
         model.eval()
-        head_of(model).train()
+        get_head(model).train()
 
 
-def feature_model(name: str, width: int, *, num_classes: int) -> nn.Module:
-    """A model on stored features: ``linear``, or ``mlp:256-128`` with hidden layers so wide."""
+def build_feature_model(name: str, width: int, *, num_classes: int) -> nn.Module:
+    """Build a model on stored features: ``linear``, or ``mlp:256-128`` with two hidden layers.
+
+    width: numbers per image.
+    """
     layers: list[nn.Module] = []
     for hidden in map(int, name.partition(":")[2].split("-") if ":" in name else ()):
         layers += [nn.Linear(width, hidden), nn.ReLU()]
         width = hidden
     if layers:
         return nn.Sequential(*layers, nn.Linear(width, num_classes))
-    # Zero before it is trained: the same for all seeds.
+    # Initialised with zeros, the same for all seeds.
     head = nn.Linear(width, num_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -129,12 +129,12 @@ def feature_model(name: str, width: int, *, num_classes: int) -> nn.Module:
 
 @lru_cache(maxsize=64)
 def check_weights(name: str, weights: str, *, image_size: int, num_classes: int | None) -> None:
-    """Raise ConfigError unless a model can start from weights, which are not downloaded.
+    """Raise ConfigError unless a model can start from weights. Downloads nothing.
 
-    A head is compared with *num_classes*, or not at all if it is None.
+    num_classes: of the dataset, or None to skip the head.
     """
     if weights == DEFAULT_WEIGHTS:
-        size = _describe_default(name).meta["min_size"][0]
+        size = _get_default_weights(name).meta["min_size"][0]
         if name.startswith(("vit_", "maxvit_")) and image_size != size:
             raise ConfigError(
                 f"weights is {DEFAULT_WEIGHTS} and image_size is {image_size}, but the weights of "
@@ -142,29 +142,32 @@ def check_weights(name: str, weights: str, *, image_size: int, num_classes: int 
             )
     elif weights != NONE:
         model = _build_on_meta(name, num_classes=num_classes or 3, image_size=image_size)
-        _load_weights(model, Path(weights), name=name, fits_head=num_classes is not None)
+        _load_weights_file(model, Path(weights), name=name, with_head=num_classes is not None)
 
 
 @lru_cache(maxsize=64)
 def check_model(name: str, *, image_size: int, batch_size: int) -> None:
-    """Pass made-up images through a model, in milliseconds; *batch_size*: of the smallest batch."""
+    """Raise ConfigError unless images can pass through a model. Takes milliseconds.
+
+    batch_size: of the smallest batch.
+    """
     _check_name(name)
-    if reason := _refusal(name, image_size, batch_size=1, training=False):
-        fitting = (s for s in _USUAL_SIZES if not _refusal(name, s, batch_size=1, training=False))
-        smallest = next(fitting, None)
-        advice = f"image_size={smallest}, which it takes" if smallest else "another model"
+    if reason := _try_forward(name, image_size, 1, training=False):
+        sizes = (s for s in _SUGGESTED_SIZES if not _try_forward(name, s, 1, training=False))
+        size = next(sizes, None)
+        advice = f"image_size={size}, which it accepts" if size else "another model"
         raise ConfigError(
             f"model {name} cannot take images of {image_size} pixels ({reason}); pass {advice}"
         )
-    if reason := _refusal(name, image_size, batch_size=batch_size, training=True):
+    if reason := _try_forward(name, image_size, batch_size, training=True):
         raise ConfigError(
             f"model {name} cannot train on a batch of {batch_size} at {image_size} pixels "
             f"({reason}); pass a larger batch_size or image_size"
         )
 
 
-def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> str:
-    """Why a model fails on a batch of this size, in torch's words; empty where it does not."""
+def _try_forward(name: str, image_size: int, batch_size: int, *, training: bool) -> str:
+    """Return torch's reason why a model fails on a batch without data, or "" if it does not."""
     num_classes = 3
     try:
         model = _build_on_meta(name, num_classes=num_classes, image_size=image_size)
@@ -182,22 +185,22 @@ def _build_on_meta(name: str, *, num_classes: int, image_size: int) -> nn.Module
     try:
         with torch.device("meta"):
             return _build(name, num_classes=num_classes, image_size=image_size)
-    except NotImplementedError:  # regnet computes its widths with tensors: it needs numbers
+    except NotImplementedError:  # regnet computes its widths with tensors, which need data
         return _build(name, num_classes=num_classes, image_size=image_size).to("meta")
 
 
 def _torchvision_models() -> Any:
-    """Loaded where they are used: it takes longer than loading torch, and heads need none."""
+    # Slower to import than torch, and not needed for heads on features.
     import torchvision.models
 
     return torchvision.models
 
 
 def _check_name(name: str) -> None:
-    if name == SMALL_CNN or name in model_names():
+    if name == SMALL_CNN or name in list_model_names():
         return
     raise ConfigError(
-        f"unknown model {name!r}; {nearest(name, model_names())}expected {SMALL_CNN} or a "
+        f"unknown model {name!r}; {nearest(name, list_model_names())}expected {SMALL_CNN} or a "
         "torchvision classification model; "
         "torchvision.models.list_models(module=torchvision.models) lists them"
     )
@@ -206,11 +209,11 @@ def _check_name(name: str) -> None:
 def _build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     if name == SMALL_CNN:
         return _small_cnn(num_classes)
-    return torchvision_model(name, image_size=image_size, num_classes=num_classes)
+    return build_torchvision_model(name, image_size=image_size, num_classes=num_classes)
 
 
-def torchvision_model(name: str, *, image_size: int, **options: Any) -> nn.Module:
-    """A model for a size, of the same layers and input whatever its weights come from."""
+def build_torchvision_model(name: str, *, image_size: int, **options: Any) -> nn.Module:
+    """Build a torchvision model for a size, with the same layers for all sources of weights."""
     if name.startswith("vit_"):
         options["image_size"] = image_size
     if name.startswith("maxvit_"):
@@ -223,63 +226,60 @@ def torchvision_model(name: str, *, image_size: int, **options: Any) -> nn.Modul
     return cast("nn.Module", model)
 
 
-def default_weights(name: str) -> Path:
-    """The file of torchvision's best weights, from torch's own cache or from where they are."""
-    url = str(_describe_default(name).url)
-    return downloaded(url, hash_prefix=hash_in(url))
+def download_default_weights(name: str) -> Path:
+    """Return the file of torchvision's best weights, downloaded unless torch has cached it."""
+    url = str(_get_default_weights(name).url)
+    return download_weights(url, hash_prefix=parse_hash_prefix(url))
 
 
-def _describe_default(name: str) -> Any:
-    if name == SMALL_CNN:
-        raise ConfigError(
-            "weights is DEFAULT, but nobody has published weights of small_cnn; pass weights=none"
-        )
+def _get_default_weights(name: str) -> Any:
     return _torchvision_models().get_model_weights(name)["DEFAULT"]
 
 
-def hash_in(url: str) -> str | None:
-    """The first characters of a file's SHA-256, which torchvision puts into its name."""
+def parse_hash_prefix(url: str) -> str | None:
+    """Return the first characters of a file's SHA-256 from its URL, or None if there are none."""
     match = re.search(r"-([0-9a-f]{8,64})\.", url)
     return match[1] if match else None
 
 
-def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    default_weights(name)  # torchvision itself would wait for ever for a server that says nothing
-    model = torchvision_model(name, image_size=image_size, weights=DEFAULT_WEIGHTS)
-    place, head = named_head(model)
-    fresh: nn.Module
+def _build_pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+    download_default_weights(name)  # torchvision would download without a timeout
+    model = build_torchvision_model(name, image_size=image_size, weights=DEFAULT_WEIGHTS)
+    head_name, head = find_head(model)
+    new_head: nn.Module
     if isinstance(head, nn.Linear):
-        fresh = nn.Linear(head.in_features, num_classes)
+        new_head = nn.Linear(head.in_features, num_classes)
     else:
-        fresh = nn.Conv2d(head.in_channels, num_classes, head.kernel_size)  # type: ignore[arg-type]
-    model.set_submodule(place, fresh)
+        size: Any = head.kernel_size
+        new_head = nn.Conv2d(head.in_channels, num_classes, size)
+    model.set_submodule(head_name, new_head)
     return model
 
 
-def _load_weights(model: nn.Module, path: Path, *, name: str, fits_head: bool = True) -> None:
-    place, head = named_head(model)
-    of_head = {f"{place}.{key}": tensor for key, tensor in head.state_dict().items()}
+def _load_weights_file(model: nn.Module, path: Path, *, name: str, with_head: bool = True) -> None:
+    head_name, head = find_head(model)
+    head_state = {f"{head_name}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:
         state = read_weights(path, f"model {name}")
-        state = {key: t for key, t in state.items() if fits_head or key not in of_head}
-        for key in sorted(of_head.keys() & state.keys()):
-            if len(state[key]) != len(of_head[key]) and state[key].dim() == of_head[key].dim():
+        state = {key: t for key, t in state.items() if with_head or key not in head_state}
+        for key in sorted(head_state.keys() & state.keys()):
+            tensor, expected = state[key], head_state[key]
+            if len(tensor) != len(expected) and tensor.dim() == expected.dim():
                 raise DataError(
-                    f"{path_text(path)} is of {len(state[key])} classes, the dataset has "
-                    f"{len(of_head[key])}; leave {' and '.join(sorted(of_head))} out of the file "
-                    "for a fresh head"
+                    f"{path_text(path)} has a head for {len(tensor)} classes, but the dataset has "
+                    f"{len(expected)}; leave {' and '.join(sorted(head_state))} out of the file to "
+                    "start with a new head"
                 )
-        fill(model, state, path=path, name=f"model {name}", may_lack=of_head)
+        load_weights(model, state, path=path, name=f"model {name}", defaults=head_state)
     except DataError as error:
         raise ConfigError(
-            f"cannot read the weights: {error}; weights is a .safetensors file, or a .pth that "
-            "torch.load reads with weights_only=True, of model.state_dict() alone"
+            f"cannot read the weights: {error}; weights must be a .safetensors file or a .pth that "
+            "torch.load reads with weights_only=True, with only the model.state_dict()"
         ) from error
 
 
 def _small_cnn(num_classes: int) -> nn.Module:
-    """For images from 4 pixels on; its head sees 4 x 4 places: one learns digits slowly."""
-    grid = 4
+    grid = 4  # pooling to one pixel would learn digits slowly; images need at least 4 pixels
     return nn.Sequential(
         *_convolution(3, 16),
         nn.MaxPool2d(2),

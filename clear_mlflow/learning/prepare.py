@@ -12,26 +12,25 @@ from clear_mlflow.data.features.stored import check_features, load_features
 from clear_mlflow.data.scenarios import apply_scenario
 from clear_mlflow.data.sources import CLEAR
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.learning.inference.backbone import DEFAULT_WEIGHTS
-from clear_mlflow.learning.models import default_weights
+from clear_mlflow.learning.models import download_default_weights
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, NONE
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.photos import augmentation
-from clear_mlflow.learning.session import StreamTraining, check_files
+from clear_mlflow.learning.session import StreamTraining, check_files, check_stream
 
 
 def fetch(config: TrainConfig, progress: TrainingProgress) -> None:
     """Download the published weights and CLEAR if the parameters name them and they are missing."""
     if config.weights == DEFAULT_WEIGHTS:
-        default_weights(config.model)
+        download_default_weights(config.model)
     if config.data_root == AUTO and config.dataset in CLEAR:
         fetch_clear(config.dataset, progress.downloading)
 
 
 def load_data(config: TrainConfig) -> BucketStream:
-    """Read a dataset and check weights and features against it."""
+    """List a dataset, and check parameters, weights and features against it."""
     stream = load_stream(
         config.dataset,
         config.data_root,
@@ -42,6 +41,7 @@ def load_data(config: TrainConfig) -> BucketStream:
     )
     stream = apply_scenario(stream, config.scenario, config.scenario_args)
     check_files(config, len(stream.class_names))
+    check_stream(config, stream)
     if config.features != NONE:
         check_features(stream, config.features, cache_dir=default_cache_dir())
     return stream

@@ -1,11 +1,11 @@
-"""Which strategies there are, by name alone: nothing here imports one, since each brings torch."""
+"""Names of the built-in strategies, without importing them, since each one imports torch."""
 
 from __future__ import annotations
 
 import pkgutil
 from pathlib import Path
 
-# What parameters mean nothing to, for what has no torch to ask their classes, which declare it.
+# For code without torch: strategies that ignore memory, and those that ignore OPTIMISATION.
 WITHOUT_BUFFER = frozenset(
     {
         *("cumulative", "cwr", "ewc", "from_scratch", "joint", "linear", "lwf", "naive", "ncm"),
@@ -18,6 +18,6 @@ _FOLDER = Path(__file__).with_name("strategies")
 
 
 def known_strategies() -> tuple[str, ...]:
-    """The strategies of this package: one module each, named as the strategy is."""
+    """Return the names of the built-in strategies, one module each."""
     modules = pkgutil.iter_modules([str(_FOLDER)])
     return tuple(sorted(m.name for m in modules if not m.name.startswith("_")))

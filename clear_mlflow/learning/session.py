@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
-from clear_mlflow.core.errors import ConfigError, StateError
+from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.text import safe_repr
@@ -27,18 +27,17 @@ from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import DOMAIN, BucketStream, evaluation_set
-from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.arguments import dataset_arguments, scenario_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, apart, read_state, to_bytes
 from clear_mlflow.learning.device import (
-    fixed_sizes,
+    cudnn_benchmark,
     resolve_compile,
     resolve_device,
     resolve_precision,
     tf32,
     translate_oom,
 )
-from clear_mlflow.learning.inference.description import OF_A_STRATEGY, ModelDescription
+from clear_mlflow.learning.inference.description import NOT_DESCRIBED, ModelDescription
 from clear_mlflow.learning.loop import Trained, train
 from clear_mlflow.learning.measured import (
     MeasuredRow,
@@ -54,21 +53,23 @@ from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup, check_devi
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, FULL, NONE
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
-from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream, TrainingStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
-def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfig:
-    """Check all that can be known without data; gives the configuration, all of it resolved."""
+def check(config: TrainConfig, dist_env: DistributedEnv = ALONE_HERE) -> TrainConfig:
+    """Check everything that needs no data, and return the configuration completely resolved.
+
+    Raises ConfigError if parameters are in conflict, or if this machine cannot train with them.
+    """
     complete = complete_arguments(config)
     device = resolve_device(config.device)
     precision = resolve_precision(config.precision, device)
-    if place.size > 1:
-        _check_processes(config, place, device)
-    check_parameters(config)
+    if dist_env.size > 1:
+        check_devices(dist_env, device, one_each=True)
+    check_parameters(config, num_processes=dist_env.size)
     check_files(config)
     return dataclasses.replace(
         complete,
@@ -81,7 +82,7 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
 
 
 def complete_arguments(config: TrainConfig) -> TrainConfig:
-    """Return a configuration whose arguments are all there, as values of their types."""
+    """Return a configuration with all arguments as typed values, including the defaults."""
     return dataclasses.replace(
         config,
         strategy_args=dataclasses.asdict(check_strategy(config)),
@@ -90,8 +91,23 @@ def complete_arguments(config: TrainConfig) -> TrainConfig:
     )
 
 
+def check_parameters(config: TrainConfig, num_processes: int = 1) -> None:
+    """Raise ConfigError if parameters do not fit the strategy, or images do not fit the model."""
+    check_strategy(config, num_processes)
+    if config.features == NONE:  # a linear head accepts features of any width
+        check_model(
+            config.model,
+            image_size=config.image_size,
+            # A last batch of one image is joined with the batch before it.
+            batch_size=2 if config.batch_size == FULL else min(config.batch_size, 2),
+        )
+
+
 def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
-    """Raise an error unless the folder and the file of weights exist and fit the parameters."""
+    """Raise an error unless the folder and the file of weights exist and fit the parameters.
+
+    num_classes: of the dataset, or None if it is not known yet.
+    """
     if config.data_root != AUTO and ":" not in config.dataset:  # a function finds its own data
         resolve_root(Path(config.data_root))
     if not load_strategy(config.strategy).makes_its_model():
@@ -99,55 +115,11 @@ def check_files(config: TrainConfig, num_classes: int | None = None) -> None:
         check_weights(config.model, config.weights, **sizes)
 
 
-def check_parameters(config: TrainConfig) -> None:
-    """Raise ConfigError unless the method, the model and the tests fit each other."""
-    arguments, strategy = check_strategy(config), load_strategy(config.strategy)
-    if (interval := config.test_interval) is not None:
-        if not strategy.descends_in_every_bucket:
-            raise ConfigError(
-                f"test_every is {config.test_every}, but strategy {config.strategy} does not take "
-                "optimiser steps in every bucket: leave test_every at off"
-            )
-        if interval.unit == "epochs" and interval.number >= strategy.epochs(config, arguments):
-            raise ConfigError(
-                f"test_every is {config.test_every} and a bucket takes no more epochs than that; "
-                "it is tested at its end in any case: pass steps, for example test_every=10steps"
-            )
-    spends_in_every_bucket = strategy.descends_in_every_bucket or config.strategy in WITHOUT_STEPS
-    if config.budget != OFF and not spends_in_every_bucket:
-        raise ConfigError(
-            f"budget is {config.budget}, but strategy {config.strategy} does not train in each "
-            "bucket: leave budget at off"
-        )
-    if config.stream_rate != OFF:
-        if not (strategy.descends_in_every_bucket and strategy.learns_in_passing):
-            raise ConfigError(
-                f"stream_rate is {config.stream_rate}, but strategy {config.strategy} does not "
-                "learn from a bucket as that passes: leave stream_rate at off"
-            )
-        if (epochs := strategy.epochs(config, arguments)) > 1:
-            raise ConfigError(
-                f"stream_rate is {config.stream_rate} and a bucket takes {epochs} epochs; a stream "
-                "that does not wait passes once: pass epochs=1"
-            )
-    if config.features == NONE:  # a linear head takes whatever width the features have
-        check_model(
-            config.model,
-            image_size=config.image_size,
-            # A rest of one image joins the batch before it.
-            batch_size=2 if config.batch_size == FULL else min(config.batch_size, 2),
-        )
-
-
-def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) -> None:
-    """Raise ConfigError where a configuration is for one process alone, or GPUs are too few."""
-    check_devices(place, device, one_each=True)
-    if not load_strategy(config.strategy).several_processes:
-        able = [name for name in known_strategies() if load_strategy(name).several_processes]
-        raise ConfigError(
-            f"strategy {config.strategy} trains in one process and this is one of {place.size}; "
-            f"expected one of {', '.join(able)}, or a class that sets several_processes = True"
-        )
+def check_stream(config: TrainConfig, stream: BucketStream) -> None:
+    """Raise ConfigError if a bucket has one image, and the model cannot train on a batch of one."""
+    smallest = min(len(bucket.train) for bucket in stream.buckets)
+    if config.features == NONE and smallest == 1:  # check has tried batches of two and more
+        check_model(config.model, image_size=config.image_size, batch_size=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,9 +137,7 @@ class StreamTraining:
     saved: Path | None = None  # a state to resume from; of several processes, the first reads it
 
     def __post_init__(self) -> None:
-        fewest = min(len(bucket.train) for bucket in self.stream.buckets)
-        if self.features is None and fewest == 1:  # check has tried batches of two and more
-            check_model(self.config.model, image_size=self.config.image_size, batch_size=1)
+        check_stream(self.config, self.stream)  # again, since damaged images may be left out
 
     @property
     def metadata(self) -> StreamMetadata:
@@ -226,7 +196,7 @@ class StreamTraining:
     ) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured."""
         arithmetic = tf32(self.config.precision == "tf32")
-        with translate_oom(_LESS_MEMORY), arithmetic, fixed_sizes(), self.progress as shown:
+        with translate_oom(_LESS_MEMORY), arithmetic, cudnn_benchmark(), self.progress as shown:
             if self.group.rank > 0:
                 on_curve = on_test = ignore
             progress = CollectingProgress(shown, on_curve, on_test)
@@ -321,7 +291,7 @@ class StreamTraining:
         config = self.config
         tensors = apart(state)  # weights may be tied
         if load_strategy(config.strategy).makes_its_model():
-            return save(tensors, metadata=OF_A_STRATEGY)
+            return save(tensors, metadata=NOT_DESCRIBED)
         masks = self.stream.new_classes if self.stream.scenario == TASK else ()
         about = ModelDescription(
             model=config.model,

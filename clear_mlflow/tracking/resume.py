@@ -25,7 +25,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.run_folder import FolderLockedError, find_run_folders
 from clear_mlflow.journal.uploader import upload_left_folders
 from clear_mlflow.learning.measured import StreamMetadata
-from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
+from clear_mlflow.learning.parameters.config import PARAMETERS, TrainConfig
 from clear_mlflow.learning.parameters.logged import ARGUMENTS, dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
@@ -200,8 +200,11 @@ def check_parameters(point: ResumePoint, config: TrainConfig, ignored: Sequence[
 
     Skips those that only choose where to train, for example the device, and those in *ignored*.
     """
-    ignored = (*parameters_with("may_move"), *ignored)
-    values = {name: value for name, value in config.as_text().items() if name not in ignored}
+    values = {
+        name: value
+        for name, value in config.as_text().items()
+        if name not in ignored and not PARAMETERS[name].changeable_on_resume
+    }
     if differences := _describe_differences(values, point.config.as_text()):
         raise ConfigError(
             f"run {point.run.info.run_id} cannot be resumed with other parameters: {differences}; "

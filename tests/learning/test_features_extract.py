@@ -22,13 +22,17 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding import decode
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.stream import image_sets
-from clear_mlflow.learning.inference import torchvision_backbones
-from clear_mlflow.learning.inference.backbone import Backbone
-from clear_mlflow.learning.inference.extract import extract, features_of, load_backbone
-from clear_mlflow.learning.models import hash_in
+from clear_mlflow.learning.inference.backbones import (
+    Backbone,
+    build_torchvision_transform,
+    find_preset,
+    load_backbone,
+)
+from clear_mlflow.learning.inference.extract import compute_features, extract
+from clear_mlflow.learning.models import parse_hash_prefix
 
 CPU = torch.device("cpu")
-TINY = torchvision_backbones._transform(ImageClassification(crop_size=32, resize_size=36))
+TINY = build_torchvision_transform(ImageClassification(crop_size=32, resize_size=36))
 IMAGENET_MEAN = [0.485, 0.456, 0.406]
 IMAGENET_STD = [0.229, 0.224, 0.225]
 
@@ -125,7 +129,7 @@ def test_one_extraction_serves_all_protocols(root, full_folder, backbone, chosen
     features = load_features(stream, "mine", cache_dir=full_folder)
     for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
         for images, rows in ((bucket.train, train), (bucket.test, test)):
-            expected = features_of(backbone.model, images, geometry=TINY, device=CPU)
+            expected = compute_features(backbone.model, images, geometry=TINY, device=CPU)
             np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -255,22 +259,22 @@ def test_weights_come_from_a_file(tmp_path):
 def test_known_weights_bring_the_transform_that_they_were_made_for(name, tag, transform):
     """A file that torchvision published is known by its hash, however it is called."""
     weights = torchvision.models.get_model_weights(name)[tag]
-    digest = hash_in(weights.url) + "0" * 56
-    made_for, published = torchvision_backbones._published(name, digest)
+    digest = parse_hash_prefix(weights.url) + "0" * 56
+    made_for, published = find_preset(name, digest)
     assert published == tag
-    own = torchvision_backbones._transform(made_for)
+    own = build_torchvision_transform(made_for)
     assert transform in str(own)
     image = Image.effect_noise((300, 450), 40).convert("RGB")
     np.testing.assert_array_equal(own.make(image), weights.transforms()(image).numpy())
-    assert torchvision_backbones._published(name, "0" * 64)[1] == ""
+    assert find_preset(name, "0" * 64)[1] == ""
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lambda: [1], "holds a list"),
-        (lambda: {"x": torch.zeros(1)}, "is no state dict of resnet18: Missing key"),
-        (lambda: {"conv1.weight": 3}, "is int"),
+        (lambda: [1], "contains a list"),
+        (lambda: {"x": torch.zeros(1)}, "is not a state dict of resnet18: Missing key"),
+        (lambda: {"conv1.weight": 3}, "has type int"),
         (lambda: torchvision.models.resnet18(), "is refused"),
     ],
 )

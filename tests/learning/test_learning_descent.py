@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.descent import GradientDescent, build_optimizer, learning_rate
 from clear_mlflow.learning.loop import fresh_model
-from clear_mlflow.learning.models import build_model, head_of
+from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import Strategy
@@ -183,7 +183,7 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     trainer = GradientDescent(model, settings, keys=("1",), progress=TrainingProgress())
     samples = Samples(squares(images), torch.arange(8) % 3)
     trainer.run(samples, position=0, hooks=Strategy(settings, None, model, None))
-    head = {id(p) for p in head_of(model).parameters()}
+    head = {id(p) for p in get_head(model).parameters()}
     of_head = {k for k, p in model.named_parameters() if id(p) in head}
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
     assert changed

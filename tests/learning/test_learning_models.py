@@ -10,7 +10,8 @@ import torchvision.models
 from safetensors.torch import save_file
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.models import build_model, check_model, model_names
+from clear_mlflow.learning.models import build_model, check_model, list_model_names
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 
 @pytest.mark.parametrize("side", [8, 9, 32, 64])
@@ -34,8 +35,8 @@ def test_torchvision_models_get_a_new_head_and_return_logits(name, side):
 
 def test_names_are_those_of_torchvision_and_our_own():
     """Detection and segmentation models are no classifiers."""
-    assert {"small_cnn", "resnet18", "efficientnet_b0"} <= set(model_names())
-    assert "fasterrcnn_resnet50_fpn" not in model_names()
+    assert {"small_cnn", "resnet18", "efficientnet_b0"} <= set(list_model_names())
+    assert "fasterrcnn_resnet50_fpn" not in list_model_names()
 
 
 @pytest.mark.parametrize("act", [build_model, check_model])
@@ -109,8 +110,8 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
     """Another class count, another model, a shape, a foreign tensor, no tensors, no file."""
     state = build().state_dict()
     cases = [
-        ({**state}, {"num_classes": 4}, "is of 3 classes, the dataset has 4"),
-        ({**state}, {"name": "small_cnn"}, "is no state dict of model small_cnn"),
+        ({**state}, {"num_classes": 4}, "a head for 3 classes, but the dataset has 4"),
+        ({**state}, {"name": "small_cnn"}, "is not a state dict of model small_cnn"),
         ({**state, "conv1.weight": torch.zeros(1)}, {}, "size mismatch for conv1.weight"),
         ({**state, "extra": torch.zeros(1)}, {}, 'Unexpected key.* "extra"'),
         ({k: v for k, v in state.items() if k != "bn1.bias"}, {}, 'Missing key.* "bn1.bias"'),
@@ -196,7 +197,7 @@ def test_weights_of_old_densenets_are_known_by_their_names(tmp_path):
     assert all(torch.equal(loaded[key], value) for key, value in state.items())
 
 
-def test_pretrained_weights_of_which_nobody_has_any_are_one_line():
-    """Nothing is published."""
-    with pytest.raises(ConfigError, match="nobody has published weights of small_cnn"):
-        build(name="small_cnn", weights="DEFAULT")
+def test_a_model_without_published_weights_is_refused():
+    """Before anything is built."""
+    with pytest.raises(ConfigError, match="small_cnn is not published with weights"):
+        TrainConfig.resolve({"weights": "DEFAULT"})

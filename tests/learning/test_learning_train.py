@@ -21,7 +21,7 @@ from clear_mlflow.learning.device import (
     translate_oom,
 )
 from clear_mlflow.learning.loop import measure, train
-from clear_mlflow.learning.models import build_model, head_of
+from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
@@ -209,7 +209,7 @@ def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
     with pytest.raises(TrainingError) as caught:
         list(StreamTraining(check(config()), stream, "made up", progress).rows())
     assert str(caught.value) == (
-        "the device has no room for this; pass a smaller batch_size, image_size or memory"
+        "the device has not enough memory for this; pass a smaller batch_size, image_size or memory"
     )
     assert progress.told[-1] == ("left", RuntimeError)
     with pytest.raises(RuntimeError, match="must match"):
@@ -234,7 +234,9 @@ def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
 )
 def test_every_way_of_cuda_to_be_full_is_known(error):
     """As torch words them."""
-    raises_full = pytest.raises(TrainingError, match=r"^the device has no room for this; wait$")
+    raises_full = pytest.raises(
+        TrainingError, match=r"^the device has not enough memory for this; wait$"
+    )
     with raises_full, translate_oom("wait"):
         raise error
 
@@ -341,7 +343,7 @@ def test_what_bfloat16_cannot_tell_apart_is_no_tie(model):
     """Of two classes whose logits differ by less than that, the larger one is predicted."""
     torch.manual_seed(0)
     network = build_model(model, num_classes=2, image_size=64).eval()
-    head = head_of(network)
+    head = get_head(network)
     with torch.no_grad():
         head.weight[1] = head.weight[0]
         head.bias.copy_(torch.tensor([7.0, 7.001]))

@@ -16,7 +16,7 @@ from clear_mlflow.core.predictions import RowPredictions
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.learning.inference.served import load_served_model
-from clear_mlflow.learning.models import feature_model
+from clear_mlflow.learning.models import build_feature_model
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
@@ -117,7 +117,7 @@ def test_a_resumed_training_standardises_by_its_past(tmp_path):
 
 
 def test_widths_are_those_of_the_name():
-    model = feature_model("mlp:7-5", 3, num_classes=2)
+    model = build_feature_model("mlp:7-5", 3, num_classes=2)
     layers = [layer for layer in model.children() if hasattr(layer, "bias")]
     assert [(of.in_features, of.out_features) for of in layers] == [(3, 7), (7, 5), (5, 2)]
 

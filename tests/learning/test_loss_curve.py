@@ -151,7 +151,7 @@ class Event:
 
 def test_points_come_when_the_device_has_come_to_them(monkeypatch):
     """The host waits for none but at the bucket's end. Seconds are the device's."""
-    monkeypatch.setattr("clear_mlflow.learning.descent.reached", lambda device: Event())
+    monkeypatch.setattr("clear_mlflow.learning.descent.record_event", lambda device: Event())
     points, made = Points(), []
     curve = LossCurve(points, CPU)
     monkeypatch.setattr(points, "curve_measured", made.append)

@@ -23,7 +23,7 @@ from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
 from clear_mlflow.learning.descent import GradientDescent, build_optimizer
 from clear_mlflow.learning.device import resolve_compile, resolve_precision, tf32
-from clear_mlflow.learning.inference.extract import features_of
+from clear_mlflow.learning.inference.extract import compute_features
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
@@ -232,7 +232,7 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
     operations = watched_arithmetic(
         monkeypatch,
-        lambda: features_of(
+        lambda: compute_features(
             model, stream.buckets[0].train, geometry=EIGHT, device=torch.device("cpu")
         ),
     )
@@ -282,7 +282,7 @@ def test_compiling_is_left_to_auto_where_a_long_run_of_images_pays_for_it(monkey
 
 def images_on_the_device(monkeypatch, folder):
     """Return a stream whose images are stored on a device, as on a GPU that has room for them."""
-    home = "clear_mlflow.learning.samples.decoded.storage_device"
+    home = "clear_mlflow.learning.samples.decoded.select_storage_device"
     monkeypatch.setattr(home, lambda num_bytes, device: device)
     stream, _ = random_stream(folder, train=(9, 7), test=(4, 4), side=8)
     return DecodedStream(stream, image_size=8, augment="random_crop_flip", device=DEVICE)
@@ -363,7 +363,9 @@ def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp
 def with_images_apart(monkeypatch):
     """Have images in main memory be sent to the device, as to a GPU that has no room for them."""
     for user in ("descent", "samples.decoded"):
-        monkeypatch.setattr(f"clear_mlflow.learning.{user}.is_apart", lambda home, device: True)
+        monkeypatch.setattr(
+            f"clear_mlflow.learning.{user}.is_other_device", lambda home, device: True
+        )
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
 
 

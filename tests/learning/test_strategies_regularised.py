@@ -14,7 +14,7 @@ from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.loop import fresh_model
-from clear_mlflow.learning.models import head_of
+from clear_mlflow.learning.models import get_head
 from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._weights import gradients
@@ -53,7 +53,7 @@ def test_a_frozen_backbone_stays_as_it_is(tmp_path, name):
     stream = image_stream(tmp_path)
     _, model = train_rows(stream, settings)
     untrained = fresh_model(stream, settings, *((2,) if name in ANEW else ()))
-    head = set(head_of(model).parameters())
+    head = set(get_head(model).parameters())
     for weight, other in zip(model.parameters(), untrained.parameters(), strict=True):
         assert torch.equal(weight, other) == (weight not in head)
 
@@ -102,7 +102,11 @@ def test_a_strength_of_nothing_is_naive(tmp_path, name):
         ("ewc", "strength=-1", "strength is -1.0 in strategy_args; pass 0 or more"),
         ("ewc", "gamma=1.5", "gamma is 1.5 in strategy_args; pass 0 to 1"),
         ("ewc", "images=-1", "images is -1 in strategy_args; pass 0 or more"),
-        ("ewc", "lambda=1", "'lambda=1', which is no argument of strategy ewc; known are strength"),
+        (
+            "ewc",
+            "lambda=1",
+            "'lambda=1', which is not an argument of strategy ewc; known are strength",
+        ),
         ("si", "strength=-1", "strength is -1.0 in strategy_args; pass 0 or more"),
         ("si", "damping=0", "damping is 0.0 in strategy_args; pass a number above 0"),
         ("lwf", "strength=-1", "strength is -1.0 in strategy_args; pass 0 or more"),

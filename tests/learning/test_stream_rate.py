@@ -309,7 +309,10 @@ class Twice(Strategy):
         ({"epochs": "3"}, "a bucket takes 3 epochs; .*: pass epochs=1"),
         ({"budget": "naive:1"}, "leave budget at off"),
         ({"test_every": "1steps"}, "leave test_every at off"),
-        ({"dataset": "weather", "dataset_args": "standardise=past"}, "pass standardise=first"),
+        (
+            {"dataset": "weather", "features": "vectors", "dataset_args": "standardise=past"},
+            "pass standardise=first",
+        ),
         *(
             ({"strategy": strategy}, f"strategy {strategy} does not learn from a bucket")
             for strategy in WAITING

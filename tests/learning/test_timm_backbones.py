@@ -23,7 +23,8 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.stream import image_sets
-from clear_mlflow.learning.inference.extract import extract, load_backbone
+from clear_mlflow.learning.inference.backbones import load_backbone
+from clear_mlflow.learning.inference.extract import extract
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import LineProgress
@@ -176,7 +177,7 @@ def test_names_that_timm_has_not_are_told(monkeypatch):
     message = one_line(load_backbone, f"timm:{TINY}.in22k", "none")
     assert "no weights of that tag; expected one of r160_in1k" in message
     message = one_line(load_backbone, f"timm:{TINY}", "weights.safetensors")
-    assert "timm's backbones take their own: pass --weights DEFAULT" in message
+    assert "timm backbones use their own weights: pass --weights DEFAULT" in message
     monkeypatch.setitem(sys.modules, "timm", None)
     assert "pip install 'clear_mlflow[timm]'" in one_line(load_backbone, f"timm:{TINY}", "none")
 

@@ -107,10 +107,10 @@ def test_runs_go_where_the_options_say(store, environment):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None, None, ["paper"]), "expected a key, = and a text"),
-        ((None, None, ["=draft"]), "expected a key, = and a text"),
-        ((None, None, ["mlflow.runName=a"]), "the programs' own"),
-        ((None, None, ["clear_mlflow.rows=complete"]), "the programs' own"),
+        ((None, None, ["paper"]), "expected KEY=TEXT"),
+        ((None, None, ["=draft"]), "expected KEY=TEXT"),
+        ((None, None, ["mlflow.runName=a"]), "are reserved"),
+        ((None, None, ["clear_mlflow.rows=complete"]), "are reserved"),
     ],
 )
 def test_what_is_no_tag_is_refused(environment, arguments, message):
@@ -123,8 +123,8 @@ def test_what_is_no_tag_is_refused(environment, arguments, message):
 @pytest.mark.parametrize("arguments", [("e", None, []), (None, "n", []), (None, None, ["a=b"])])
 def test_a_run_that_is_there_keeps_what_it_has(environment, arguments):
     apply_run_options(None, None, [], resume="run")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         apply_run_options(*arguments, resume="run")
     environment.setenv("MLFLOW_RUN_ID", "run")
-    with pytest.raises(ConfigError, match="run run is there already"):
+    with pytest.raises(ConfigError, match="run run exists already"):
         apply_run_options(*arguments)

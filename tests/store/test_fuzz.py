@@ -355,7 +355,7 @@ def test_curious_tensors_are_no_weights(tmp_path, weights, change):
     """Tensors that torch reads, and that a model would take, fall over, or silently change."""
     path = tmp_path / "weights.pth"
     torch.save({**weights, "0.weight": change(weights["0.weight"])}, path)
-    refusal = r"'0\.weight' is no plain tensor"
+    refusal = r"'0\.weight' is not a plain tensor"
     with pytest.raises(ConfigError, match=refusal):
         build_model("small_cnn", num_classes=10, image_size=8, weights=str(path))
 

@@ -318,7 +318,7 @@ def test_what_a_file_says_of_itself_may_be_anything(tmp_path, wrong):
     assert read_description(path) == description
     prediction = {**json.loads(description.as_metadata()["clear_mlflow"]), **wrong}
     save_file(tensors, path, {"clear_mlflow": json.dumps(prediction)})
-    with pytest.raises(RecordError, match="is no file of weights that says what it is of"):
+    with pytest.raises(RecordError, match="is not a file of weights with a valid description"):
         read_description(path)
 
 
@@ -331,4 +331,4 @@ def test_weights_that_do_not_say_what_they_are_of(store, run):
         file.write_bytes(content)
         verdict = score_again(store, run)
         assert verdict.is_problem
-        assert "after_001.safetensors is no file of weights" in verdict.detail
+        assert "after_001.safetensors is not a file of weights" in verdict.detail

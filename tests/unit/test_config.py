@@ -15,8 +15,9 @@ from clear_mlflow.learning.parameters.config import (
     parameter_defaults,
     result_parameters,
 )
+from clear_mlflow.learning.parameters.conflicts import CONFLICTS
 from clear_mlflow.learning.parameters.logged import (
-    is_of_a_training,
+    is_training,
     logged_parameters,
     parameters_to_log,
     read_config_file,
@@ -78,6 +79,48 @@ def test_a_wrong_value_is_told_in_one_line(parameters, message):
     assert "\n" not in str(error.value)
 
 
+PAST = "standardise=past"
+CONFLICTING = [  # one example for each row of the table, in its order
+    {"dataset": "folder"},
+    {"data_root": "/somewhere"},
+    {"scenario": "class", "protocol": "streaming"},
+    {"protocol": "streaming", "split": "1"},
+    {"dataset": "weather", "features": "pixels"},
+    {"features": "vectors"},
+    {"model": "linear"},
+    {"features": "pixels", "weights": "DEFAULT"},
+    {"features": "pixels", "freeze": "backbone"},
+    {"features": "pixels", "augment": "random_crop"},
+    {"features": "pixels", "damaged": "leave_out"},
+    {"weights": "DEFAULT"},
+    {"features": "pixels", "strategy": "ncm", "model": "mlp:8"},
+    {"memory": "5"},
+    {"budget": "naive:1", "test_every": "1"},
+    {"stream_rate": "naive:1", "test_every": "1"},
+    {"stream_rate": "naive:1", "budget": "naive:1"},
+    {"dataset": "weather", "stream_rate": "naive:1", "dataset_args": PAST},
+]
+
+
+@pytest.mark.parametrize(
+    ("requested", "conflict"),
+    zip(CONFLICTING, CONFLICTS, strict=True),
+    ids=lambda value: str(value)[:40],
+)
+def test_every_conflict_is_found_before_data_is_read(requested, conflict):
+    """The message is the sentence of its row, with the values."""
+    with pytest.raises(ConfigError) as error:
+        TrainConfig.resolve(requested, passed=requested)
+    assert str(error.value).endswith(conflict.sentence.rpartition("}")[2])
+    assert "{" not in str(error.value)
+
+
+def test_a_memory_without_effect_is_refused_only_if_it_was_passed():
+    """A sweep over strategies, and the config.json of a run, have one for every strategy."""
+    assert TrainConfig.resolve({"memory": "5"}).memory == 5
+    assert TrainConfig.resolve({"memory": "auto"}, passed=["memory"]).strategy == "naive"
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"seed": 3}', b"\xff", b"[" * 100_000], ids=len)
 def test_a_damaged_configuration_file_is_told_with_its_path(tmp_path, content):
     """Whatever is stored there: one line."""
@@ -126,7 +169,7 @@ def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
     else:
         expected = asked if how == "mlflow run" else {**parameter_defaults(), **asked}
         logged = {**expected, **parameters_to_log(trained, asked, expected)}
-    assert is_of_a_training(logged)
+    assert is_training(logged)
     assert TrainConfig.resolve(logged_parameters(logged)) == config
 
 

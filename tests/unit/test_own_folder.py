@@ -258,7 +258,7 @@ def test_data_check_refuses_what_is_no_stream_of_ones_own(root):
     for arguments, message in (
         ([root, "--dataset", "digits"], "a stream of your own"),
         (["--dataset", "folder"], "expected DIR"),
-        ([root, "--dataset", "folder", "--dataset-args", "nope=1"], "no argument of dataset"),
+        ([root, "--dataset", "folder", "--dataset-args", "nope=1"], "not an argument of dataset"),
         ([root.parent / "no", "--dataset", "folder"], "cannot be read"),
     ):
         done = check(*arguments)

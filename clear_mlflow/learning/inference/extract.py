@@ -1,4 +1,4 @@
-"""Features of images: one pass through a frozen backbone, stored for linear heads."""
+"""Compute features of images with a frozen backbone, and store them for linear heads."""
 
 from __future__ import annotations
 
@@ -17,19 +17,10 @@ from clear_mlflow.data.features.extracted import Extraction, array_file
 from clear_mlflow.data.features.stored import check_extraction_name
 from clear_mlflow.data.stream import BucketStream, ImageSet, count_images, image_sets
 from clear_mlflow.learning.device import tf32, translate_oom
-from clear_mlflow.learning.inference.backbone import Backbone
-from clear_mlflow.learning.inference.timm_backbones import PREFIX, timm_backbone
-from clear_mlflow.learning.inference.torchvision_backbones import torchvision_backbone
+from clear_mlflow.learning.inference.backbones import Backbone
 
-_BATCH = {"cpu": 16, "cuda": 128}
-_LESS_MEMORY = "pass a smaller backbone or another device, or end what else runs on it"
-
-
-def load_backbone(name: str, weights: str) -> Backbone:
-    """A frozen backbone of torchvision's, or ``timm:NAME``; weights: a file, DEFAULT or none."""
-    if name.startswith(PREFIX):
-        return timm_backbone(name.removeprefix(PREFIX), weights)
-    return torchvision_backbone(name, weights)
+_BATCH_SIZES = {"cpu": 16, "cuda": 128}
+_OOM_ADVICE = "pass a smaller backbone or another device, or end other programs on it"
 
 
 def extract(
@@ -41,7 +32,10 @@ def extract(
     device: torch.device,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Compute and store the features of all images, a set at a time, once; gives the folder."""
+    """Compute and store the features of all images that have none, and return their folder.
+
+    on_image: called with the numbers of images that are done and of all images.
+    """
     extraction = Extraction(
         name,
         backbone.name,
@@ -59,13 +53,13 @@ def extract(
     if all(array is not None for array in arrays):
         on_image(total, total)
         return folder
-    with translate_oom(_LESS_MEMORY):
+    with translate_oom(_OOM_ADVICE):
         model = backbone.model.to(device).to(memory_format=torch.channels_last)
     for number, (images, on_ready) in enumerate(count_images(sets, on_image)):
         array = arrays[number]
         if array is None:
-            with translate_oom(_LESS_MEMORY):
-                array = features_of(
+            with translate_oom(_OOM_ADVICE):
+                array = compute_features(
                     model,
                     images,
                     geometry=backbone.geometry,
@@ -77,7 +71,7 @@ def extract(
     return folder
 
 
-def features_of(
+def compute_features(
     model: nn.Module,
     images: ImageSet,
     *,
@@ -85,43 +79,49 @@ def features_of(
     device: torch.device,
     on_image: Callable[[int], None] = lambda done: None,
 ) -> NDArray[np.float32]:
-    """(N, width), float32, of a set of images in its order, by a model on the device."""
-    found: list[NDArray[np.float32]] = []
+    """Compute the features of images in their order, (N, width) float32.
+
+    Raises DataError if an image is damaged, or if the features are not finite vectors.
+    """
+    batches: list[NDArray[np.float32]] = []
     done = 0
-    for batch in _transformed(images, geometry, device):
+    for batch in _transform_batches(images, geometry, device):
         with torch.inference_mode(), tf32(False):
             features: Tensor = model(batch)
-            found.append(features.float().cpu().numpy())
+            batches.append(features.float().cpu().numpy())
         done += len(batch)
         on_image(done)
-    array = np.concatenate(found)
+    array = np.concatenate(batches)
     if array.ndim != 2 or not 0 < array.shape[1] <= MAX_FEATURES_WIDTH:
         raise DataError(
-            f"the backbone gives features of the shape {array.shape[1:]} for an image; expected "
+            f"the backbone returns features of shape {array.shape[1:]} for an image; expected "
             f"1 to {MAX_FEATURES_WIDTH} numbers: pass another backbone"
         )
     if not np.isfinite(array).all():
         raise DataError(
-            "the backbone's output is not finite for some image; pass other weights, for these "
-            "are damaged"
+            "the backbone's output is not finite for an image, so its weights are damaged; pass "
+            "other weights"
         )
     return array
 
 
-def _transformed(images: ImageSet, own: OwnTransform, device: torch.device) -> Iterator[Tensor]:
-    """Batches of (N, 3, H, W): images as the backbone's own library transforms them."""
-    waiting: list[NDArray[np.float32]] = []
-    for block in decode_blocks(images, own):
+def _transform_batches(
+    images: ImageSet, geometry: OwnTransform, device: torch.device
+) -> Iterator[Tensor]:
+    """Yield batches of (N, 3, H, W) images, transformed for the backbone."""
+    batch_size = _BATCH_SIZES[device.type]
+    pending: list[NDArray[np.float32]] = []
+    for block in decode_blocks(images, geometry):
         if block.damaged:
             raise build_damage_error(block.damaged)
-        waiting += block.images
-        while len(waiting) >= _BATCH[device.type]:
-            yield _batch(waiting[: _BATCH[device.type]], device)
-            del waiting[: _BATCH[device.type]]
-    if waiting:
-        yield _batch(waiting, device)
+        pending += block.images
+        while len(pending) >= batch_size:
+            yield _stack(pending[:batch_size], device)
+            del pending[:batch_size]
+    if pending:
+        yield _stack(pending, device)
 
 
-def _batch(images: list[NDArray[np.float32]], device: torch.device) -> Tensor:
+def _stack(images: list[NDArray[np.float32]], device: torch.device) -> Tensor:
     batch = torch.from_numpy(np.stack(images)).to(device)
     return batch.contiguous(memory_format=torch.channels_last)

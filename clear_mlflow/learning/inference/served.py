@@ -1,4 +1,4 @@
-"""A stored model as MLflow loads it, by this module's name: images in, classes out."""
+"""Load a stored model for MLflow, which calls this module by its name: images in, classes out."""
 
 from __future__ import annotations
 
@@ -21,50 +21,55 @@ from clear_mlflow.learning.inference.description import (
     ModelDescription,
     read_description,
 )
-from clear_mlflow.learning.models import build_model, feature_model, logits_in_float32
+from clear_mlflow.learning.models import build_feature_model, build_model, logits_in_float32
 from clear_mlflow.learning.samples.decoded import normalise
 from clear_mlflow.learning.samples.photos import augmentation, wrap_photos
 
-# The one column of what is asked, where it is images.
 IMAGE_COLUMN = "image"
 _BATCH = 64
 
 
 class ServedModel:
-    """Answers for images of any size, or for features, as the run's own tests did."""
+    """Predicts classes for images of any size, or for features, as in the tests of its run."""
 
-    def __init__(self, model: nn.Module, about: ModelDescription, device: torch.device) -> None:
-        self.about = about
+    def __init__(
+        self, model: nn.Module, description: ModelDescription, device: torch.device
+    ) -> None:
+        self._description = description
         self._device = device
         self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Predict a table of encoded images, or (N, width) features, of params' ``bucket``."""
-        is_excluded = self._excluded_classes((params or {}).get("bucket"))
-        inputs = self._features(model_input) if self.about.width else self._images(model_input)
+        """Predict a table of encoded images, or (N, width) features.
+
+        params: ``bucket``, the key of the bucket of the images, with scenario=task.
+        """
+        model = self._description
+        is_excluded = self._mask_classes((params or {}).get("bucket"))
+        inputs = self._check_features(model_input) if model.width else _list_images(model_input)
         classes, likelihoods = [], []
-        arithmetic = tf32(self.about.precision == "tf32")
+        arithmetic = tf32(model.precision == "tf32")
         with torch.inference_mode(), arithmetic, logits_in_float32(self._model):
             for start in range(0, len(inputs), _BATCH):
-                with autocast(self._device, self.about.precision):
-                    logits: Tensor = self._model(self._inputs(inputs[start : start + _BATCH]))
+                with autocast(self._device, model.precision):
+                    logits: Tensor = self._model(self._load_batch(inputs[start : start + _BATCH]))
                 logits = logits.masked_fill(is_excluded, -torch.inf)
                 chosen = logits.argmax(dim=1, keepdim=True)
                 likelihood = logits.float().softmax(dim=1).gather(1, chosen)
                 classes.append(chosen[:, 0].cpu().numpy())
                 likelihoods.append(likelihood[:, 0].cpu().numpy())
-        number = np.concatenate([np.empty(0, np.int64), *classes])
+        labels = np.concatenate([np.empty(0, np.int64), *classes])
         return pd.DataFrame(
             {
-                "class": number,
-                "label": [self.about.class_names[n] for n in number],
+                "class": labels,
+                "label": [model.class_names[label] for label in labels],
                 "probability": np.concatenate([np.empty(0), *likelihoods]).astype(np.float64),
             }
         )
 
-    def _excluded_classes(self, bucket: Any) -> Tensor:
+    def _mask_classes(self, bucket: Any) -> Tensor:
         """Return a (classes,) mask of the classes that cannot be predicted for a bucket."""
-        names, classes = self.about.class_names, self.about.classes_by_bucket
+        names, classes = self._description.class_names, self._description.classes_by_bucket
         if classes and bucket not in classes:
             raise RecordError(
                 f"bucket is {bucket!r}, but this model predicts the classes of one bucket "
@@ -73,40 +78,47 @@ class ServedModel:
         allowed = classes[bucket] if classes else names
         return torch.tensor([name not in allowed for name in names], device=self._device)
 
-    def _inputs(self, some: Any) -> Tensor:
-        if self.about.width:
-            return torch.from_numpy(some).to(self._device)
-        size = self.about.image_size
-        view = augmentation(self.about.augment, size)
-        photos = wrap_photos(decode_bytes(some, view.resize), view)
-        return normalise(photos.centre_crops().cut(0, len(some)).to(self._device))
+    def _load_batch(self, inputs: Any) -> Tensor:
+        if self._description.width:
+            return torch.from_numpy(inputs).to(self._device)
+        view = augmentation(self._description.augment, self._description.image_size)
+        photos = wrap_photos(decode_bytes(inputs, view.resize), view)
+        return normalise(photos.centre_crops().cut(0, len(inputs)).to(self._device))
 
-    def _images(self, model_input: Any) -> Sequence[bytes]:
-        if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
+    def _check_features(self, model_input: Any) -> NDArray[np.float32]:
+        features = np.ascontiguousarray(model_input, dtype=np.float32)
+        if features.ndim != 2 or features.shape[1] != self._description.width:
             raise RecordError(
-                f"a {type(model_input).__name__} was asked about; expected a table with a column "
-                f"{IMAGE_COLUMN!r} of encoded images"
+                f"features of shape {features.shape} arrived; expected (N, "
+                f"{self._description.width})"
             )
-        return list(model_input[IMAGE_COLUMN])
+        return features
 
-    def _features(self, model_input: Any) -> NDArray[np.float32]:
-        asked = np.ascontiguousarray(model_input, dtype=np.float32)
-        if asked.ndim != 2 or asked.shape[1] != self.about.width:
-            raise RecordError(
-                f"features of shape {asked.shape} were asked about; expected (N, "
-                f"{self.about.width})"
-            )
-        return asked
+
+def _list_images(model_input: Any) -> Sequence[bytes]:
+    if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
+        raise RecordError(
+            f"a {type(model_input).__name__} arrived; expected a table with a column "
+            f"{IMAGE_COLUMN!r} of encoded images"
+        )
+    return list(model_input[IMAGE_COLUMN])
 
 
 def load_served_model(path: Path) -> ServedModel:
-    """Build the model that a safetensors file of weights says it is of."""
-    if (about := read_description(path)) is None:
-        raise RecordError(f"{path.name} does not say what it is of; its own program can load it")
+    """Build the model that is described in a safetensors file, with the file's weights.
+
+    Raises RecordError if the file lacks a description, or if the weights do not fit it.
+    """
+    description = read_description(path)
+    if description is None:
+        raise RecordError(
+            f"{path.name} lacks a description of its model; load it with the program that wrote it"
+        )
+    name, num_classes = description.model, description.num_classes
     model: nn.Module = (
-        feature_model(about.model, about.width, num_classes=about.num_classes)
-        if about.width
-        else build_model(about.model, num_classes=about.num_classes, image_size=about.image_size)
+        build_feature_model(name, description.width, num_classes=num_classes)
+        if description.width
+        else build_model(name, num_classes=num_classes, image_size=description.image_size)
     )
     try:
         weights = load_file(path)
@@ -117,11 +129,11 @@ def load_served_model(path: Path) -> ServedModel:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RecordError(
-            f"{path.name} does not hold the weights of {about.model} ({str(error)[:200]})"
+            f"{path.name} does not contain the weights of {name} ({str(error)[:200]})"
         ) from error
-    return ServedModel(model, about, device)
+    return ServedModel(model, description, device)
 
 
 def _load_pyfunc(path: str) -> ServedModel:
-    """What MLflow calls with the path of the weights."""
+    """Load the model in a file of weights. MLflow calls this function."""
     return load_served_model(Path(path))

@@ -1,1 +1,1 @@
-"""What a training is given: which parameters there are, their values, and what runs log of them."""
+"""The parameters of a training: declarations, conflicts, recipes, and what runs log."""

@@ -1,36 +1,30 @@
-"""The parameters of a training run: each one declared once, here.
+"""The options of a training run, each declared once, here.
 
-The command line, MLproject, the logged parameters and ``config.json`` all follow from the fields
-of :class:`TrainConfig`. A value arrives as text (MLflow hands over nothing else) and is parsed and
-checked by its field; ``auto`` takes the value that the dataset's recipe names.
+The command line, MLproject, the logged parameters and ``config.json`` follow from the fields of
+:class:`TrainConfig`. A value arrives as text (MLflow passes nothing else), and its option parses
+and checks it; ``auto`` becomes the value in the dataset's recipe.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from functools import partial
+from typing import Any, Literal, ParamSpec
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import nearest, safe_repr
-from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.scenarios import SCENARIOS
-from clear_mlflow.data.sources import (
-    SOURCES,
-    VECTOR_DATASETS,
-    VECTORS,
-    needs_folder,
-    stream_name,
-)
+from clear_mlflow.data.sources import SOURCES, VECTOR_DATASETS, VECTORS, stream_name
 from clear_mlflow.data.stream import DOMAIN
 from clear_mlflow.learning.anytime.schedule import OFF, EvalInterval, parse_interval
+from clear_mlflow.learning.parameters.conflicts import CONFLICTS, check_conflicts
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
     FEATURES_RECIPE,
-    LINEAR,
     MLP_RECIPE,
     NONE,
     RANDOM_CROP,
@@ -40,15 +34,15 @@ from clear_mlflow.learning.parameters.recipes import (
 )
 from clear_mlflow.learning.parameters.values import (
     Argument,
-    argument_text,
-    feature_name,
+    format_argument,
     is_mlp,
-    number,
-    parse_arguments,
     parse_batch_size,
     parse_budget,
     parse_dataset,
     parse_families,
+    parse_feature_name,
+    parse_float,
+    parse_int,
     parse_memory,
     parse_path,
     parse_seeds,
@@ -57,353 +51,376 @@ from clear_mlflow.learning.parameters.values import (
     parse_stream_rate,
     parse_test_every,
     parse_weights,
-    whole,
+    split_arguments,
 )
 from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, known_strategies
 from clear_mlflow.metrics import DEFAULT_FAMILIES
 
-DEFAULT_METRICS = ",".join(DEFAULT_FAMILIES)
-
 DATA, METHOD, MODEL = "Data", "Method", "Model"
 OPTIMISATION, HARDWARE, RECORD = "Optimisation of each bucket", "Hardware", "Record"
 
+_P = ParamSpec("_P")
 
-def _parameter(
-    group: str,
-    parse: Callable[[str], Any] | tuple[str, ...],
-    *,
-    help: str,  # noqa: A002
-    default: str = AUTO,
-    python: str = "",
-    unused: Callable[[TrainConfig], bool] = lambda config: False,
-    of_machine: bool = False,
-    may_move: bool = False,
-    path: Literal["", "dir", "file"] = "",
-) -> Any:
-    """A field that is a training's parameter.
 
-    *parse* may raise ValueError with what was expected, or is the words that there are. *python*:
-    its type for Python, where that does not follow from the field's. *unused*: whether it means
-    nothing, given the other parameters. *of_machine*: the training process alone knows what
-    ``auto`` means. *may_move*: a resume may change it. *path*: a value may be the path of this.
+@dataclass(frozen=True)
+class Option:
+    """How an option is read, described and used.
+
+    Args:
+        group: heading in the help. Options of HARDWARE and RECORD do not affect results, and all of
+            OPTIMISATION are tuned and ignored by strategies without steps.
+        parse: function from a text to the value; raises ValueError with what was expected.
+        help: sentences for the help and docs/parameters.md.
+        default: text of the default.
+        choices: all valid texts, or () if *parse* checks them.
+        python_type: type in Python, if it does not follow from the field's type.
+        is_ignored: function of all parameters that returns True if this one is ignored.
+        is_tuned: True if the value is usually chosen by its results, such as a learning rate.
+        is_path: True if the value may be a path.
+        resolved_by_process: True if only the training process can resolve ``auto``.
+        changeable_on_resume: True if a resumed run may have another value.
     """
-    without = WITHOUT_STEPS if group == OPTIMISATION else ()
-    return field(
-        metadata={
-            "group": group,
-            "parse": str if isinstance(parse, tuple) else parse,
-            "help": help,
-            "default": default,
-            "choices": parse if isinstance(parse, tuple) else (),
-            "python": python,
-            "unused": lambda config: config.strategy in without or unused(config),
-            "of_machine": of_machine,
-            "may_move": may_move,
-            "path": path,
-        }
-    )
+
+    group: str
+    parse: Callable[[str], Any] = str
+    _: KW_ONLY
+    help: str
+    default: str = AUTO
+    choices: tuple[str, ...] = ()
+    python_type: str = ""
+    is_ignored: Callable[[TrainConfig], bool] = lambda config: False
+    is_tuned: bool = False
+    is_path: bool = False
+    resolved_by_process: bool = False
+    changeable_on_resume: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        """True if the value may be on or off."""
+        return {"on", "off"} <= {*self.choices}
+
+
+def _as_field(declare: Callable[_P, Option]) -> Callable[_P, Any]:
+    return lambda *args, **kwargs: field(metadata={"option": declare(*args, **kwargs)})
+
+
+_option = _as_field(Option)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that decides a run's rows, resolved, but for what the machine decides (auto)."""
+    """All parameters of a training run. Only values that depend on the machine may be auto."""
 
-    dataset: str = _parameter(
+    dataset: str = _option(
         DATA,
         parse_dataset,
         default="digits",
-        help="digits, digits-writers or weather (in the package), clear10, clear100, a stream of "
-        f"your own ({', '.join(s for s in SOURCES if s != 'weather')}), or a function of your own "
+        help="Dataset: digits, digits-writers or weather (in the package), clear10, clear100, your "
+        f"own stream ({', '.join(s for s in SOURCES if s != 'weather')}), or your own function "
         "(package.module:function); see docs/own-streams.md.",
     )
-    data_root: str = _parameter(
+    data_root: str = _option(
         DATA,
         parse_path,
-        may_move=True,
-        path="dir",
-        python="str | Path",
-        help="Folder of the dataset, in any of CLEAR's layouts, or of your own stream, or its "
-        "table or file of arrays. auto, of "
-        "CLEAR: its folder below CLEAR_MLFLOW_DATA, downloaded where it is not there; an embedded "
-        "dataset has none.",
+        is_path=True,
+        changeable_on_resume=True,
+        python_type="str | Path",
+        help="Folder of the dataset: CLEAR in any of its layouts, or your own stream, also as a "
+        "table or a file of arrays. auto: for CLEAR, its folder in CLEAR_MLFLOW_DATA, downloaded "
+        "if it is missing. Embedded datasets need none.",
     )
-    # As texts; when the dataset has checked them, all of them, as values of their types.
-    dataset_args: Mapping[str, Argument] = _parameter(
+    # As texts. Once the dataset has checked them, all arguments as typed values.
+    dataset_args: Mapping[str, Argument] = _option(
         DATA,
-        parse_arguments,
+        split_arguments,
         default=NONE,
-        python="str | Mapping[str, object]",
-        help="How your own stream is read: name=value,name=value; docs/own-streams.md lists "
-        "what there is.",
+        python_type="str | Mapping[str, object]",
+        help="How to read your own stream: name=value,name=value; docs/own-streams.md lists the "
+        "arguments.",
     )
-    protocol: str = _parameter(
+    protocol: str = _option(
         DATA,
-        PROTOCOLS,
+        choices=PROTOCOLS,
         default="iid",
         help="iid: held-out test images; streaming: a bucket's test set is its training data.",
     )
-    split: str = _parameter(
+    split: str = _option(
         DATA,
         parse_split,
-        python="int | str",
-        help="What protocol iid tests on. A number N: 30 % of each bucket's training images, drawn "
-        "with seed N. auto: the released test set; in the released layout its lack is an error, in "
-        "the others auto is split 0. validation: a tenth of what auto trains on, for choosing "
-        "parameters; no test image is read (validation:N: a tenth of what split N trains on).",
+        python_type="int | str",
+        help="Test set of protocol iid. A number N: 30 % of each bucket's training images, drawn "
+        "with seed N. auto: the released test set; if it is missing, the released layout raises an "
+        "error and the other layouts use split 0. validation: a tenth of the training images of "
+        "auto, for choosing parameters; no test image is read (validation:N: a tenth of the "
+        "training images of split N).",
     )
-    scenario: str = _parameter(
+    scenario: str = _option(
         DATA,
-        SCENARIOS,
+        choices=SCENARIOS,
         default=DOMAIN,
-        help="domain: buckets of the stream's time. class: each bucket brings classes of its own; "
-        "task: likewise, and an answer is one of the tested bucket's classes.",
+        help="domain: buckets follow the time of the stream. class: each bucket brings new "
+        "classes. task: likewise, and predictions are limited to the classes of the tested bucket.",
     )
-    scenario_args: Mapping[str, Argument] = _parameter(
+    scenario_args: Mapping[str, Argument] = _option(
         DATA,
-        parse_arguments,
+        split_arguments,
         default=NONE,
-        unused=lambda config: config.scenario == DOMAIN,
-        python="str | Mapping[str, object]",
-        help="Of class and task: classes_per_bucket=N, order=labels|seed:N|A:B:..., times=own|all, "
-        "with commas alone between; see docs/datasets.md.",
+        is_ignored=lambda config: config.scenario == DOMAIN,
+        python_type="str | Mapping[str, object]",
+        help="Arguments of the scenarios class and task, separated by commas: "
+        "classes_per_bucket=N, order=labels|seed:N|A:B:..., times=own|all; see docs/datasets.md.",
     )
-    features: str = _parameter(
+    features: str = _option(
         DATA,
-        feature_name,
+        parse_feature_name,
         default=NONE,
-        help="Name of stored features to train a linear head on, for example moco_b0; vectors: "
-        "what a dataset of vectors is made of, and nothing else.",
+        help="Name of stored features to train a linear head on, for example moco_b0. vectors: the "
+        "vectors of a dataset that consists of them.",
     )
-    damaged: str = _parameter(
+    damaged: str = _option(
         DATA,
-        ("stop", "leave_out"),
+        choices=("stop", "leave_out"),
         default="stop",
-        help="What to do about an image that cannot be decoded: stop, or leave_out, which lists it "
-        "in the record.",
+        help="What to do with an image that cannot be decoded: stop; or leave_out, which skips it "
+        "and lists it in the record.",
     )
-    strategy: str = _parameter(
+    strategy: str = _option(
         METHOD,
         parse_strategy,
         default="naive",
-        help=f"How to learn from the stream: {', '.join(known_strategies())}, or a class of your "
-        "own: package.module:Class.",
+        help=f"Method of learning from the stream: {', '.join(known_strategies())}, or your own "
+        "class: package.module:Class.",
     )
-    # As texts; when the strategy has checked them, all of them, as values of their types.
-    strategy_args: Mapping[str, Argument] = _parameter(
+    # As texts. Once the strategy has checked them, all arguments as typed values.
+    strategy_args: Mapping[str, Argument] = _option(
         METHOD,
-        parse_arguments,
+        split_arguments,
         default=NONE,
-        python="str | Mapping[str, object]",
-        help="The strategy's own numbers: name=value,name=value; docs/strategies.md lists them.",
+        is_tuned=True,
+        python_type="str | Mapping[str, object]",
+        help="Arguments of the strategy: name=value,name=value; docs/strategies.md lists them.",
     )
-    memory: int | float = _parameter(
+    memory: int | float = _option(
         METHOD,
         parse_memory,
-        unused=lambda c: c.strategy in WITHOUT_BUFFER or c.memory_budget > 0,
-        help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
-        "stream's training images. In a sweep, other strategies ignore it.",
+        is_ignored=lambda config: config.strategy in WITHOUT_BUFFER or config.memory_budget > 0,
+        help="Size of a strategy's buffer: a number of images, or below 1 a fraction of the "
+        "stream's training images. In a sweep, strategies without a buffer ignore it.",
     )
-    memory_budget: int = _parameter(
+    memory_budget: int = _option(
         METHOD,
-        whole(least=0),
+        partial(parse_int, ge=0),
         default="0",
-        help="In the place of memory, bytes for all that the strategy keeps from bucket to bucket; "
-        "a buffer has as many images as they have room for. 0: memory says it (docs/cost.md).",
+        help="Bytes for everything that the strategy stores between buckets, instead of memory; "
+        "the buffer gets as many images as fit. 0: memory sets the size (docs/cost.md).",
     )
-    budget: str = _parameter(
+    budget: str = _option(
         METHOD,
         parse_budget,
         default=OFF,
-        python="float | str",
-        help="What the training of a bucket may cost, in the place of epochs: FLOPs, for example "
-        "2e15; naive:1, what naive learning takes with the same epochs, or naive:0.5, half of it; "
-        "images:N, in steps. off: so many epochs (docs/cost.md).",
+        python_type="float | str",
+        help="Cost of the training on a bucket, instead of epochs: FLOPs, for example 2e15; "
+        "naive:1, the cost of naive learning with the same epochs, or naive:0.5, half of it; "
+        "images:N, new and replayed images. off: epochs sets the length (docs/cost.md).",
     )
-    stream_rate: str = _parameter(
+    stream_rate: str = _option(
         METHOD,
         parse_stream_rate,
         default=OFF,
-        python="float | str",
-        help="A stream that does not wait for a slow method, and passes once: naive:1, as fast as "
-        "naive learning takes its images; naive:2, twice as fast; or images per PFLOP, for example "
-        "5e4. off: it waits (docs/cost.md).",
+        python_type="float | str",
+        help="Speed of a stream that passes once and does not wait for a slow method: naive:1, the "
+        "speed of naive learning; naive:2, twice as fast; or images per PFLOP, for example 5e4. "
+        "off: the stream waits (docs/cost.md).",
     )
-    model: str = _parameter(
+    model: str = _option(
         MODEL,
-        str,
-        help="small_cnn; any torchvision classification model by its name, for example resnet18; "
-        "or, for features, linear or a network with hidden layers, as mlp:64 or mlp:256-128.",
+        help="small_cnn; the name of a torchvision classification model, for example resnet18; or, "
+        "for features, linear or a network with hidden layers, for example mlp:64 or mlp:256-128.",
     )
-    weights: str = _parameter(
+    weights: str = _option(
         MODEL,
         parse_weights,
-        path="file",
+        is_path=True,
         default=NONE,
-        python="str | Path",
-        help="What the model starts from: none, DEFAULT (torchvision's best pretrained weights), "
+        python_type="str | Path",
+        help="Initial weights of the model: none, DEFAULT (torchvision's best pretrained weights), "
         "or a file of weights, .safetensors or .pth.",
     )
-    freeze: str = _parameter(
+    freeze: str = _option(
         MODEL,
-        (NONE, "backbone"),
+        choices=(NONE, "backbone"),
         default=NONE,
-        help="backbone: train the head alone and leave all other weights as they are.",
+        help="backbone: train only the head and leave all other weights unchanged.",
     )
-    image_size: int = _parameter(
+    image_size: int = _option(
         MODEL,
-        whole(least=8),
-        unused=lambda config: config.features != NONE,
-        help="Side of the model's square input, pixels.",
+        partial(parse_int, ge=8),
+        is_ignored=lambda config: config.features != NONE,
+        help="Side of the model's square input, in pixels.",
     )
-    augment: str = _parameter(
+    augment: str = _option(
         MODEL,
-        (AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, NONE),
-        help="How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, "
-        "mirrored too; none: the centre.",
+        choices=(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, NONE),
+        is_tuned=True,
+        help="How training images are cropped: random_crop, like the CLEAR authors; "
+        "random_crop_flip, also mirrored; none: the centre.",
     )
-    epochs: int = _parameter(
-        OPTIMISATION, whole(least=1), help="Passes over each bucket's training data."
-    )
-    batch_size: int | Literal["full"] = _parameter(
-        OPTIMISATION, parse_batch_size, help="Images in one optimiser step; full: all of an epoch."
-    )
-    optimizer: str = _parameter(
-        OPTIMISATION, ("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
-    )
-    optimizer_state: str = _parameter(
+    epochs: int = _option(
         OPTIMISATION,
-        ("reset", "keep"),
+        partial(parse_int, ge=1),
+        help="Passes over each bucket's training data.",
+    )
+    batch_size: int | Literal["full"] = _option(
+        OPTIMISATION,
+        parse_batch_size,
+        help="Images in one optimiser step; full: all images of an epoch.",
+    )
+    optimizer: str = _option(
+        OPTIMISATION, choices=("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
+    )
+    optimizer_state: str = _option(
+        OPTIMISATION,
+        choices=("reset", "keep"),
         default="reset",
-        help="The optimiser's state (momentum, for example) at a new bucket: reset or keep.",
+        help="What happens to the optimiser's state, for example momentum, at a new bucket: reset "
+        "or keep.",
     )
-    lr: float = _parameter(
-        OPTIMISATION, number(above=0), help="The learning rate at the start of a bucket."
-    )
-    momentum: float = _parameter(
+    lr: float = _option(
         OPTIMISATION,
-        number(least=0, below=1),
-        unused=lambda config: config.optimizer != "sgd",
+        partial(parse_float, gt=0),
+        help="Learning rate at the start of a bucket.",
+    )
+    momentum: float = _option(
+        OPTIMISATION,
+        partial(parse_float, ge=0, lt=1),
+        is_ignored=lambda config: config.optimizer != "sgd",
         default="0.9",
-        help="SGD's momentum; the other optimisers ignore it.",
+        help="Momentum of SGD; the other optimisers ignore it.",
     )
-    weight_decay: float = _parameter(
-        OPTIMISATION, number(least=0), help="The optimiser's weight decay."
+    weight_decay: float = _option(
+        OPTIMISATION, partial(parse_float, ge=0), help="Weight decay of the optimiser."
     )
-    schedule: str = _parameter(
+    schedule: str = _option(
         OPTIMISATION,
-        ("step", "cosine", "constant"),
+        choices=("step", "cosine", "constant"),
         default="step",
         help="How the learning rate falls within a bucket: step, cosine (to 0) or constant.",
     )
-    lr_step: int = _parameter(
+    lr_step: int = _option(
         OPTIMISATION,
-        whole(least=1),
-        unused=lambda config: config.schedule != "step",
-        help="Under schedule step, epochs after which the learning rate is multiplied by lr_gamma.",
+        partial(parse_int, ge=1),
+        is_ignored=lambda config: config.schedule != "step",
+        help="With schedule step, epochs after which the learning rate is multiplied by lr_gamma.",
     )
-    lr_gamma: float = _parameter(
+    lr_gamma: float = _option(
         OPTIMISATION,
-        number(above=0),
-        unused=lambda config: config.schedule != "step",
+        partial(parse_float, gt=0),
+        is_ignored=lambda config: config.schedule != "step",
         default="0.1",
         help="Factor on the learning rate every lr_step epochs.",
     )
-    warmup_epochs: int = _parameter(
+    warmup_epochs: int = _option(
         OPTIMISATION,
-        whole(least=0),
+        partial(parse_int, ge=0),
         default="0",
-        help="First epochs of each bucket over which the learning rate rises to lr.",
+        help="First epochs of each bucket, during which the learning rate rises to lr.",
     )
-    label_smoothing: float = _parameter(
+    label_smoothing: float = _option(
         OPTIMISATION,
-        number(least=0, below=1),
+        partial(parse_float, ge=0, lt=1),
         default="0",
-        help="Share of the target spread over all classes.",
+        help="Share of the target that is spread evenly over all classes.",
     )
-    clip_norm: float = _parameter(
+    clip_norm: float = _option(
         OPTIMISATION,
-        number(least=0),
+        partial(parse_float, ge=0),
         default="0",
-        help="Largest norm of a step's gradient; 0: not clipped.",
+        help="Largest norm of a step's gradient; 0: gradients are not clipped.",
     )
-    precision: str = _parameter(
+    precision: str = _option(
         HARDWARE,
-        (AUTO, "off", "tf32", "bf16", "fp16"),
-        of_machine=True,
-        help="Arithmetic of passes: off (float32), tf32, bf16, or fp16 with a scaled loss, for "
-        "GPUs without bf16 (T4, V100). auto: bf16 where the device has instructions for it, else "
-        "off; off on the embedded datasets and on features.",
+        choices=(AUTO, "off", "tf32", "bf16", "fp16"),
+        resolved_by_process=True,
+        help="Arithmetic of the model: off (float32), tf32, bf16, or fp16 with a scaled loss, for "
+        "GPUs without bf16 (T4, V100). auto: bf16 if the device has instructions for it, else off; "
+        "off on the embedded datasets and on features.",
     )
-    compile: str = _parameter(
+    compile: str = _option(
         HARDWARE,
-        ("off", "on", AUTO),
+        choices=("off", "on", AUTO),
         default="off",
-        python='bool | Literal["on", "off", "auto"]',
-        of_machine=True,
-        help="Compile the model with torch.compile. auto: on for 50 epochs and more of images on a "
-        "GPU, where Triton and what it needs are there.",
+        python_type='bool | Literal["on", "off", "auto"]',
+        resolved_by_process=True,
+        help="Compile the model with torch.compile. auto: on for at least 50 epochs of images on a "
+        "GPU, if Triton and a C compiler are installed.",
     )
-    predictions: str = _parameter(
+    predictions: str = _option(
         RECORD,
-        KEEP_PREDICTIONS,
+        choices=KEEP_PREDICTIONS,
         default="labels",
-        help="What to store of the model's answer for each test image: the predicted class "
-        "(labels), the probabilities too (probs), or nothing (none).",
+        help="What to store of the model's output for each test image: the predicted class "
+        "(labels), also the probabilities (probs), or nothing (none).",
     )
-    test_every: str = _parameter(
+    test_every: str = _option(
         RECORD,
         parse_test_every,
         default=OFF,
-        python="int | str",
-        help="Test inside each bucket, too: every so many epochs, as 1, or steps, as 200steps; "
-        "off: after each bucket alone.",
+        python_type="int | str",
+        help="Interval of additional tests within each bucket: in epochs, for example 1, or in "
+        "steps, for example 200steps. off: test only after each bucket.",
     )
-    metrics: str = _parameter(
+    metrics: str = _option(
         RECORD,
         parse_families,
-        default=DEFAULT_METRICS,
-        python="str | Sequence[str]",
-        help="Families of metrics to log, with commas between, for example clear,gem; "
+        default=",".join(DEFAULT_FAMILIES),
+        python_type="str | Sequence[str]",
+        help="Families of metrics to log, separated by commas, for example clear,gem; "
         "docs/metrics.md lists them.",
     )
-    log_models: str = _parameter(
+    log_models: str = _option(
         RECORD,
-        (NONE, "last", "all"),
+        choices=(NONE, "last", "all"),
         default=NONE,
         help="Which buckets' models to store as artifacts: none, last or all.",
     )
-    resumable: str = _parameter(
+    resumable: str = _option(
         RECORD,
-        ("on", "off"),
+        choices=("on", "off"),
         default="on",
-        help="Store after each bucket the state that a resume starts from (docs/resume.md); it is "
-        "removed when the last row is stored.",
+        help="Store the training state after each bucket, for a resume (docs/resume.md); it is "
+        "deleted when the last row is stored.",
     )
-    seed: int = _parameter(METHOD, whole(least=0), default="0", help="Seed of all that is random.")
-    seeds: str = _parameter(
+    seed: int = _option(
+        METHOD, partial(parse_int, ge=0), default="0", help="Seed of all random numbers."
+    )
+    seeds: str = _option(
         METHOD,
         parse_seeds,
         default=NONE,
-        python="str | Sequence[int]",
+        python_type="str | Sequence[int]",
         help="Seeds to train one after another on data that is loaded once, for example 0,1,2. "
         "Each seed has its own run, below one parent run.",
     )
-    device: str = _parameter(
+    device: str = _option(
         HARDWARE,
-        (AUTO, "cpu", "cuda"),
-        of_machine=True,
-        may_move=True,
-        help="cpu, cuda, or auto: cuda where there is one.",
+        choices=(AUTO, "cpu", "cuda"),
+        resolved_by_process=True,
+        changeable_on_resume=True,
+        help="cpu, cuda, or auto: cuda if there is a usable GPU.",
     )
 
     @classmethod
-    def resolve(cls, asked: Mapping[str, str]) -> TrainConfig:
-        """Check and complete the parameters that a user asked for, name to text."""
-        if unknown := sorted(asked.keys() - PARAMETERS.keys()):
+    def resolve(cls, requested: Mapping[str, str], *, passed: Collection[str] = ()) -> TrainConfig:
+        """Parse parameters, name to text, and replace ``auto`` by the values of the recipe.
+
+        passed: names of those that the user passed for this run, which must have an effect. Raises
+        ConfigError if a value is invalid, or if two parameters are in conflict.
+        """
+        if unknown := sorted(requested.keys() - PARAMETERS.keys()):
             raise ConfigError(
-                f"unknown parameter {safe_repr(unknown[0])}; {known_parameters(unknown[0])}"
+                f"unknown parameter {safe_repr(unknown[0])}; {suggest_parameters(unknown[0])}"
             )
-        texts = {**parameter_defaults(), **asked}
+        texts = {**parameter_defaults(), **requested}
         dataset = parse_parameter("dataset", texts["dataset"])
         recipe = RECIPES.get(dataset, STREAM_RECIPE)
         if dataset in VECTOR_DATASETS and texts["features"] == NONE:
@@ -416,60 +433,9 @@ class TrainConfig:
             name: parse_parameter(name, recipe.get(name, text) if text == AUTO else text)
             for name, text in texts.items()
         }
-        config = cls(**values)
-        if config.data_root == AUTO and needs_folder(dataset):
-            raise ConfigError(f"dataset {dataset} needs its folder; pass data_root=DIR")
-        if config.data_root != AUTO and dataset in EMBEDDED:
-            raise ConfigError(
-                f"data_root is {config.data_root}, but dataset {dataset} is embedded and reads no "
-                "folder; pass the dataset that it is of"
-            )
-        if config.scenario != DOMAIN and config.protocol == "streaming":
-            raise ConfigError(
-                f"scenario is {config.scenario}, whose buckets are tested on held-out images; "
-                "pass protocol=iid"
-            )
-        if config.protocol == "streaming" and config.split != AUTO:
-            raise ConfigError(
-                f"protocol is streaming and split is {config.split}; a bucket's test set is its "
-                "training data then: leave split at auto, or pass protocol=iid"
-            )
-        if (config.features == NONE) == (config.model == LINEAR or is_mlp(config.model)):
-            raise ConfigError(
-                f"model is {config.model} and features is {config.features}; stored features are "
-                "for the models linear and mlp:WIDTH, images for every other: pass model=linear "
-                "with features=NAME, or leave both out"
-            )
-        if config.strategy in WITHOUT_STEPS and (
-            is_mlp(config.model) or config.dataset_args.get("standardise") == "past"
-        ):
-            raise ConfigError(
-                f"strategy {config.strategy} sets a linear layer on features that stay as they "
-                "are; pass model=linear, and standardise=first or none"
-            )
-        for name in ("weights", "freeze", "augment", "damaged") if config.features != NONE else ():
-            if (given := getattr(config, name)) not in (NONE, "stop"):
-                raise ConfigError(
-                    f"{name} is {given} and features is {config.features}; stored features are "
-                    f"used as they are: leave {name} at {parameter_defaults()[name]}"
-                )
-        for option, others in {
-            "budget": ["test_every"],
-            "stream_rate": ["test_every", "budget"],
-        }.items():
-            for name in others:
-                value, other = getattr(config, option), getattr(config, name)
-                if OFF not in (value, other):
-                    raise ConfigError(
-                        f"{option} is {value} and {name} is {other}; how many steps a bucket takes "
-                        f"is not known before it is trained: leave {name} at off"
-                    )
-        if config.stream_rate != OFF and config.dataset_args.get("standardise") == "past":
-            raise ConfigError(
-                f"stream_rate is {config.stream_rate} and standardise is past, which needs what "
-                "passes by, too: pass standardise=first or none"
-            )
-        return config
+        passed_values = {name for name in passed if texts[name] != AUTO}
+        check_conflicts(CONFLICTS, **values, passed=passed_values)
+        return cls(**values)
 
     def split_seeds(self) -> list[TrainConfig]:
         """Return one configuration for each of ``seeds``, or [self] if ``seeds`` is none."""
@@ -478,112 +444,99 @@ class TrainConfig:
         return [replace(self, seed=int(seed), seeds=NONE) for seed in self.seeds.split(",")]
 
     def as_text(self) -> dict[str, str]:
-        """Every parameter as the text that :meth:`resolve` reads back to the same value."""
-        return {name: _as_text(value) for name, value in self.values().items()}
+        """Return every parameter as the text that :meth:`resolve` parses to the same value."""
+        return {name: _format_value(value) for name, value in self.values().items()}
 
     def values(self) -> dict[str, Any]:
-        """Every parameter as JSON holds it; ``TrainConfig(**values)`` makes the same again."""
+        """Return every parameter as JSON data. ``TrainConfig(**values)`` is equal to this one."""
         return asdict(self)
+
+    def to_json(self) -> str:
+        """Return the content of ``config.json``, which ``--config`` reads."""
+        return json.dumps(self.as_text(), indent=2) + "\n"
 
     @property
     def stream_name(self) -> str:
-        """What records, tags and runs call the dataset."""
+        """Name of the dataset in records, tags and the names of runs."""
         name = stream_name(self.dataset, self.data_root, self.dataset_args)
         return name if self.scenario == DOMAIN else f"{name} ({self.scenario})"
 
     @property
     def arithmetic(self) -> str:
-        """What passes through the model are computed in; ``precision`` is resolved."""
+        """Arithmetic of the model, once ``precision`` is resolved."""
         return "float32" if self.precision == "off" else self.precision
 
     @property
     def test_interval(self) -> EvalInterval | None:
-        """How much is trained from one test inside a bucket to the next; None: there are none."""
+        """Interval of the tests within buckets, or None if there are none."""
         return parse_interval(self.test_every)
 
     @property
-    def without_role(self) -> frozenset[str]:
-        """Parameters that mean nothing, given the others; a class of your own may use all."""
-        return frozenset(n for n, about in PARAMETERS.items() if about["unused"](self))
+    def ignored_parameters(self) -> frozenset[str]:
+        """Names of parameters without effect, given the others. A custom class may use any."""
+        has_no_steps = self.strategy in WITHOUT_STEPS
+        return frozenset(
+            name
+            for name, option in PARAMETERS.items()
+            if option.is_ignored(self) or (has_no_steps and option.group == OPTIMISATION)
+        )
 
-    def to_json(self) -> str:
-        """The configuration as ``config.json``, which ``--config`` reads back."""
-        return json.dumps(self.as_text(), indent=2) + "\n"
 
-
-# Of each parameter, by its name, what _parameter was told.
-PARAMETERS: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(TrainConfig)}
+PARAMETERS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(TrainConfig)}
 
 
 def parameter_defaults() -> dict[str, str]:
-    """Every parameter's name and the text it has when a user says nothing."""
-    return {name: about["default"] for name, about in PARAMETERS.items()}
+    """Return the text of every parameter's default, by name."""
+    return {name: option.default for name, option in PARAMETERS.items()}
 
 
-def known_parameters(name: str) -> str:
-    """What a user may have meant by a parameter that there is not."""
+def suggest_parameters(name: str) -> str:
+    """Return the valid names, after the one that is most similar to an unknown name."""
     return f"{nearest(name, PARAMETERS)}known are {', '.join(PARAMETERS)}"
-
-
-def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[str, Any]:
-    """What these parameters say of a trait of theirs, by name; see ``TrainConfig``'s fields."""
-    return {name: about[trait] for name, about in PARAMETERS.items() if about[trait]}
 
 
 def result_parameters() -> tuple[str, ...]:
     """Return the parameters that affect results, without strategy, test set and arguments."""
     skipped = {"dataset", "data_root", "protocol", "split", "strategy", "seed", "seeds"}
     skipped |= {"dataset_args", "scenario_args", "strategy_args"}
-    names = (name for name in PARAMETERS if name not in skipped)
-    return tuple(n for n in names if PARAMETERS[n]["group"] not in (HARDWARE, RECORD))
+    return tuple(
+        name
+        for name, option in PARAMETERS.items()
+        if name not in skipped and option.group not in (HARDWARE, RECORD)
+    )
 
 
 def is_tuned(name: str) -> bool:
     """Return True if a parameter is usually chosen by its results, such as a learning rate."""
-    if name in ("augment", "strategy_args") or name.startswith("strategy/"):
-        return True
-    return name in PARAMETERS and PARAMETERS[name]["group"] == OPTIMISATION
-
-
-def check_memory(config: TrainConfig, requested: Mapping[str, str]) -> None:
-    """Raise ConfigError if memory was requested for a strategy that has none."""
-    memory = requested.get("memory", AUTO)
-    if memory != AUTO and config.strategy in WITHOUT_BUFFER:
-        raise ConfigError(
-            f"memory is {memory}, but strategy {config.strategy} does not use it; leave memory out"
-        )
-
-
-def switches() -> frozenset[str]:
-    """Names of the parameters that may be on or off."""
-    return frozenset(n for n, about in PARAMETERS.items() if {"on", "off"} <= {*about["choices"]})
+    if name not in PARAMETERS:
+        return name.startswith("strategy/")
+    return PARAMETERS[name].is_tuned or PARAMETERS[name].group == OPTIMISATION
 
 
 def auto_values(name: str) -> dict[str, str]:
-    """What ``auto`` means for a parameter: dataset to value, and ``features`` to that on them.
+    """Return what ``auto`` means for a parameter, by dataset, and for ``features``.
 
-    Parameters without recipes have none; a dataset whose recipe is silent on one is not there.
+    Leaves out datasets whose recipe does not contain it, or leaves it to the device.
 
     >>> auto_values("lr")["digits"]
     '0.02'
     """
-    found = {dataset: recipe[name] for dataset, recipe in RECIPES.items() if name in recipe}
-    if name in FEATURES_RECIPE:
-        found["features"] = FEATURES_RECIPE[name]
-    return {where: text for where, text in found.items() if text != AUTO}
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ",".join(f"{name}={argument_text(v)}" for name, v in value.items()) or NONE
-    return str(value)
+    recipes = {**RECIPES, "features": FEATURES_RECIPE}
+    return {key: recipe[name] for key, recipe in recipes.items() if recipe.get(name, AUTO) != AUTO}
 
 
 def parse_parameter(name: str, text: str) -> Any:
-    """The value that a parameter's text is, or ConfigError; ``auto`` is resolved elsewhere."""
+    """Return the value of a parameter's text, or raise ConfigError. Keeps ``auto``."""
+    option = PARAMETERS[name]
     try:
-        if (choices := PARAMETERS[name]["choices"]) and text not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}")
-        return PARAMETERS[name]["parse"](text)
+        if option.choices and text not in option.choices:
+            raise ValueError(f"expected one of {', '.join(option.choices)}")
+        return option.parse(text)
     except ValueError as error:
         raise ConfigError(f"{name} is {safe_repr(text, 200)}; {error}") from None
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={format_argument(v)}" for name, v in value.items()) or NONE
+    return str(value)

@@ -1,4 +1,4 @@
-"""What runs log of a training's parameters, and how they are read back."""
+"""The parameters of a training that a run logs, and how they are read back."""
 
 from __future__ import annotations
 
@@ -12,95 +12,101 @@ from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.data.sources import is_own_function
 from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.parameters.config import (
+    PARAMETERS,
     TrainConfig,
     parameter_defaults,
-    parameters_with,
     parse_parameter,
     result_parameters,
 )
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.parameters.values import argument_text
+from clear_mlflow.learning.parameters.values import format_argument
 
-# In force with all their defaults, which who asks for a run need not name.
+# Options whose arguments are all in force with their defaults, also if no argument was passed.
 ARGUMENTS = ("strategy_args", "dataset_args", "scenario_args")
 # A parameter of another program with one of these words in its name does not affect results.
 _RUN_WORDS = {"seed", "seeds", "run", "experiment", "dir", "folder", "host", "hostname", "workers"}
 _RUN_WORDS |= {"device", "devices", "gpu", "gpus", "asked"}
 _TEST_SET = ("dataset", "protocol", "split", "score", "strategy", "local_rank")
 
-
 # Parameters that are logged only if they differ from this value.
 _UNLOGGED = {name: text for name, text in parameter_defaults().items() if text in (NONE, OFF)}
 
 
 def parameters_to_log(
-    config: TrainConfig, asked: Mapping[str, str], there: Mapping[str, str]
+    config: TrainConfig, requested: Mapping[str, str], stored: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the parameters to log to a run in addition to those that it has already.
+    """Return the parameters to log to a run in addition to *stored*, which it has already.
 
     ``lr`` is the value in force, ``asked/lr`` the text that was passed if it does not name that
     value or has no effect, and ``used/lr`` the value in force if the run has another ``lr``.
     Skips parameters that are left at none or off; :func:`unlogged_parameters` returns them.
     """
-    defaults, found, unused = parameter_defaults(), {}, config.without_role
-    of_machine = parameters_with("of_machine")
+    parameters, ignored = {}, config.ignored_parameters
     for name, text in config.as_text().items():
-        asked_for = asked.get(name, defaults[name])
-        if name in unused:
-            if name not in there and asked_for != defaults[name]:
-                found[f"asked/{name}"] = asked_for
-        elif name in there:
-            if not _names(config, name, there[name]):
-                found[f"used/{name}"] = text
-        elif not text == asked_for == _UNLOGGED.get(name):
-            found[name] = text
-            # A resume on another machine needs to know that the device was left to the machine.
-            if not _names(config, name, asked_for) and (
-                asked_for != defaults[name] or name in of_machine
+        option = PARAMETERS[name]
+        passed = requested.get(name, option.default)
+        if name in ignored:
+            if name not in stored and passed != option.default:
+                parameters[f"asked/{name}"] = passed
+        elif name in stored:
+            if not _is_in_force(config, name, stored[name]):
+                parameters[f"used/{name}"] = text
+        elif not text == passed == _UNLOGGED.get(name):
+            parameters[name] = text
+            # A resume on another machine needs to know that the device was auto.
+            if not _is_in_force(config, name, passed) and (
+                passed != option.default or option.resolved_by_process
             ):
-                found[f"asked/{name}"] = asked_for
-    found["used/arithmetic"] = config.arithmetic
-    # One name per argument: a column of its own to sort and compare runs by.
-    for of in ("strategy", "dataset", "scenario"):
-        for name, value in getattr(config, f"{of}_args").items():
-            found[f"{of}/{name}"] = argument_text(value)
-    # MLflow's page lists them in this order: what was asked for comes last.
-    ordered = sorted(found.items(), key=lambda item: item[0].startswith("asked/"))
-    return {name: text for name, text in ordered if name not in there}
+                parameters[f"asked/{name}"] = passed
+    parameters["used/arithmetic"] = config.arithmetic
+    # Each argument has its own name: a column in MLflow, to sort and compare runs by.
+    for option_name in ARGUMENTS:
+        for name, value in getattr(config, option_name).items():
+            parameters[_argument_prefix(option_name) + name] = format_argument(value)
+    # MLflow's page shows them in this order: requested texts come last.
+    ordered = sorted(parameters.items(), key=lambda item: item[0].startswith("asked/"))
+    return {name: text for name, text in ordered if name not in stored}
 
 
-def _names(config: TrainConfig, name: str, text: str) -> bool:
-    """Whether a text, as it was asked for, names the value in force; ``auto`` does not."""
+def _argument_prefix(option_name: str) -> str:
+    """Return what the logged names of arguments start with, for example ``strategy/``."""
+    return option_name.removesuffix("_args") + "/"
+
+
+def _is_in_force(config: TrainConfig, name: str, text: str) -> bool:
+    """Return True if a requested text means the value in force, which ``auto`` never does."""
     try:
-        value = parse_parameter(name, text)
+        requested = parse_parameter(name, text)
     except ConfigError:
         return False
-    in_force = getattr(config, name)
-    if isinstance(value, Mapping):  # of texts here, and of values of their types there
-        in_force = {key: argument_text(one) for key, one in in_force.items()}
-    return bool(value == in_force)
+    value = getattr(config, name)
+    if isinstance(value, Mapping):  # texts if requested, typed values if in force
+        value = {key: format_argument(argument) for key, argument in value.items()}
+    return bool(requested == value)
 
 
 def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """Of all parameters that a run logged, what it was trained with, whatever ``auto`` was."""
-    of_machine, found = parameters_with("of_machine"), {}
-    for name in parameter_defaults():
-        used, asked = f"used/{name}", f"asked/{name}"
-        for key in (asked, name) if name in of_machine else (used, name, asked):
+    """Return the parameters that a run was trained with, from all that it logged."""
+    parameters = {}
+    for name, option in PARAMETERS.items():
+        keys = [f"used/{name}", name, f"asked/{name}"]
+        if option.resolved_by_process:
+            keys = [f"asked/{name}", name]
+        for key in keys:
             if key in logged:
-                found[name] = logged[key]
+                parameters[name] = logged[key]
                 break
-    return found
+    return parameters
 
 
 def unlogged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of a training that are not logged because they are none or off."""
-    return dict(_UNLOGGED) if is_of_a_training(logged) else {}
+    return dict(_UNLOGGED) if is_training(logged) else {}
 
 
 def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, str]:
     """Return the logged parameters that affect results, those without effect as *unused*."""
-    if not is_of_a_training(logged):
+    if not is_training(logged):
         words = {name: {*re.split(r"[^a-z0-9]+", name.lower())} for name in logged}
         return {
             name.removeprefix("used/"): logged[name]
@@ -110,33 +116,36 @@ def find_method_parameters(logged: Mapping[str, str], unused: str) -> dict[str, 
     texts = logged_parameters(logged)
     with suppress(ConfigError):  # a parameter of another version of this program
         config = TrainConfig.resolve(texts)
-        texts = {**config.as_text(), **dict.fromkeys(config.without_role, unused)}
-    arguments = tuple(f"{name.removesuffix('_args')}/" for name in ARGUMENTS)
+        texts = {**config.as_text(), **dict.fromkeys(config.ignored_parameters, unused)}
+    prefixes = tuple(map(_argument_prefix, ARGUMENTS))
     return {name: texts.get(name, unused) for name in result_parameters()} | {
-        name: text for name, text in logged.items() if name.startswith(arguments)
+        name: text for name, text in logged.items() if name.startswith(prefixes)
     }
 
 
-def is_of_a_training(logged: Mapping[str, str]) -> bool:
-    """Whether parameters were logged by a training of this program."""
+def is_training(logged: Mapping[str, str]) -> bool:
+    """Return True if parameters were logged by a training of this program."""
     return "used/arithmetic" in logged
 
 
 def dataset_runs_code(parameters: Mapping[str, str]) -> bool:
-    """Whether the dataset is a function of your own: loading it runs that code.
+    """Return True if the dataset is a custom function, whose code runs when it is loaded.
 
     >>> dataset_runs_code({"dataset": "lab.streams:seasons"}), dataset_runs_code({})
     (True, False)
     """
-    return is_own_function(parameters.get("dataset", parameter_defaults()["dataset"]))
+    return is_own_function(parameters.get("dataset", PARAMETERS["dataset"].default))
 
 
 def read_config_file(path: Path) -> dict[str, str]:
-    """The parameters, as text, in a ``config.json`` of a run or one that a user wrote."""
+    """Read parameters as text from the ``config.json`` of a run, or from one that a user wrote.
+
+    Raises ConfigError if the file is not a JSON object of texts.
+    """
     try:
         return json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
     except (OSError, RecordError) as error:
         raise ConfigError(
-            f"cannot read the configuration {path}: {error}; expected a JSON object of texts, as "
-            "config.json of a run is"
+            f"cannot read the configuration {path}: {error}; expected a JSON object of texts, like "
+            "the config.json of a run"
         ) from error

@@ -1,4 +1,4 @@
-"""Recipes: what ``auto`` means for each parameter, by dataset, with where the numbers are from."""
+"""Recipes: the value of ``auto`` for each parameter, by dataset, with the source of each number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from clear_mlflow.data.sources import CLEAR
 AUTO = "auto"
 NONE = "none"
 FULL: Literal["full"] = "full"
-LINEAR = "linear"  # a model on stored features, and on nothing else; so is mlp:WIDTH
+DEFAULT_WEIGHTS = "DEFAULT"
+SMALL_CNN = "small_cnn"
+LINEAR = "linear"  # a model only for stored features, like mlp:WIDTH
 
 RANDOM_CROP = "random_crop"
 RANDOM_CROP_FLIP = "random_crop_flip"
@@ -32,24 +34,24 @@ _CLEAR_RECIPE: Mapping[str, str] = {
     "device": AUTO,
 }
 
-# Chosen so that a run of the embedded dataset ends well within a minute on two cores, and a naive
-# learner shows what CLEAR shows: in-domain > next-domain > forward transfer, and forgetting.
+# Chosen so that a run of the embedded dataset takes less than a minute on two cores, and naive
+# learning shows what CLEAR shows: in-domain > next-domain > forward transfer, and forgetting.
 _DIGITS_RECIPE: Mapping[str, str] = {
-    "model": "small_cnn",
+    "model": SMALL_CNN,
     "image_size": "32",
-    "augment": NONE,  # a digit's mirror image is no digit
+    "augment": NONE,  # the mirror image of a digit is not a digit
     "epochs": "24",
     "batch_size": "32",
     "lr": "0.02",
     "weight_decay": "0.00001",
     "lr_step": "30",
-    "memory": "120",  # a bucket's images, as CLEAR's
-    # So few numbers that making them half as wide costs more time than it saves.
+    "memory": "120",  # as many images as a bucket has, like CLEAR's
+    # The tensors are so small that converting them costs more time than it saves.
     "precision": "off",
     "device": AUTO,
 }
 
-# The scans as they are are 8 pixels wide, and a bucket has half as many again as digits' have.
+# The scans are 8 pixels wide, and a bucket has 1.5 times as many images as one of digits.
 _WRITERS_RECIPE: Mapping[str, str] = {
     **_DIGITS_RECIPE,
     "image_size": "16",
@@ -57,9 +59,9 @@ _WRITERS_RECIPE: Mapping[str, str] = {
     "memory": "300",
 }
 
-# On stored features, whatever the dataset: a linear head by the protocol of CLEAR's paper, which
-# gives batch, lr and momentum. 100 epochs, the lr lowered after 60 and no weight decay are those of
-# the authors' clear100_feature_*.yaml. A head costs minutes, not hours.
+# On stored features of any dataset: a linear head by the protocol of CLEAR's paper, which states
+# batch size, lr and momentum. The 100 epochs, the lr step after 60 and no weight decay are from the
+# authors' clear100_feature_*.yaml. A head costs minutes, not hours.
 # Source: Lin et al., arXiv:2201.06289; ElvishElvis/CLEAR-Continual_Learning_Benchmark, 75d5d2e.
 FEATURES_RECIPE: Mapping[str, str] = {
     "model": LINEAR,
@@ -69,18 +71,17 @@ FEATURES_RECIPE: Mapping[str, str] = {
     "lr": "1",
     "weight_decay": "0",
     "lr_step": "60",
-    "precision": "off",  # a layer eleven numbers wide waits for memory, not for arithmetic
+    "precision": "off",  # a layer with eleven outputs is limited by memory, not by arithmetic
 }
 
-# A network with hidden layers does not bear the rate of a single layer.
+# A network with hidden layers needs a lower learning rate than a single layer.
 MLP_RECIPE: Mapping[str, str] = {"lr": "0.1"}
 
 EMBEDDED_RECIPES: Mapping[str, Mapping[str, str]] = {
     "digits": _DIGITS_RECIPE,
     "digits-writers": _WRITERS_RECIPE,
 }
-# Of any other stream of photographs nothing is known but that it is one: CLEAR's recipe, with a
-# memory that follows from how many images it has.
+# For other streams of photographs: CLEAR's recipe, with a memory that depends on their size.
 STREAM_RECIPE: Mapping[str, str] = {**_CLEAR_RECIPE, "memory": "0.1"}
 
 RECIPES: Mapping[str, Mapping[str, str]] = {

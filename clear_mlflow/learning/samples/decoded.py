@@ -23,10 +23,10 @@ from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.device import (
     RngPurpose,
+    copy_to_device,
     generator,
-    is_apart,
-    storage_device,
-    uploaded,
+    is_other_device,
+    select_storage_device,
 )
 from clear_mlflow.learning.inference.description import STANDARDISED
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
@@ -156,7 +156,7 @@ class TrainingStream(ABC):
                 if bucket_index in self.seen_indices:
                     file_index[mask] = self.seen_indices[bucket_index][file_index[mask]]
             images = self._fetch(SampleIndices(indices.bucket, file_index))
-            device_labels = uploaded(torch.from_numpy(labels), images.device)
+            device_labels = copy_to_device(torch.from_numpy(labels), images.device)
             self._selected = indices, Samples(images, device_labels, indices)
         return self._selected[1]
 
@@ -169,8 +169,8 @@ class TrainingStream(ABC):
             bucket = np.repeat(np.arange(len(counts)), counts)
             self._test = HeldOutImages(
                 images,
-                uploaded(torch.from_numpy(labels), images.device),
-                uploaded(torch.from_numpy(bucket), images.device),
+                copy_to_device(torch.from_numpy(labels), images.device),
+                copy_to_device(torch.from_numpy(bucket), images.device),
                 counts,
                 self._class_masks,
             )
@@ -224,7 +224,7 @@ class DecodedStream(TrainingStream):
             for n, images in buckets.items()
         }
         photos = select_photos(photos_by_bucket, indices)
-        device = storage_device(photos.nbytes, self.device)
+        device = select_storage_device(photos.nbytes, self.device)
         return photos if device.type == "cpu" else photos.to(device)
 
 
@@ -283,7 +283,7 @@ class FeatureStream(TrainingStream):
         return self._standardise_(inputs)
 
     def _allocate(self, count: int) -> Tensor:
-        device = storage_device(count * self.width * 4, self.device)
+        device = select_storage_device(count * self.width * 4, self.device)
         return torch.empty(count, self.width, device=device)
 
 
@@ -355,7 +355,7 @@ def batches(
     cut: Callable[[int, int], Tensor]
     if isinstance(images, Photos):
         cut = images.training_crops(order, draws).cut
-    order = uploaded(order, images.device)
+    order = copy_to_device(order, images.device)
 
     def gather(share: tuple[int, int]) -> tuple[Tensor, ...]:
         chosen = order[slice(*share)]
@@ -363,7 +363,7 @@ def batches(
         return inputs, samples.labels.index_select(0, chosen), chosen
 
     shares = [group.share(*batch) for batch in bounds]
-    is_remote = is_apart(images.device, device)
+    is_remote = is_other_device(images.device, device)
     parts = _gather_ahead(gather, shares) if is_remote else map(gather, shares)
     for (start, stop), (inputs, labels, chosen) in zip(bounds, parts, strict=True):
         inputs = inputs.to(device, non_blocking=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clear_mlflow.data.decoding.decode import DecodedImages, Resize
-from clear_mlflow.learning.device import uploaded
+from clear_mlflow.learning.device import copy_to_device
 from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP
 
 _MANY = 1 << 62  # so many that the remainder is uniform for any number of offsets
@@ -107,7 +107,7 @@ class Photos:
                 for n in range(start, stop)
             ]
             block, offset = torch.cat(images), int(first[start])
-            pixels[offset : offset + len(block)] = uploaded(block, device)
+            pixels[offset : offset + len(block)] = copy_to_device(block, device)
         return Photos((pixels,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
 
     def training_crops(self, order: Tensor, draws: torch.Generator) -> Crops:
@@ -143,9 +143,9 @@ class Photos:
         return Crops(
             self,
             self.part[chosen],
-            uploaded(torch.from_numpy(first), self.device),
-            uploaded(torch.from_numpy(step), self.device),
-            None if mirrored is None else uploaded(mirrored, self.device),
+            copy_to_device(torch.from_numpy(first), self.device),
+            copy_to_device(torch.from_numpy(step), self.device),
+            None if mirrored is None else copy_to_device(mirrored, self.device),
         )
 
 

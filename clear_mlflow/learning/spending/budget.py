@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.anytime.schedule import OFF
-from clear_mlflow.learning.models import trainable
+from clear_mlflow.learning.models import set_training_mode
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import FeatureStream, TrainingStream, batch_bounds
 from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter
@@ -111,7 +111,7 @@ def naive_steps(
     config: TrainConfig, twin: nn.Module, stream: TrainingStream, sizes: set[int]
 ) -> dict[int, int]:
     """FLOPs of a step of plain descent on so many images."""
-    trainable(twin.train(), config.freeze)
+    set_training_mode(twin.train(), config.freeze)
     found = {}
     for size in sizes:
         inputs = _empty(config, stream, size)

@@ -22,6 +22,7 @@ from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.conflicts import STRATEGY_CONFLICTS, check_conflicts
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream
 
@@ -304,28 +305,22 @@ def load_strategy(name: str) -> type[Strategy]:
     return found
 
 
-def check_strategy(config: TrainConfig) -> Any:
-    """Raise ConfigError unless a configuration fits its strategy; gives its arguments."""
+def check_strategy(config: TrainConfig, num_processes: int = 1) -> Any:
+    """Return the arguments of the strategy, an instance of its class's ``Arguments``.
+
+    Raises ConfigError if an argument is invalid, or if parameters do not fit the strategy.
+    """
     strategy = load_strategy(config.strategy)
     arguments = parse_arguments(
         "strategy_args", f"strategy {config.strategy}", strategy.Arguments, config.strategy_args
     )
-    if strategy.needs_memory and config.memory == 0:
-        raise ConfigError(
-            f"memory is 0, but strategy {config.strategy} keeps images in a buffer; pass memory=N "
-            "images, or a fraction as memory=0.1"
-        )
-    epochs = strategy.epochs(config, arguments)
-    if config.warmup_epochs >= epochs:
-        raise ConfigError(
-            f"warmup_epochs is {config.warmup_epochs} and a bucket takes {epochs} epochs; a "
-            "warm-up ends before training does: pass fewer warmup_epochs"
-        )
-    if strategy.needs_features and config.features == "none":
-        raise ConfigError(
-            f"strategy {config.strategy} learns from stored features and features is none; pass "
-            "features=NAME, for example features=pixels, which every dataset has"
-        )
+    check_conflicts(
+        STRATEGY_CONFLICTS,
+        **vars(config),
+        strategy_class=strategy,
+        num_epochs=strategy.epochs(config, arguments),
+        num_processes=num_processes,
+    )
     return arguments
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.models import head_of
+from clear_mlflow.learning.models import get_head
 from clear_mlflow.learning.strategies._base import Strategy
 
 
@@ -46,13 +46,13 @@ class Cwr(Strategy):
 
     @property
     def _head(self) -> list[Tensor]:
-        return [part.detach() for part in head_of(self.model).parameters()]
+        return [part.detach() for part in get_head(self.model).parameters()]
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train the head anew; in the first bucket, the backbone with it."""
         if position > 0:
             self.model.requires_grad_(False)
-            head_of(self.model).requires_grad_(True)
+            get_head(self.model).requires_grad_(True)
         absent = torch.from_numpy(self._counts(position) == 0)
         for part, consolidated in zip(self._head, self._consolidated, strict=True):
             part.copy_(consolidated)
@@ -63,7 +63,7 @@ class Cwr(Strategy):
         """Hold still what is frozen."""
         if position > 0:
             self.model.eval()
-            head_of(self.model).train()
+            get_head(self.model).train()
 
     def after_bucket(self, position: int) -> None:
         """Consolidate the head, and test with what was consolidated."""

@@ -1,0 +1,218 @@
+"""Frozen backbones without their heads, from torchvision or timm, each with its transform."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.untrusted import hash_file
+from clear_mlflow.data.decoding.decode import OwnTransform
+from clear_mlflow.data.files import path_text, reason
+from clear_mlflow.learning.device import RngPurpose, seed_everything
+from clear_mlflow.learning.inference.weights import download_error, load_weights, read_weights
+from clear_mlflow.learning.models import (
+    build_torchvision_model,
+    download_default_weights,
+    find_head,
+    parse_hash_prefix,
+)
+from clear_mlflow.learning.parameters.recipes import DEFAULT_WEIGHTS
+from clear_mlflow.learning.parameters.recipes import NONE as RANDOM_WEIGHTS
+
+_RANDOM_SEED = 0
+_TIMM_PREFIX = "timm:"  # before the name of a timm model
+_TIMM_FILE = "model.safetensors"  # in each of timm's repositories on the Hugging Face hub
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A frozen network without its head, and where its weights come from."""
+
+    model: nn.Module  # from (N, 3, H, W) to (N, width)
+    name: str
+    weights: str  # sha256: and the hash of the weights file, or random:SEED
+    geometry: OwnTransform  # from an image to the network's input
+    weights_tag: str = ""  # the library's name for published weights
+
+
+def load_backbone(name: str, weights: str) -> Backbone:
+    """Build a frozen backbone without its head.
+
+    name: of a torchvision model, or timm:NAME. weights: path of a file, DEFAULT or none. Raises
+    ConfigError if the model does not exist, or if its weights cannot be downloaded.
+    """
+    if name.startswith(_TIMM_PREFIX):
+        return _load_timm(name.removeprefix(_TIMM_PREFIX), weights)
+    return _load_torchvision(name, weights)
+
+
+def _load_torchvision(name: str, weights: str) -> Backbone:
+    import torchvision.models
+
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        raise ConfigError(
+            f"unknown backbone {name!r}; expected a torchvision classification model, for example "
+            "resnet50, or timm: and the name of a timm model"
+        )
+    path, source, tag = None, f"random:{_RANDOM_SEED}", ""
+    preset = _standard_preset()
+    if weights != RANDOM_WEIGHTS:
+        is_default = weights == DEFAULT_WEIGHTS
+        path = download_default_weights(name) if is_default else Path(weights).expanduser()
+        source = _hash_weights(path)
+        preset, tag = find_preset(name, source.removeprefix("sha256:"))
+    seed_everything(_RANDOM_SEED, RngPurpose.WEIGHTS)
+    model = build_torchvision_model(name, image_size=preset.crop_size[0])
+    head_name, head = find_head(model)
+    if path is not None:
+        head_state = {f"{head_name}.{key}": value for key, value in head.state_dict().items()}
+        state = {k: v for k, v in read_weights(path, name).items() if k not in head_state}
+        load_weights(model, state, path=path, name=name, defaults=head_state)
+    model.set_submodule(head_name, nn.Identity())
+    return Backbone(model.eval(), name, source, build_torchvision_transform(preset), tag)
+
+
+def find_preset(name: str, digest: str) -> tuple[Any, str]:
+    """Return the transform and the tag of torchvision's weights with a hash.
+
+    Other weights have the standard transform, and an empty tag.
+    """
+    import torchvision.models
+
+    for weights in torchvision.models.get_model_weights(name):
+        prefix = parse_hash_prefix(str(weights.url))
+        if prefix is not None and digest.startswith(prefix):
+            return weights.transforms(), str(weights.name)
+    return _standard_preset(), ""
+
+
+def _standard_preset() -> Any:
+    """Return the usual transform: 256 pixels, of which the central 224 are cropped."""
+    from torchvision.models import ResNet18_Weights
+
+    return ResNet18_Weights.IMAGENET1K_V1.transforms()
+
+
+def build_torchvision_transform(preset: Any) -> OwnTransform:
+    """Wrap a torchvision preset for evaluation, including its resampling."""
+    text = " ".join(repr(preset).split())
+    return OwnTransform(_return_array(preset), side=preset.resize_size[0], text=text)
+
+
+def _return_array(transform: Callable[[Image.Image], Tensor]) -> Callable[[Image.Image], Any]:
+    """Return the transform with an array as its result."""
+
+    def transform_to_array(image: Image.Image) -> NDArray[np.float32]:
+        array: NDArray[np.float32] = transform(image).numpy()
+        return array
+
+    return transform_to_array
+
+
+def _load_timm(name: str, weights: str) -> Backbone:
+    """Build a timm backbone with the transform of the tag in its name, or of its default tag."""
+    try:
+        import timm
+    except ImportError:
+        raise ConfigError(
+            f"backbone {_TIMM_PREFIX}{name} needs the package timm; pip install "
+            "'clear_mlflow[timm]', or pass a torchvision model, for example resnet50"
+        ) from None
+    if not timm.is_model(name):
+        raise ConfigError(
+            f"unknown backbone {_TIMM_PREFIX + name!r}; expected one that timm.list_models() "
+            "lists, for example timm:vit_small_patch14_dinov2"
+        )
+    architecture = name.partition(".")[0]
+    try:
+        config: Any = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    except RuntimeError:
+        tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{architecture}.*")]
+        raise ConfigError(
+            f"backbone {_TIMM_PREFIX + name!r} has no weights of that tag; expected one of "
+            f"{', '.join(filter(None, tags)) or 'none'}"
+        ) from None
+    full_name = _TIMM_PREFIX + architecture + (f".{config.tag}" if config.tag else "")
+    transform = _build_timm_transform(config)
+    seed_everything(_RANDOM_SEED, RngPurpose.WEIGHTS)
+    if weights == RANDOM_WEIGHTS:
+        model: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)
+        return Backbone(model.eval(), full_name, f"random:{_RANDOM_SEED}", transform)
+    if weights != DEFAULT_WEIGHTS:
+        raise ConfigError(
+            f"weights is {weights}, but timm backbones use their own weights: pass --weights "
+            f"{DEFAULT_WEIGHTS}, or {RANDOM_WEIGHTS} to try things out"
+        )
+    path = _download_timm_weights(config, full_name)
+    overlay = {"state_dict": read_weights(path, full_name), "custom_load": False}
+    model = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
+    return Backbone(model.eval(), full_name, _hash_weights(path), transform, config.tag)
+
+
+def _download_timm_weights(config: Any, full_name: str) -> Path:
+    """Return the path of a tag's weights in the Hugging Face cache, downloaded if necessary."""
+    if not config.hf_hub_id:
+        raise ConfigError(
+            f"{full_name} is not published with weights; pass --weights {RANDOM_WEIGHTS}, or "
+            "another backbone"
+        )
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
+    from huggingface_hub.errors import HfHubHTTPError
+
+    cached_path = try_to_load_from_cache(config.hf_hub_id, _TIMM_FILE)
+    if isinstance(cached_path, str):
+        return Path(cached_path)
+    url = hf_hub_url(config.hf_hub_id, _TIMM_FILE)
+    # The bases include everything that the hub's HTTP library raises, whichever one it uses.
+    network_errors: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
+    try:
+        # Fails at once if the hub cannot be reached; hf_hub_download would retry for 30 seconds.
+        get_hf_file_metadata(url)
+        return Path(hf_hub_download(config.hf_hub_id, _TIMM_FILE))
+    except network_errors as error:
+        advice = "copy the folder HF_HOME from a machine that has them"
+        raise download_error(f"of {full_name}", url, error, advice) from None
+
+
+def _build_timm_transform(config: Any) -> OwnTransform:
+    """Wrap timm's transform for evaluation with the weights of one tag."""
+    from timm.data import create_transform, resolve_data_config
+
+    data_config = resolve_data_config(pretrained_cfg=config.to_dict())
+    transform: Any = create_transform(**data_config, is_training=False)
+    height, width = data_config["input_size"][1:]
+    mean, std = (" ".join(f"{x:g}" for x in data_config[name]) for name in ("mean", "std"))
+    return OwnTransform(
+        _return_array(transform),
+        side=math.ceil(max(height, width) / data_config["crop_pct"]),
+        text=(
+            f"timm: {height} x {width}, crop {data_config['crop_pct']:g} "
+            f"{data_config['crop_mode']}, {data_config['interpolation']}, mean {mean}, "
+            f"deviation {std}"
+        ),
+    )
+
+
+def _hash_weights(path: Path) -> str:
+    """Return ``sha256:`` and the hash of a file of weights."""
+    try:
+        return f"sha256:{hash_file(path)}"
+    except OSError as error:
+        raise DataError(
+            f"weights {path_text(path)} cannot be read: {reason(error)}; pass --weights PATH, "
+            f"{DEFAULT_WEIGHTS} or {RANDOM_WEIGHTS}"
+        ) from None

@@ -1,0 +1,187 @@
+"""All conflicts of parameters that can be found before any data is read.
+
+A new conflict is one row: a condition and a sentence, in which ``{name}`` is a parameter's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.data.embedded import EMBEDDED
+from clear_mlflow.data.sources import VECTOR_DATASETS, VECTORS, is_own_function, needs_folder
+from clear_mlflow.data.stream import DOMAIN
+from clear_mlflow.learning.anytime.schedule import OFF
+from clear_mlflow.learning.parameters.recipes import (
+    AUTO,
+    DEFAULT_WEIGHTS,
+    LINEAR,
+    NONE,
+    SMALL_CNN,
+)
+from clear_mlflow.learning.parameters.values import is_mlp
+from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS
+
+
+class Conflict(NamedTuple):
+    """Parameters that do not fit together."""
+
+    condition: Callable[[Any], bool]  # of an object whose attributes are the parameters
+    sentence: str  # a format string: what arrived, why it cannot work, what to pass
+
+
+def _conflict_with_features(name: str, default: str) -> Conflict:
+    return Conflict(
+        lambda c: c.features != NONE and getattr(c, name) not in (NONE, "stop"),
+        f"{name} is {{{name}}} and features is {{features}}; stored features are used as they "
+        f"are: leave {name} at {default}",
+    )
+
+
+def _conflict_about_steps(first: str, second: str) -> Conflict:
+    return Conflict(
+        lambda c: OFF not in (getattr(c, first), getattr(c, second)),
+        f"{first} is {{{first}}} and {second} is {{{second}}}; the number of steps in a bucket is "
+        f"not known before it is trained: leave {second} at off",
+    )
+
+
+# The conditions below need only the parameters. c.passed: names of those passed for this run.
+CONFLICTS = (
+    Conflict(
+        lambda c: c.data_root == AUTO and needs_folder(c.dataset),
+        "dataset {dataset} needs its folder; pass data_root=DIR",
+    ),
+    Conflict(
+        lambda c: c.data_root != AUTO and c.dataset in EMBEDDED,
+        "data_root is {data_root}, but dataset {dataset} is embedded and reads no folder; leave "
+        "data_root out, or pass the dataset in that folder",
+    ),
+    Conflict(
+        lambda c: c.scenario != DOMAIN and c.protocol == "streaming",
+        "scenario is {scenario}, whose buckets are tested on held-out images; pass protocol=iid",
+    ),
+    Conflict(
+        lambda c: c.protocol == "streaming" and c.split != AUTO,
+        "protocol is streaming and split is {split}, but with streaming a bucket's test set is its "
+        "training data; leave split at auto, or pass protocol=iid",
+    ),
+    Conflict(
+        lambda c: c.dataset in VECTOR_DATASETS and c.features != VECTORS,
+        "dataset {dataset} consists of vectors and features is {features}; pass features=vectors",
+    ),
+    Conflict(
+        lambda c: (
+            c.features == VECTORS
+            and c.dataset not in VECTOR_DATASETS
+            and not is_own_function(c.dataset)
+        ),
+        "features is vectors, but dataset {dataset} consists of images; pass other features, for "
+        "example features=pixels",
+    ),
+    Conflict(
+        lambda c: (c.features == NONE) == (c.model == LINEAR or is_mlp(c.model)),
+        "model is {model} and features is {features}; stored features are for the models linear "
+        "and mlp:WIDTH, images for all others: pass model=linear with features=NAME, or leave both "
+        "out",
+    ),
+    _conflict_with_features("weights", NONE),
+    _conflict_with_features("freeze", NONE),
+    _conflict_with_features("augment", AUTO),
+    _conflict_with_features("damaged", "stop"),
+    Conflict(
+        lambda c: c.weights == DEFAULT_WEIGHTS and c.model == SMALL_CNN,
+        "weights is DEFAULT, but small_cnn is not published with weights; pass weights=none",
+    ),
+    Conflict(
+        lambda c: (
+            c.strategy in WITHOUT_STEPS
+            and (is_mlp(c.model) or c.dataset_args.get("standardise") == "past")
+        ),
+        "strategy {strategy} computes a linear layer on features that do not change; pass "
+        "model=linear, and standardise=first or none",
+    ),
+    Conflict(
+        lambda c: "memory" in c.passed and c.strategy in WITHOUT_BUFFER,
+        "memory is {memory}, but strategy {strategy} does not use it; leave memory out",
+    ),
+    _conflict_about_steps("budget", "test_every"),
+    _conflict_about_steps("stream_rate", "test_every"),
+    _conflict_about_steps("stream_rate", "budget"),
+    Conflict(
+        lambda c: c.stream_rate != OFF and c.dataset_args.get("standardise") == "past",
+        "stream_rate is {stream_rate} and standardise is past, which also uses images that are "
+        "missed: pass standardise=first or none",
+    ),
+)
+
+# The conditions below need the strategy's class, c.strategy_class, which brings torch.
+# c.num_epochs: epochs that the strategy takes in a bucket. c.num_processes: of the training.
+STRATEGY_CONFLICTS = (
+    Conflict(
+        lambda c: c.num_processes > 1 and not c.strategy_class.several_processes,
+        "strategy {strategy} trains in one process and this is one of {num_processes}; pass a "
+        "built-in strategy, or a class that sets several_processes = True",
+    ),
+    Conflict(
+        lambda c: c.strategy_class.needs_memory and c.memory == 0,
+        "memory is 0, but strategy {strategy} keeps images in a buffer; pass memory=N images, or a "
+        "fraction, for example memory=0.1",
+    ),
+    Conflict(
+        lambda c: c.strategy_class.needs_features and c.features == NONE,
+        "strategy {strategy} learns from stored features and features is none; pass features=NAME, "
+        "for example features=pixels, which every dataset has",
+    ),
+    Conflict(
+        lambda c: c.warmup_epochs >= c.num_epochs,
+        "warmup_epochs is {warmup_epochs} and a bucket takes {num_epochs} epochs, but a warm-up "
+        "must end before the training does: pass fewer warmup_epochs",
+    ),
+    Conflict(
+        lambda c: c.test_every != OFF and not c.strategy_class.descends_in_every_bucket,
+        "test_every is {test_every}, but strategy {strategy} does not take optimiser steps in "
+        "every bucket: leave test_every at off",
+    ),
+    Conflict(
+        lambda c: c.test_every.isdecimal() and int(c.test_every) >= c.num_epochs,
+        "test_every is {test_every} and a bucket takes no more epochs than that; each bucket is "
+        "tested at its end in any case: pass steps, for example test_every=10steps",
+    ),
+    Conflict(
+        lambda c: (
+            c.budget != OFF
+            and not (c.strategy_class.descends_in_every_bucket or c.strategy in WITHOUT_STEPS)
+        ),
+        "budget is {budget}, but strategy {strategy} does not train in each bucket: leave budget "
+        "at off",
+    ),
+    Conflict(
+        lambda c: (
+            c.stream_rate != OFF
+            and not (
+                c.strategy_class.descends_in_every_bucket and c.strategy_class.learns_in_passing
+            )
+        ),
+        "stream_rate is {stream_rate}, but strategy {strategy} does not learn from a bucket while "
+        "its images pass: leave stream_rate at off",
+    ),
+    Conflict(
+        lambda c: c.stream_rate != OFF and c.num_epochs > 1,
+        "stream_rate is {stream_rate} and a bucket takes {num_epochs} epochs; a stream that does "
+        "not wait passes once: pass epochs=1",
+    ),
+)
+
+
+def check_conflicts(conflicts: Iterable[Conflict], **values: Any) -> None:
+    """Raise ConfigError with the sentence of the first conflict whose condition is true.
+
+    values: all parameters, and what else the conditions and sentences need.
+    """
+    context = SimpleNamespace(**values)
+    for conflict in conflicts:
+        if conflict.condition(context):
+            raise ConfigError(conflict.sentence.format_map(values))
