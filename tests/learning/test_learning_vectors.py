@@ -125,8 +125,8 @@ def test_widths_are_those_of_the_name():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": "ncm", "model": "mlp:8"}, "sets a linear layer"),
-        ({"strategy": "slda", "dataset_args": "standardise=past"}, "sets a linear layer"),
+        ({"strategy": "ncm", "model": "mlp:8"}, "computes a linear layer"),
+        ({"strategy": "slda", "dataset_args": "standardise=past"}, "computes a linear layer"),
         ({"model": "resnet18"}, "stored features are for the models linear and mlp:WIDTH"),
         ({"dataset": "digits", "model": "mlp:8"}, "stored features are for the models"),
     ],
