@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.models import build_model
-from clear_mlflow.learning.spending.meter import CostMeter, FlopCounter
+from clear_mlflow.learning.training.costs import CostMeter, FlopCounter
 
 CPU = torch.device("cpu")
 TURNS = 15
@@ -79,7 +79,7 @@ def format_counting(model: nn.Module, inputs: torch.Tensor) -> str:
         optimizer.step()
 
     def counted_step() -> None:
-        with costs.step(shape):
+        with costs.count_step(shape):
             step()
 
     def test() -> None:
@@ -87,14 +87,13 @@ def format_counting(model: nn.Module, inputs: torch.Tensor) -> str:
             model(inputs)
 
     def counted_test() -> None:
-        with costs.counted():
+        with costs.count():
             test()
 
-    def bookkeeping() -> None:  # as GradientDescent.run does it
-        step_shape = (True, 62, len(inputs))
-        flops = costs.flops_of.get(step_shape)
-        costs.flops += flops or 0
-        costs.seen += len(inputs) + sum([])
+    def bookkeeping() -> None:  # as Trainer.train_bucket does it
+        with costs.count_step((True, 62, len(inputs))):
+            pass
+        costs.images_in_steps += len(inputs) + sum([])
 
     uncounted, counted = time_in_turn(step, counted_step)
     passed, counted_pass = time_in_turn(test, counted_test)

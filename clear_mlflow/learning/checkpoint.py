@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow, RowCost
 from clear_mlflow.core.untrusted import convert
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.training.trainer import Trainer
 
 _DESCRIPTION = "clear_mlflow"  # the one key of the file's metadata
 _MODEL = "model/"  # before the names of the model's tensors
@@ -53,13 +53,13 @@ class SavedTraining:
     snapshot: Snapshot
 
 
-def capture(model: nn.Module, strategy: Strategy, descent: GradientDescent) -> Snapshot:
+def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
     """Everything that decides how a training continues; StateError where it cannot be kept."""
     tensors: dict[str, Tensor] = {}
     description = {
         "trained": [name for name, weight in model.named_parameters() if weight.requires_grad],
         "strategy": _packed(strategy.state_dict(), "strategy", tensors),
-        "descent": _packed(descent.state_dict(), "descent", tensors),
+        "descent": _packed(trainer.state_dict(), "descent", tensors),
         "random": _packed(_random_states(), "random", tensors),
     }
     tensors |= {_MODEL + name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -68,9 +68,7 @@ def capture(model: nn.Module, strategy: Strategy, descent: GradientDescent) -> S
     return Snapshot(own, description)
 
 
-def restore(
-    snapshot: Snapshot, model: nn.Module, strategy: Strategy, descent: GradientDescent
-) -> None:
+def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer) -> None:
     """Make a training that was just built continue where another one was captured."""
     described = {
         name: _unpacked(node, snapshot.tensors) if name != "trained" else node
@@ -84,7 +82,7 @@ def restore(
         for name, weight in model.named_parameters():
             weight.requires_grad_(name in trained)
         strategy.load_state_dict(described["strategy"])
-        descent.load_state_dict(described["descent"])
+        trainer.load_state_dict(described["descent"])
         _set_random_states(described["random"])
 
 

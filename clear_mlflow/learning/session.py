@@ -38,7 +38,7 @@ from clear_mlflow.learning.device import (
     translate_oom,
 )
 from clear_mlflow.learning.inference.description import NOT_DESCRIBED, ModelDescription
-from clear_mlflow.learning.loop import Trained, train
+from clear_mlflow.learning.loop import TrainedBucket, train
 from clear_mlflow.learning.measured import (
     MeasuredRow,
     OnCurve,
@@ -215,14 +215,14 @@ class StreamTraining:
                     state.result()  # its error, behind the row that was measured meanwhile
                 on_its_way = self._hand_over_state(trained, measured.predictions, on_state)
 
-    def measured(self, trained: Trained) -> MeasuredRow:
+    def measured(self, trained: TrainedBucket) -> MeasuredRow:
         """A row, with those files of it that the configuration keeps."""
         predictions = None
         if self._evaluation_set is not None:
             predictions = RowPredictions(
                 row=trained.row.row,
-                labels=trained.tested.labels,
-                probabilities=trained.tested.probabilities,
+                labels=trained.evaluation.labels,
+                probabilities=trained.evaluation.probabilities,
                 evaluation_set=self._evaluation_set.digest,
             ).to_bytes()
         model = None
@@ -232,7 +232,7 @@ class StreamTraining:
         return MeasuredRow(trained.row, predictions, model)
 
     def _hand_over_state(
-        self, trained: Trained, predictions: bytes | None, on_state: OnState
+        self, trained: TrainedBucket, predictions: bytes | None, on_state: OnState
     ) -> list[Future[None]]:
         """Copy what training is resumed from; make its file on a thread, as training continues."""
         row, config = trained.row, self.config
@@ -263,7 +263,7 @@ class StreamTraining:
 
     def _saved(self) -> SavedTraining | None:
         """What to resume from, the same in all processes."""
-        content = self.group.from_first(None if self.saved is None else self.saved.read_bytes())
+        content = self.group.broadcast(None if self.saved is None else self.saved.read_bytes())
         if content is None:
             return None
         saved = read_state(content)

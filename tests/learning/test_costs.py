@@ -16,16 +16,16 @@ from torchvision.models import VisionTransformer
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import read_state, to_bytes
-from clear_mlflow.learning.descent import learning_rate
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.spending import meter
 from clear_mlflow.learning.strategies import ewc
 from clear_mlflow.learning.strategies._weights import copied
 from clear_mlflow.learning.strategies.er_ace import ErAce
 from clear_mlflow.learning.strategies.naive import Naive
+from clear_mlflow.learning.training import costs as meter
+from clear_mlflow.learning.training.trainer import learning_rate
 
 ON_FEATURES = {"linear", *WITHOUT_STEPS}
 BY_GRADIENTS = sorted(set(known_strategies()) - ON_FEATURES)
@@ -417,7 +417,7 @@ def test_seconds_of_tests_are_not_of_the_training(monkeypatch):
         pass_time(1)
         with costs.test():
             pass_time(seconds)
-    costs.trained()
+    costs.end_training()
     with costs.test():
         pass_time(16)
     row = costs.row(model, strategy, trained=1)

@@ -10,12 +10,12 @@ from learning_streams import CPU, config, random_stream, squares
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.descent import GradientDescent, build_optimizer, learning_rate
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.models import build_model, get_head
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.training.trainer import Trainer, build_optimizer, learning_rate
 
 
 def linear_model():
@@ -33,10 +33,10 @@ def features(count=12, seed=0):
 def train_model(settings, *, buckets=1, model=None, hooks=Strategy):
     """Return a model trained on so many buckets of features."""
     model = model or linear_model()
-    trainer = GradientDescent(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
+    trainer = Trainer(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
     strategy = hooks(settings, None, model, None)
     for position in range(buckets):
-        trainer.run(features(seed=position), position=position, hooks=strategy)
+        trainer.train_bucket(features(seed=position), position=position, strategy=strategy)
     return model
 
 
@@ -180,9 +180,9 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     before = {k: v.clone() for k, v in model.state_dict().items()}
     images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8)
     settings = config(model=name, image_size=32, freeze="backbone", epochs=1)
-    trainer = GradientDescent(model, settings, keys=("1",), progress=TrainingProgress())
+    trainer = Trainer(model, settings, keys=("1",), progress=TrainingProgress())
     samples = Samples(squares(images), torch.arange(8) % 3)
-    trainer.run(samples, position=0, hooks=Strategy(settings, None, model, None))
+    trainer.train_bucket(samples, position=0, strategy=Strategy(settings, None, model, None))
     head = {id(p) for p in get_head(model).parameters()}
     of_head = {k for k, p in model.named_parameters() if id(p) in head}
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
@@ -197,14 +197,14 @@ def test_restarting_forgets_weights_and_optimiser(tmp_path):
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     settings = config(optimizer_state="keep")
     model = fresh_model(decoded, settings)
-    trainer = GradientDescent(model, settings, keys=("1", "2"), progress=TrainingProgress())
+    trainer = Trainer(model, settings, keys=("1", "2"), progress=TrainingProgress())
     hooks = Strategy(settings, decoded, model, None)
-    trainer.run(decoded.train(0), position=0, hooks=hooks)
+    trainer.train_bucket(decoded.train(0), position=0, strategy=hooks)
     trainer.restart(fresh_model(decoded, settings, 1))
-    trainer.run(decoded.train(0), position=1, hooks=hooks)
+    trainer.train_bucket(decoded.train(0), position=1, strategy=hooks)
     alone = fresh_model(decoded, settings, 1)
-    GradientDescent(alone, settings, keys=("1", "2"), progress=TrainingProgress()).run(
-        decoded.train(0), position=1, hooks=Strategy(settings, decoded, alone, None)
+    Trainer(alone, settings, keys=("1", "2"), progress=TrainingProgress()).train_bucket(
+        decoded.train(0), position=1, strategy=Strategy(settings, decoded, alone, None)
     )
     assert torch.equal(read_weights(model), read_weights(alone))
     assert not torch.equal(

@@ -12,7 +12,6 @@ from learning_streams import CPU, config, random_stream, read_pixels, squares
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError, TrainingError
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import (
     RngPurpose,
     autocast,
@@ -32,6 +31,7 @@ from clear_mlflow.learning.samples.decoded import (
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies.naive import Naive
+from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Recorded(TrainingProgress):
@@ -71,7 +71,7 @@ def linear_model():
 
 def descent_on(model, settings):
     """Gradient descent on a model, and the hooks of a strategy without any of its own."""
-    trainer = GradientDescent(model, settings, keys=("1", "2"), progress=Recorded())
+    trainer = Trainer(model, settings, keys=("1", "2"), progress=Recorded())
     return trainer, Naive(settings, None, model, Naive.Arguments())
 
 
@@ -139,7 +139,7 @@ def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
         model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
         torch.rand(drawn_before)
         trainer, hooks = descent_on(model, config())
-        trainer.run(samples, position=0, hooks=hooks)
+        trainer.train_bucket(samples, position=0, strategy=hooks)
         assert model.training
         trained.append(model[2].weight)
     assert torch.equal(*trained)
@@ -158,7 +158,7 @@ def test_what_layers_draw_is_new_in_each_epoch_of_each_bucket():
     trainer = descent_on(model, settings)[0]
     for position in range(2):
         hooks = Drawing(settings, None, model, Naive.Arguments())
-        trainer.run(Samples(images, torch.arange(8) % 3), position=position, hooks=hooks)
+        trainer.train_bucket(Samples(images, torch.arange(8) % 3), position=position, hooks=hooks)
     assert len({tuple(numbers) for numbers in masks}) == 6
 
 

@@ -13,12 +13,13 @@ from learning_streams import CPU, config, random_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.descent import MOST_POINTS, LossCurve, learning_rate, num_points
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.training.loss_curve import MOST_POINTS, LossCurve, num_points
+from clear_mlflow.learning.training.trainer import learning_rate
 
 
 class Literal(Strategy):
@@ -121,10 +122,10 @@ def test_no_step_asks_the_device_for_a_number(monkeypatch):
     inputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
     for name in ("item", "tolist", "__bool__", "__float__", "cpu", "numpy"):
         watch(name, getattr(torch.Tensor, name))
-    curve.begin(5000)
+    curve.begin(5000, 5000)
     curve.lr = 0.1
-    for _ in range(5000):
-        curve.step_done(cross_entropy(model(inputs), labels).detach(), 4)
+    for step in range(5000):
+        curve.step_done(cross_entropy(model(inputs), labels).detach(), 4, step + 1)
     assert len(reads) <= MOST_POINTS
     curve.end_epoch()
     assert len(reads) <= MOST_POINTS
@@ -151,16 +152,18 @@ class Event:
 
 def test_points_come_when_the_device_has_come_to_them(monkeypatch):
     """The host waits for none but at the bucket's end. Seconds are the device's."""
-    monkeypatch.setattr("clear_mlflow.learning.descent.record_event", lambda device: Event())
+    monkeypatch.setattr(
+        "clear_mlflow.learning.training.loss_curve.record_event", lambda device: Event()
+    )
     points, made = Points(), []
     curve = LossCurve(points, CPU)
     monkeypatch.setattr(points, "curve_measured", made.append)
-    curve.begin(20)
+    curve.begin(20, 20)
     curve.lr = 0.1
     for step in range(20):
-        curve.step_done(torch.tensor(float(step)), 4)
+        curve.step_done(torch.tensor(float(step)), 4, step + 1)
         if step == 12:
-            curve._coming[0][0].sent.synchronize()
+            curve._pending[0][0].event.synchronize()
     assert [point.step for point in made] == [2]
     curve.end()
     assert [point.step for point in made] == list(range(2, 21, 2))

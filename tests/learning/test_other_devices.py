@@ -21,7 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
-from clear_mlflow.learning.descent import GradientDescent, build_optimizer
 from clear_mlflow.learning.device import resolve_compile, resolve_precision, tf32
 from clear_mlflow.learning.inference.extract import compute_features
 from clear_mlflow.learning.loop import fresh_model
@@ -31,6 +30,7 @@ from clear_mlflow.learning.samples.decoded import DecodedStream, training_batche
 from clear_mlflow.learning.samples.photos import SampleIndices, select_photos
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+from clear_mlflow.learning.training.trainer import Trainer, build_optimizer
 
 
 class Stepping(Strategy):
@@ -56,7 +56,7 @@ def built(parameters, device, stream=None):
     strategy = load_strategy(parameters.strategy)(
         parameters, stream, model, check_strategy(parameters)
     )
-    trainer = GradientDescent(model, parameters, keys=stream.keys, progress=TrainingProgress())
+    trainer = Trainer(model, parameters, keys=stream.keys, progress=TrainingProgress())
     return model, strategy, trainer
 
 
@@ -325,7 +325,7 @@ def test_no_epoch_has_the_host_wait_for_the_device(monkeypatch, tmp_path, strate
         device.waits.clear()
         samples = made.training_set(1)
         device.copies = 0
-        trainer.run(samples, position=1, hooks=made)
+        trainer.train_bucket(samples, position=1, strategy=made)
     assert device.waits == []
     assert device.copies > 4 * 4, "the test sees no indices sent"
 
@@ -341,7 +341,7 @@ def test_no_step_on_images_in_main_memory_has_the_host_wait(monkeypatch, tmp_pat
         made.after_bucket(0)
         samples = made.training_set(1)
         device.waits.clear()
-        trainer.run(samples, position=1, hooks=made)
+        trainer.train_bucket(samples, position=1, strategy=made)
     assert device.waits == []
 
 
@@ -362,7 +362,7 @@ def test_a_gpus_loss_that_diverged_is_seen_after_the_next_epoch(monkeypatch, tmp
 
 def with_images_apart(monkeypatch):
     """Have images in main memory be sent to the device, as to a GPU that has no room for them."""
-    for user in ("descent", "samples.decoded"):
+    for user in ("training.trainer", "samples.decoded"):
         monkeypatch.setattr(
             f"clear_mlflow.learning.{user}.is_other_device", lambda home, device: True
         )

@@ -29,13 +29,13 @@ from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning import session
 from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+from clear_mlflow.learning.training.trainer import Trainer
 
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
 
@@ -264,7 +264,7 @@ def parts(strategy, **changes):
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
     model = fresh_model(stream, parameters)
     made = load_strategy(strategy)(parameters, stream, model, check_strategy(parameters))
-    trainer = GradientDescent(model, parameters, keys=stream.keys, progress=TrainingProgress())
+    trainer = Trainer(model, parameters, keys=stream.keys, progress=TrainingProgress())
     return model, made, trainer
 
 

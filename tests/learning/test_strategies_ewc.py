@@ -174,7 +174,7 @@ def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, si
     parts, exchanged = [], []
 
     class Exchanging(ProcessGroup):
-        def add_up(self, numbers):
+        def all_reduce(self, numbers):
             parts[-1].append(numbers.clone())
             # What comes back is what counts, not what a process has found by itself.
             exchanged[-1].append(numbers.fill_(len(exchanged[-1])))

@@ -25,7 +25,6 @@ from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import AuthorsReservoir
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
@@ -39,6 +38,7 @@ from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies.er_ace import classes_of, cross_entropy_of_present
 from clear_mlflow.learning.strategies.naive import Naive
+from clear_mlflow.learning.training.trainer import Trainer
 
 WITH_MEMORY = ["replay", "gdumb", "er_ace", "derpp", "agem"]
 
@@ -82,8 +82,8 @@ def trained_alone(stream, settings, samples, position, epochs=None):
     if epochs is not None:
         settings = dataclasses.replace(settings, epochs=epochs)
     hooks = Naive(settings, stream, model, Naive.Arguments())
-    trainer = GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
-    trainer.run(samples, position=position, hooks=hooks)
+    trainer = Trainer(model, settings, keys=stream.keys, progress=TrainingProgress())
+    trainer.train_bucket(samples, position=position, strategy=hooks)
     return model.state_dict()
 
 
@@ -154,12 +154,14 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     reference, _ = strategy_on(stream, settings, random_head()[0])
     assert isinstance(reference._buffer, AuthorsReservoir)
     model = fresh_model(stream, settings)
-    trainer = GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
+    trainer = Trainer(model, settings, keys=stream.keys, progress=TrainingProgress())
     hooks = Naive(settings, stream, model, Naive.Arguments())
     *_, last = train(stream, settings, progress=TrainingProgress())
     for position in range(3):
         reference._buffer.offer(position, stream.labels(position))
-        trainer.run(stream.select(reference._buffer.picks), position=position, hooks=hooks)
+        trainer.train_bucket(
+            stream.select(reference._buffer.picks), position=position, strategy=hooks
+        )
     for name, tensor in last.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     with pytest.raises(ConfigError, match="or authors with buffer=biased_reservoir"):
@@ -309,7 +311,7 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
 
     for position in range(3):
         latest = {}
-        trainer._plain = trainer._of_full = Listening()
+        trainer._wrapped_model = trainer._compiled_model = Listening()
         rehearsed = strategy._buffer.picks
         strategy.learn(position, trainer)
         # Images of the buffer pass through the model, too, and their answers are not stored.

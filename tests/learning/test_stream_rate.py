@@ -23,7 +23,6 @@ from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import batch_bounds, training_batches
 from clear_mlflow.learning.samples.photos import SampleIndices, whole_bucket
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.spending.passing import Passing
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 
@@ -181,15 +180,15 @@ def test_what_is_seen_is_what_a_literal_clock_lets_through(strategy, rate):
 def test_which_batches_pass_by_is_what_the_papers_program_has(cost, taken):
     """Ghunaim et al., arXiv:2302.01047, of ER, LwF, RWalk, MIR and GSS: their delays."""
     costs, stream = SimpleNamespace(flops=0), feature_stream((40,))
-    stream_clock = Passing(Fraction(15), 0, stream, costs)  # a batch of 4 images in 60 FLOPs
-    stream_clock.begin(stream.train(0), 0, batch_bounds(40, 4))
+    stream_clock = StreamClock(Fraction(15), 0, stream, costs)  # a batch of 4 images in 60 FLOPs
+    stream_clock.begin_steps(stream.train(0), 0, batch_bounds(40, 4), 1)
     skipped = []
     for number in range(10):
-        if stream_clock.takes():
+        if stream_clock.accepts_batch():
             costs.flops += int(60 * cost)
             skipped.append(number)
     assert skipped == taken
-    assert stream_clock.passed() == 4 * len(taken)
+    assert stream_clock.end_epoch(0, 40) == 4 * len(taken)
 
 
 def test_naive_keeps_up_with_its_own_pace(tmp_path):
@@ -298,9 +297,9 @@ def test_a_bucket_may_pass_by_whole(tmp_path):
 class Twice(Strategy):
     """Descends twice in each bucket."""
 
-    def learn(self, position, descent):
-        super().learn(position, descent)
-        super().learn(position, descent)
+    def learn(self, position, trainer):
+        super().learn(position, trainer)
+        super().learn(position, trainer)
 
 
 @pytest.mark.parametrize(

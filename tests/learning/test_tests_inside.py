@@ -131,7 +131,7 @@ def test_an_output_that_is_no_number_inside_a_bucket_ends_the_training(tmp_path)
 @pytest.mark.parametrize("strategy", WITHOUT_STEPS)
 def test_a_strategy_without_steps_in_every_bucket_is_refused(strategy):
     """Before any data is read."""
-    assert not load_strategy(strategy).descends_in_every_bucket
+    assert not load_strategy(strategy).steps_in_every_bucket
     settings = feature_streams.config(strategy=strategy, test_every="1")
     with pytest.raises(ConfigError, match="does not take optimiser steps in every bucket"):
         check(settings)
@@ -168,9 +168,9 @@ def test_a_strategy_says_how_many_epochs_a_bucket_takes(tmp_path):
 class Twice(naive.Naive):
     """Descends two times in each bucket."""
 
-    def learn(self, position, descent):
-        super().learn(position, descent)
-        super().learn(position, descent)
+    def learn(self, position, trainer):
+        super().learn(position, trainer)
+        super().learn(position, trainer)
 
 
 def test_a_strategy_that_descends_twice_in_a_bucket_is_told(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ address, paths = json.load(sys.stdin)
 model = mlflow.pyfunc.load_model(address)
 images = [open(path, "rb").read() for path in paths]
 answers = model.predict(pd.DataFrame({"image": images}))
-trains = ("loop", "session", "descent", "strategies", "prepare")
+trains = ("loop", "session", "training.trainer", "strategies", "prepare")
 loaded = [name for name in trains if "clear_mlflow.learning." + name in sys.modules]
 loaded += [name for name in ("tracking", "api", "process") if "clear_mlflow." + name in sys.modules]
 print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded]))

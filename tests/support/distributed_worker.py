@@ -44,10 +44,10 @@ def results(cases, folder, group=ALONE):
         curve = Points()
         for trained in train(stream, settings, progress=curve, group=group):
             row = trained.row.row
-            results_by_case[f"{name}/correct{row}"] = np.array(trained.tested.correct)
-            results_by_case[f"{name}/labels{row}"] = trained.tested.labels
-            if trained.tested.probabilities is not None:
-                results_by_case[f"{name}/probabilities{row}"] = trained.tested.probabilities
+            results_by_case[f"{name}/correct{row}"] = np.array(trained.evaluation.correct)
+            results_by_case[f"{name}/labels{row}"] = trained.evaluation.labels
+            if trained.evaluation.probabilities is not None:
+                results_by_case[f"{name}/probabilities{row}"] = trained.evaluation.probabilities
             for key, value in trained.model.state_dict().items():
                 results_by_case[f"{name}/weight {row} {key}"] = value.clone().numpy()
         results_by_case[f"{name}/tests"] = np.array(

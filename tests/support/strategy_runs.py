@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.checkpoint import to_bytes
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream, training_batches
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.training.trainer import Trainer
 
 PREDICTIONS = b"what the model answered"
 
@@ -49,7 +49,7 @@ def train_rows(stream, settings):
 def strategy_on(stream, settings, model):
     """Return a strategy as the loop makes it, and what it descends with."""
     strategy = load_strategy(settings.strategy)(settings, stream, model, check_strategy(settings))
-    return strategy, GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
+    return strategy, Trainer(model, settings, keys=stream.keys, progress=TrainingProgress())
 
 
 def random_head(seed=0):

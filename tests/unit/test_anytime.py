@@ -18,7 +18,7 @@ from clear_mlflow.core.anytime import (
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import RowRecord, row_index
-from clear_mlflow.learning.anytime.schedule import (
+from clear_mlflow.learning.training.interval import (
     parse_interval,
 )
 from clear_mlflow.metrics import WITHIN_BUCKET_METRICS as METRICS
@@ -257,7 +257,7 @@ def test_a_file_that_was_renamed_is_refused():
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "often", "", "steps", "3 steps 4"])
 def test_an_interval_is_epochs_or_steps(text):
     """Nothing else."""
-    with pytest.raises(ValueError, match="as 200steps"):
+    with pytest.raises(ValueError, match="such as 200steps"):
         parse_interval(text)
 
 

@@ -9,7 +9,7 @@ PURE = [
     "clear_mlflow.metrics",
     "clear_mlflow.core.loop_metadata",
     "clear_mlflow.metrics._user",
-    "clear_mlflow.learning.anytime.schedule",
+    "clear_mlflow.learning.training.interval",
     "clear_mlflow.report.page.within_bucket",
     "clear_mlflow.core.record",
     "clear_mlflow.statistics",

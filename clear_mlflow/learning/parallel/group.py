@@ -53,21 +53,21 @@ class ProcessGroup:
         count = stop - start
         return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
 
-    def add_up(self, numbers: Tensor) -> Tensor:
-        """Replace *numbers* by their sum over all processes; gives them back."""
+    def all_reduce(self, numbers: Tensor) -> Tensor:
+        """Replace *numbers* by their sum over all processes, and return them."""
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers
 
-    def put_together(self, part: Tensor, start: int, total: int) -> Tensor:
+    def all_gather(self, part: Tensor, start: int, total: int) -> Tensor:
         """(total, ...), on all processes, of which each has a part, (n, ...), from *start* on."""
         if self.size == 1:
             return part
         whole = part.new_zeros((total, *part.shape[1:]))
         whole[start : start + len(part)] = part
-        return self.add_up(whole)  # each place has one term that may not be 0: exact
+        return self.all_reduce(whole)  # each place has one term that may not be 0: exact
 
-    def from_first(self, content: bytes | None) -> bytes | None:
+    def broadcast(self, content: bytes | None) -> bytes | None:
         """What the first process has, in all of them; what others give is not looked at."""
         if self.size == 1:
             return content
@@ -87,7 +87,7 @@ class ProcessGroup:
         """What the mean over *part* images of the *whole* batch counts in the mean over all."""
         return part * self.size / whole
 
-    def spread(self, model: nn.Module) -> nn.Module:
+    def wrap_ddp(self, model: nn.Module) -> nn.Module:
         """The model as a step has to call it: the gradients that follow are averages over all."""
         if self.size == 1:
             return model

@@ -20,7 +20,6 @@ from clear_mlflow.core.text import nearest, safe_repr
 from clear_mlflow.data.scenarios import SCENARIOS
 from clear_mlflow.data.sources import SOURCES, VECTOR_DATASETS, VECTORS, stream_name
 from clear_mlflow.data.stream import DOMAIN
-from clear_mlflow.learning.anytime.schedule import OFF, EvalInterval, parse_interval
 from clear_mlflow.learning.parameters.conflicts import CONFLICTS, check_conflicts
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
@@ -54,6 +53,7 @@ from clear_mlflow.learning.parameters.values import (
     split_arguments,
 )
 from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, known_strategies
+from clear_mlflow.learning.training.interval import OFF, EvalInterval, parse_interval
 from clear_mlflow.metrics import DEFAULT_FAMILIES
 
 DATA, METHOD, MODEL = "Data", "Method", "Model"

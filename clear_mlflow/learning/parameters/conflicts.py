@@ -13,7 +13,6 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.sources import VECTOR_DATASETS, VECTORS, is_own_function, needs_folder
 from clear_mlflow.data.stream import DOMAIN
-from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
     DEFAULT_WEIGHTS,
@@ -23,6 +22,7 @@ from clear_mlflow.learning.parameters.recipes import (
 )
 from clear_mlflow.learning.parameters.values import is_mlp
 from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS
+from clear_mlflow.learning.training.interval import OFF
 
 
 class Conflict(NamedTuple):
@@ -141,7 +141,7 @@ STRATEGY_CONFLICTS = (
         "must end before the training does: pass fewer warmup_epochs",
     ),
     Conflict(
-        lambda c: c.test_every != OFF and not c.strategy_class.descends_in_every_bucket,
+        lambda c: c.test_every != OFF and not c.strategy_class.steps_in_every_bucket,
         "test_every is {test_every}, but strategy {strategy} does not take optimiser steps in "
         "every bucket: leave test_every at off",
     ),
@@ -153,7 +153,7 @@ STRATEGY_CONFLICTS = (
     Conflict(
         lambda c: (
             c.budget != OFF
-            and not (c.strategy_class.descends_in_every_bucket or c.strategy in WITHOUT_STEPS)
+            and not (c.strategy_class.steps_in_every_bucket or c.strategy in WITHOUT_STEPS)
         ),
         "budget is {budget}, but strategy {strategy} does not train in each bucket: leave budget "
         "at off",
@@ -161,9 +161,7 @@ STRATEGY_CONFLICTS = (
     Conflict(
         lambda c: (
             c.stream_rate != OFF
-            and not (
-                c.strategy_class.descends_in_every_bucket and c.strategy_class.learns_in_passing
-            )
+            and not (c.strategy_class.steps_in_every_bucket and c.strategy_class.supports_realtime)
         ),
         "stream_rate is {stream_rate}, but strategy {strategy} does not learn from a bucket while "
         "its images pass: leave stream_rate at off",

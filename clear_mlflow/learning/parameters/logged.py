@@ -10,7 +10,6 @@ from pathlib import Path
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.data.sources import is_own_function
-from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.parameters.config import (
     PARAMETERS,
     TrainConfig,
@@ -20,6 +19,7 @@ from clear_mlflow.learning.parameters.config import (
 )
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.parameters.values import format_argument
+from clear_mlflow.learning.training.interval import OFF
 
 # Options whose arguments are all in force with their defaults, also if no argument was passed.
 ARGUMENTS = ("strategy_args", "dataset_args", "scenario_args")

@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 
 from clear_mlflow.core.matrix import VALIDATION
 from clear_mlflow.data.sources import DATASETS, is_own_function
-from clear_mlflow.learning.anytime.schedule import OFF, parse_interval
 from clear_mlflow.learning.parameters.recipes import AUTO, DEFAULT_WEIGHTS, FULL, NONE
 from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.learning.training.interval import OFF, parse_interval
 from clear_mlflow.metrics import split_families
 
 _MAX_INT = 2**63 - 1  # the largest that torch's seeds, MLflow's store and JSON readers all accept

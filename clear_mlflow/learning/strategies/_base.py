@@ -19,12 +19,12 @@ from clear_mlflow.core.importing import import_attribute
 from clear_mlflow.core.text import one_line
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.conflicts import STRATEGY_CONFLICTS, check_conflicts
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream
+from clear_mlflow.learning.training.trainer import Trainer
 
 _INDEX_BYTES = 4 * 8  # of each image in a buffer: its bucket, index, label and priority
 # What a strategy is given anew when it is built again.
@@ -63,11 +63,11 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     # batch's images (and of what depends on weights alone), or share_of_loss is overridden, and
     # what the other hooks make of batches is put together by self.group.
     several_processes: ClassVar[bool] = False
-    # Whether every bucket is learned in steps of the descent, between which test_every can test.
-    descends_in_every_bucket: ClassVar[bool] = True
+    # Whether every bucket is learned in steps of the trainer, between which test_every can test.
+    steps_in_every_bucket: ClassVar[bool] = True
     # Whether its steps are the first to look at a bucket's images, so that stream_rate can have
     # some pass by: in after_bucket the stream has those alone that were trained on.
-    learns_in_passing: ClassVar[bool] = True
+    supports_realtime: ClassVar[bool] = True
     group: ProcessGroup = ALONE  # that train together; the loop says so, once it is built
     # A strategy's own attributes: those that a resumed run continues with, and those that it has
     # as they are when it begins, since they mean nothing between two buckets. Each is in one.
@@ -166,9 +166,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         """Whether :meth:`build_model` is the strategy's own."""
         return cls.build_model.__func__ is not Strategy.build_model.__func__  # type: ignore[attr-defined]
 
-    def learn(self, position: int, descent: GradientDescent) -> None:
+    def learn(self, position: int, trainer: Trainer) -> None:
         """Train the model while the stream is at a bucket."""
-        descent.run(self.training_set(position), position=position, hooks=self)
+        trainer.train_bucket(self.training_set(position), position=position, strategy=self)
 
     def training_set(self, position: int) -> Samples:
         """What an epoch goes through while the stream is at a bucket: by default its own images."""

@@ -8,9 +8,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.training.trainer import Trainer
 
 # Rows that are made 64-bit floats at once: 16 MiB of CLEAR's features.
 _ROWS = 1024
@@ -21,7 +21,7 @@ class ClosedFormStrategy(Strategy):
 
     needs_features = True
     several_processes = True
-    descends_in_every_bucket = False
+    steps_in_every_bucket = False
     keeps: ClassVar[tuple[str, ...]] = ("_means", "_counts")
     scratch = ("_head",)
 
@@ -37,12 +37,12 @@ class ClosedFormStrategy(Strategy):
         """What a bucket takes: differences to the means and their sums, and the means moved."""
         return 2 * images * width + 2 * classes * width
 
-    def pass_over(self, position: int, descent: GradientDescent) -> Iterator[tuple[Tensor, Tensor]]:
+    def pass_over(self, position: int, trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
         """The bucket's features and labels, some rows at a time; the whole pass is counted."""
         count, (classes, width) = self.stream.train_counts[position], self._means.shape
-        descent.costs.flops += self.bucket_flops(images=count, width=width, classes=classes)
-        descent.costs.seen += count
-        descent.costs.images += count
+        trainer.costs.flops += self.bucket_flops(images=count, width=width, classes=classes)
+        trainer.costs.images_in_steps += count
+        trainer.costs.images += count
         yield from rows_of(self.training_set(position), self.stream.device)
 
     def count(self, features: Tensor, labels: Tensor) -> None:

@@ -84,7 +84,7 @@ class Agem(RehearsalStrategy):
             loss = share_of_mean(batch, self.model(batch.inputs), self.criterion, batch.labels)
         share = torch.autograd.grad(loss, self._weights, materialize_grads=True)
         # Both gradients are those of whole batches before one limits the other.
-        reference = [self.group.add_up(part) / self.group.size for part in share]
+        reference = [self.group.all_reduce(part) / self.group.size for part in share]
         project(gradients(self._weights), reference)
 
 

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.models import get_head
 from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Cwr(Strategy):
@@ -48,7 +48,7 @@ class Cwr(Strategy):
     def _head(self) -> list[Tensor]:
         return [part.detach() for part in get_head(self.model).parameters()]
 
-    def learn(self, position: int, descent: GradientDescent) -> None:
+    def learn(self, position: int, trainer: Trainer) -> None:
         """Train the head anew; in the first bucket, the backbone with it."""
         if position > 0:
             self.model.requires_grad_(False)
@@ -57,7 +57,7 @@ class Cwr(Strategy):
         for part, consolidated in zip(self._head, self._consolidated, strict=True):
             part.copy_(consolidated)
             part[absent.to(part.device)] = 0
-        super().learn(position, descent)
+        super().learn(position, trainer)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
         """Hold still what is frozen."""

@@ -123,8 +123,8 @@ class Derpp(RehearsalStrategy):
         """
         self._held = None
         # Each image is in the batches of one process, and zero in all others: the sum is exact.
-        self.group.add_up(self._answers)
-        self.group.add_up(self._has_answer)
+        self.group.all_reduce(self._answers)
+        self.group.all_reduce(self._has_answer)
         seen = self.stream.seen_indices.get(position, slice(None))
         indices = self._has_answer[seen].nonzero()[:, 0].cpu().numpy()
         kept = self._buffer.offer(position, self.stream.labels(position), indices)

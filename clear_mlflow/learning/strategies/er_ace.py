@@ -56,7 +56,7 @@ class ErAce(RehearsalStrategy):
 def classes_of(labels: Tensor, num_classes: int, group: ProcessGroup = ALONE) -> Tensor:
     """(classes,), bool: which occur among the labels of all processes' shares of a batch."""
     counts = torch.zeros(num_classes, dtype=torch.int32, device=labels.device)
-    return group.add_up(counts.index_fill_(0, labels, 1)) > 0
+    return group.all_reduce(counts.index_fill_(0, labels, 1)) > 0
 
 
 def cross_entropy_of_present(

@@ -136,7 +136,7 @@ class Ewc(Strategy):
         ):
             if len(batch.labels):
                 self._add_fisher(fisher, batch, len(order), at_once)
-        return [self.group.add_up(of_weight) for of_weight in fisher]
+        return [self.group.all_reduce(of_weight) for of_weight in fisher]
 
     def _add_fisher(self, fisher: list[Tensor], batch: Batch, images: int, at_once: int) -> None:
         """Add what a batch has in the mean over so many images."""

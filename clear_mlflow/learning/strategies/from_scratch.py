@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.training.trainer import Trainer
 
 
 class FromScratch(Strategy):
@@ -21,8 +21,8 @@ class FromScratch(Strategy):
 
     several_processes = True
 
-    def learn(self, position: int, descent: GradientDescent) -> None:
+    def learn(self, position: int, trainer: Trainer) -> None:
         """Train a fresh model on the bucket."""
         if position > 0:
-            descent.restart(fresh_model(self.stream, self.config, position))
-        super().learn(position, descent)
+            trainer.restart(fresh_model(self.stream, self.config, position))
+        super().learn(position, trainer)

@@ -8,11 +8,11 @@ from typing import Any
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.buffers import BUFFERS, AuthorsReservoir, BufferArguments
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.strategies._base import Strategy, build_buffer
+from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Gdumb(Strategy):
@@ -58,7 +58,7 @@ class Gdumb(Strategy):
 
     needs_memory = True
     several_processes = True
-    learns_in_passing = False
+    supports_realtime = False
     keeps = ("_buffer",)
 
     @classmethod
@@ -71,12 +71,12 @@ class Gdumb(Strategy):
         buffer_class = AuthorsReservoir if self.arguments.update == "authors" else None
         self._buffer = build_buffer(self.config, self.stream, self.arguments, buffer_class)
 
-    def learn(self, position: int, descent: GradientDescent) -> None:
+    def learn(self, position: int, trainer: Trainer) -> None:
         """Sample the bucket, then train on the memory: a fresh model, but for the authors."""
         self._buffer.offer(position, self.stream.labels(position))
         if position > 0 and self.arguments.update == "paper":
-            descent.restart(fresh_model(self.stream, self.config, position))
-        super().learn(position, descent)
+            trainer.restart(fresh_model(self.stream, self.config, position))
+        super().learn(position, trainer)
 
     def num_kept_images(self, position: int) -> int:
         """Those of the buffer."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from clear_mlflow.learning.arguments import check_not_negative
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.samples.photos import join_indices, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Joint(Strategy):
@@ -39,7 +39,7 @@ class Joint(Strategy):
             check_not_negative(self, "epochs")
 
     several_processes = True
-    descends_in_every_bucket = False
+    steps_in_every_bucket = False
 
     @classmethod
     def epochs(cls, config: TrainConfig, arguments: Any) -> int:
@@ -50,10 +50,10 @@ class Joint(Strategy):
         """All that there are, from the start."""
         return sum(self.stream.train_counts)
 
-    def learn(self, position: int, descent: GradientDescent) -> None:
+    def learn(self, position: int, trainer: Trainer) -> None:
         """Train once, on everything."""
         if position == 0:
-            super().learn(position, descent)
+            super().learn(position, trainer)
 
     def training_set(self, position: int) -> Samples:
         """The images of all buckets, in stream order."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.arguments import check_above_zero, check_not_negative
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.training.trainer import Trainer
 
 _ANSWERED_AT_ONCE = 256
 
@@ -55,11 +55,11 @@ class Lwf(Strategy):
         """No teacher yet."""
         self._old: nn.Module | None = None  # of the bucket in training
 
-    def learn(self, position: int, descent: GradientDescent) -> None:
+    def learn(self, position: int, trainer: Trainer) -> None:
         """Train with the model as it is now for a teacher; on the first bucket, without one."""
         if position > 0:
             self._old = copy.deepcopy(self.model).eval().requires_grad_(False)
-        super().learn(position, descent)
+        super().learn(position, trainer)
         self._old = None
 
     def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, set_head
+from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Ncm(ClosedFormStrategy):
@@ -20,9 +20,9 @@ class Ncm(ClosedFormStrategy):
         there of exemplars, here of all images.
     """
 
-    def learn(self, position: int, descent: GradientDescent) -> None:
+    def learn(self, position: int, trainer: Trainer) -> None:
         """Count the bucket's images into the means."""
-        for features, labels in self.pass_over(position, descent):
+        for features, labels in self.pass_over(position, trainer):
             self.count(features, labels)
         means, seen = self._means, self._counts > 0
         # Around a point in their middle, where the square of a mean is as small as can be.

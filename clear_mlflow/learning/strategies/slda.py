@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, set_head
+from clear_mlflow.learning.training.trainer import Trainer
 
 
 class Slda(ClosedFormStrategy):
@@ -63,9 +63,9 @@ class Slda(ClosedFormStrategy):
         means = super().bucket_flops(images=images, width=width, classes=classes)
         return means + 2 * images * width**2 + width**3 // 3 + 2 * classes * width**2
 
-    def learn(self, position: int, descent: GradientDescent) -> None:
+    def learn(self, position: int, trainer: Trainer) -> None:
         """Count the bucket's images into the means and the covariance."""
-        for features, labels in self.pass_over(position, descent):
+        for features, labels in self.pass_over(position, trainer):
             self._add_scatter(features, labels)
             self.count(features, labels)
         means, counts = self._means, self._counts

@@ -1,4 +1,4 @@
-"""What training costs: FLOPs by the shape of a step, images, seconds, and what a strategy keeps."""
+"""The costs of a training: FLOPs, images, seconds, and the bytes that a strategy keeps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import RowCost
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 
-# What tells the steps of one training apart: the same FLOPs wherever these are the same.
-Shape = tuple[int, ...]
-
+# What the FLOPs of a step depend on, within one training.
+StepShape = tuple[int, ...]
 
 _ATTENTION_BACKWARD = {
     operator
@@ -32,10 +31,10 @@ _ATTENTION_BACKWARD = {
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what passes while it is entered, as torch.utils.flop_counter does; changes nothing.
+    """Counts the FLOPs of what runs while it is entered, with torch.utils.flop_counter's formulas.
 
-    That one tracks modules, too, which costs more and leaves hooks; and it counts the gradient of a
-    grouped convolution's weight as if there were one group.
+    torch's own counter also tracks modules, which costs more and leaves hooks, and it counts the
+    gradient of a grouped convolution's weight as if there were one group.
     """
 
     def __init__(self) -> None:
@@ -46,13 +45,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         operator = func._overloadpacket
         if operator is torch.ops.aten.convolution_backward:
             gradient, inputs, weight, transposed = args[0], args[1], args[2], args[7]
-            moved = (inputs if transposed else gradient).numel() * weight[0].numel()
-            self.flops += sum(args[10][:2]) * 2 * moved
-        elif operator is torch.ops.aten._native_multi_head_attention:  # where nothing is trained
+            products = (inputs if transposed else gradient).numel() * weight[0].numel()
+            self.flops += sum(args[10][:2]) * 2 * products
+        elif operator is torch.ops.aten._native_multi_head_attention:  # in evaluation mode
             (_, tokens, width), rows = args[0].shape, args[0].numel() // args[3]
             self.flops += 8 * rows * width**2 + 4 * rows * tokens * width
         elif operator in _ATTENTION_BACKWARD:
@@ -60,120 +59,128 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shapes = [tensor.shape for tensor in args[1:4]]
             self.flops += 2 * sdpa_flop_count(*shapes)  # type: ignore[no-untyped-call]
         elif (formula := flop_registry.get(operator)) is not None:
-            self.flops += formula(*args, **kwargs, out_val=found)
-        return found
+            self.flops += formula(*args, **kwargs, out_val=output)
+        return output
 
 
 class CostMeter:
-    """Counts what one training costs, from row to row; each process of a group holds the same."""
+    """Counts what training and tests cost from row to row, the same in each process of a group."""
 
     def __init__(self, device: torch.device, group: ProcessGroup = ALONE) -> None:
-        self.flops = 0  # of the bucket so far; those of tests are apart
-        self.seen = self.images = 0  # images of all steps; those of the bucket among them
-        self.flops_of: dict[Shape, int] = {}  # a step's, by its shape, of all processes together
+        self.flops = 0  # of the bucket so far, without tests
+        self.images_in_steps = self.images = 0  # all images in steps; those of the bucket
+        self._step_flops: dict[StepShape, int] = {}  # of all processes together
         self._device, self._group = device, group
         self.begin()
 
     def begin(self) -> None:
-        """The training of a bucket begins."""
-        self.flops = self.seen = self.images = 0
+        """Start the training of a bucket."""
+        self.flops = self.images_in_steps = self.images = 0
         self._test_flops, self._test_seconds = 0, 0.0
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        self._began, self._cpu_began = self._now(), time.process_time()
+        self._start, self._cpu_start = self._read_clock(), time.process_time()
 
     @contextmanager
-    def step(self, shape: Shape) -> Iterator[None]:
-        """The first step of a shape, which all processes take at once."""
+    def count_step(self, shape: StepShape) -> Iterator[bool]:
+        """Add the FLOPs of a step. Yields True if they are counted, in the first of its shape.
+
+        All processes take the first step of a shape at once. It must not be compiled.
+        """
+        if (flops := self._step_flops.get(shape)) is not None:
+            self.flops += flops
+            yield False
+            return
         before = self.flops
-        with self.counted():
-            yield
-        self.flops_of[shape] = self.flops - before
+        with self.count():
+            yield True
+        self._step_flops[shape] = self.flops - before
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count what passes, and add it to the bucket's."""
+    def count(self) -> Iterator[None]:
+        """Count the FLOPs of what runs, and add them to the bucket's."""
         with FlopCounter() as counter:
             yield
         total = counter.flops
-        if self._group.size > 1:  # of one alone, the host does not wait for its device
-            total = int(self._group.add_up(torch.tensor(total, device=self._device)))
+        if self._group.size > 1:  # with one process, the host does not wait for its device
+            total = int(self._group.all_reduce(torch.tensor(total, device=self._device)))
         self.flops += total
 
-    def trained(self) -> None:
-        """The training of a bucket is done; what follows is its row's test."""
-        self._seconds = self._now() - self._began
-        own = time.process_time() - self._cpu_began
-        if self._device.type == "cuda":
-            own = self._seconds
-        of_all = torch.tensor(own, device=self._device, dtype=torch.float64)
-        self._device_seconds = float(self._group.add_up(of_all))
+    def end_training(self) -> None:
+        """End the training of a bucket; its row's test follows."""
+        self._seconds = self._read_clock() - self._start
+        is_cuda = self._device.type == "cuda"
+        seconds = self._seconds if is_cuda else time.process_time() - self._cpu_start
+        total = torch.tensor(seconds, device=self._device, dtype=torch.float64)
+        self._device_seconds = float(self._group.all_reduce(total))
 
     @contextmanager
     def test(self) -> Iterator[None]:
-        """A test of all buckets, which is no training."""
-        began, cpu, flops = self._now(), time.process_time(), self.flops
-        with self.counted():
+        """Count a test of all buckets, which is not part of the training."""
+        start, cpu_start, flops = self._read_clock(), time.process_time(), self.flops
+        with self.count():
             yield
         self._test_flops += self.flops - flops
         self.flops = flops
-        seconds = self._now() - began
+        seconds = self._read_clock() - start
         self._test_seconds += seconds
-        self._began += seconds
-        self._cpu_began += time.process_time() - cpu
+        self._start += seconds
+        self._cpu_start += time.process_time() - cpu_start
 
     def row(self, model: nn.Module, strategy: Any, *, trained: int) -> RowCost:
-        """Return what training since the last row, and the tests, cost."""
+        """Return the costs of training since the last row, and of tests."""
         on_gpu = self._device.type == "cuda"
         return RowCost(
             training_flops=self.flops,
             test_flops=self._test_flops,
             images=self.images,
-            replayed_images=self.seen - self.images,
+            replayed_images=self.images_in_steps - self.images,
             stored_bytes=stored_bytes(strategy, trained - 1),
             trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
             seconds=round(self._seconds, 3),
             device_seconds=round(self._device_seconds, 3),
             test_seconds=round(self._test_seconds, 3),
-            peak_bytes=torch.cuda.max_memory_allocated(self._device) if on_gpu else _peak_memory(),
+            peak_bytes=torch.cuda.max_memory_allocated(self._device)
+            if on_gpu
+            else _read_peak_memory(),
             device=torch.cuda.get_device_name(self._device) if on_gpu else processor_name(),
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of shapes: a step that is counted again would be another one, compiled."""
-        return {"flops_of": dict(self.flops_of)}
+        """Return the FLOPs by shape: a step that is counted again would not be compiled."""
+        return {"flops_of": dict(self._step_flops)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
-        self.flops_of = dict(state["flops_of"])
+        """Continue from what :meth:`state_dict` returned."""
+        self._step_flops = dict(state["flops_of"])
 
-    def _now(self) -> float:
+    def _read_clock(self) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
 
 def stored_bytes(strategy: Any, position: int) -> int | None:
-    """What a strategy keeps once a bucket is done: its state, and images; None: not known."""
+    """Return the bytes of a strategy's state and images after a bucket, or None if unknown."""
     try:
         state = strategy.state_dict()
-    except StateError:  # one of your own, which cannot be resumed either
+    except StateError:  # a custom strategy, which cannot be resumed either
         return None
     images: int = strategy.num_kept_images(position)
-    return _size(state) + images * int(strategy.stream.image_bytes)
+    return _count_bytes(state) + images * int(strategy.stream.image_bytes)
 
 
-def _size(value: Any) -> int:
-    """Bytes of all tensors and arrays in a value, and 8 for each other number."""
+def _count_bytes(value: Any) -> int:
+    """Return the bytes of all tensors and arrays in a value, and 8 for each other number."""
     if isinstance(value, (Tensor, np.ndarray)):
         return int(value.nbytes)
     if isinstance(value, Mapping):
-        return sum(map(_size, value.values()))
+        return sum(map(_count_bytes, value.values()))
     if isinstance(value, (list, tuple)):
-        return sum(map(_size, value))
+        return sum(map(_count_bytes, value))
     return 8 if isinstance(value, (int, float)) else 0
 
 
-def _peak_memory() -> int:
+def _read_peak_memory() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

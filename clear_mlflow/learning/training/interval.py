@@ -1,4 +1,4 @@
-"""When a model is tested inside a bucket."""
+"""When a model is tested within a bucket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTERVAL = re.compile(r"([1-9][0-9]{0,8}) *(steps?|epochs?)?")
 
 @dataclass(frozen=True)
 class EvalInterval:
-    """How much is trained from one test inside a bucket to the next."""
+    """How much is trained between two tests within a bucket."""
 
     number: int
     unit: Literal["epochs", "steps"]
@@ -23,13 +23,13 @@ class EvalInterval:
     def __str__(self) -> str:
         return str(self.number) if self.unit == "epochs" else f"{self.number}steps"
 
-    def steps(self, steps_an_epoch: int) -> int:
-        """The same in optimiser steps."""
-        return self.number * (steps_an_epoch if self.unit == "epochs" else 1)
+    def count_steps(self, epoch_steps: int) -> int:
+        """Return the interval in optimiser steps."""
+        return self.number * (epoch_steps if self.unit == "epochs" else 1)
 
 
 def parse_interval(text: str) -> EvalInterval | None:
-    """What ``test_every`` says; None where it is off. Raises ValueError where it is no interval.
+    """Parse ``test_every``, or return None if it is off. Raises ValueError if it is invalid.
 
     >>> str(parse_interval("3")), str(parse_interval("200 steps")), parse_interval("off")
     ('3', '200steps', None)
@@ -38,5 +38,7 @@ def parse_interval(text: str) -> EvalInterval | None:
         return None
     match = _INTERVAL.fullmatch(text)
     if match is None:
-        raise ValueError("expected off, a whole number of epochs, as 1, or of steps, as 200steps")
+        raise ValueError(
+            "expected off, a whole number of epochs, such as 1, or of steps, such as 200steps"
+        )
     return EvalInterval(int(match[1]), "steps" if (match[2] or "").startswith("step") else "epochs")

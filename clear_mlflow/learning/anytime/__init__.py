@@ -1,1 +1,0 @@
-"""Tests inside a bucket: when they are due, and what one leaves as it was."""

@@ -1,0 +1,1 @@
+"""The training of one bucket: its steps, what limits them, and what observes them."""

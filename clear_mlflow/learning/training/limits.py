@@ -1,0 +1,303 @@
+"""What ends a bucket or skips a batch: epochs, a budget, or a stream that does not wait."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.models import set_training_mode
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.samples.decoded import (
+    FeatureStream,
+    Samples,
+    TrainingStream,
+    batch_bounds,
+    draw_order,
+)
+from clear_mlflow.learning.samples.photos import SampleIndices, whole_bucket
+from clear_mlflow.learning.training.costs import CostMeter, FlopCounter
+from clear_mlflow.learning.training.interval import OFF
+
+_IMAGES = "images"
+
+
+class Limiter:
+    """Ends a bucket after a number of epochs, and skips no batch.
+
+    ``done`` of ``total`` is how far a bucket's training is: here in steps.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._bucket_index = 0
+        self._indices = whole_bucket(0, 0)
+        self._epochs = self._num_steps = self._steps_done = 0
+
+    def begin_bucket(self, bucket_index: int) -> None:
+        """Start a bucket, before the strategy trains on it."""
+
+    def begin_steps(
+        self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
+    ) -> int | None:
+        """Start the steps of a bucket. Returns their number, or None if it is not known."""
+        self._bucket_index = bucket_index
+        self._indices = samples.indices or whole_bucket(bucket_index, len(samples))
+        self._epochs, self._num_steps, self._steps_done = epochs, epochs * len(bounds), 0
+        return self._num_steps
+
+    @property
+    def total(self) -> int:
+        """What the training of the bucket amounts to."""
+        return self._num_steps
+
+    @property
+    def done(self) -> int:
+        """How much of the total is done."""
+        return self._steps_done
+
+    @property
+    def is_over(self) -> bool:
+        """True if the bucket takes no further step, although its epoch has batches left."""
+        return False
+
+    @property
+    def schedule_epoch(self) -> int:
+        """The epoch of the learning rate's schedule: epochs are equal shares of the total."""
+        return self._epochs * self.done // self.total
+
+    def iter_epochs(self) -> Iterator[int]:
+        """Yield the epochs of the bucket."""
+        yield from range(self._epochs)
+
+    def accepts_batch(self) -> bool:
+        """Return True if the next batch is trained on, False if it is skipped."""
+        return True
+
+    def step_done(self) -> None:
+        """Count a step."""
+        self._steps_done += 1
+
+    def end_epoch(self, epoch: int, num_images: int) -> int:
+        """Return how many of the first *num_images* of an epoch belong to the bucket."""
+        order = draw_order(len(self._indices), self._seed, self._bucket_index, epoch).numpy()
+        return int((self._indices.bucket[order[:num_images]] == self._bucket_index).sum())
+
+    def end_bucket(self, bucket_index: int, key: str) -> None:
+        """End a bucket, after all that its strategy computes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run continues with."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+
+
+class Budget(Limiter):
+    """Limits what the training of each bucket costs, in FLOPs or images.
+
+    A bucket ends with the step that uses up its budget. What a bucket overspends, its last step or
+    what follows its steps, is taken from the next one.
+    """
+
+    def __init__(self, config: TrainConfig, bucket_budgets: list[int], costs: CostMeter) -> None:
+        super().__init__(config.seed)
+        self._text = config.budget
+        self._counts_images = config.budget.startswith(_IMAGES)
+        self._bucket_budgets = bucket_budgets
+        self._costs = costs
+        self._carried = 0  # below 0: what the buckets so far overspent
+        self._limit = 0  # of the bucket
+
+    def begin_bucket(self, bucket_index: int) -> None:
+        """Start a bucket, with its budget less what the buckets before overspent."""
+        self._limit = self._bucket_budgets[bucket_index] + self._carried
+
+    def begin_steps(
+        self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
+    ) -> None:
+        """Start the steps of a bucket, whose number is not known."""
+        super().begin_steps(samples, bucket_index, bounds, epochs)
+
+    @property
+    def total(self) -> int:
+        """The bucket's budget."""
+        return self._limit
+
+    @property
+    def done(self) -> int:
+        """What the bucket has cost so far."""
+        return self._costs.images_in_steps if self._counts_images else self._costs.flops
+
+    @property
+    def is_over(self) -> bool:
+        """True if the budget is spent."""
+        return self.done >= self.total
+
+    def iter_epochs(self) -> Iterator[int]:
+        """Yield epochs until the budget is spent."""
+        return itertools.takewhile(lambda _: not self.is_over, itertools.count())
+
+    def end_bucket(self, bucket_index: int, key: str) -> None:
+        """Charge what the bucket overspent to the next one. Raises ConfigError if it needs all."""
+        self._carried = self._limit - self.done
+        next_budgets = self._bucket_budgets[bucket_index + 1 : bucket_index + 2]
+        if next_budgets and next_budgets[0] + self._carried <= 0:
+            unit = _IMAGES if self._counts_images else "FLOPs"
+            raise ConfigError(
+                f"budget is {self._text}, which is {self._bucket_budgets[bucket_index]:,} {unit} "
+                f"in bucket {key}; training took {self.done:,} there, so nothing remains for the "
+                "next bucket; pass more, or budget=off"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run continues with."""
+        return {"budget": {"carried": self._carried}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self._carried = state["budget"]["carried"]
+
+
+class StreamClock(Limiter):
+    """Skips the batches that pass while the model computes, by a clock that counts FLOPs.
+
+    The clock runs through all buckets. A batch can be taken until the next one is there, as in the
+    program of Ghunaim et al., arXiv:2302.01047: if a step takes 4/3 of the time of a batch, every
+    fourth batch is skipped.
+    """
+
+    def __init__(
+        self, image_flops: Fraction, seed: int, stream: TrainingStream, costs: CostMeter
+    ) -> None:
+        super().__init__(seed)
+        # How far an image and a FLOP advance the clock, as integers, so that nothing is rounded.
+        self._image_ticks, self._flop_ticks = image_flops.as_integer_ratio()
+        self._stream, self._costs = stream, costs
+        self._delay = 0  # when the model is done with the buckets before, in ticks of this one
+        self._arriving: Iterator[np.ndarray[Any, Any]] = iter(())  # the bucket's images, by batch
+        self._taken: list[np.ndarray[Any, Any]] = []
+        # Since the bucket began: the clock, when the model is done, and FLOPs included in that.
+        self._time = self._model_time = self._counted_flops = 0
+
+    def begin_steps(
+        self, samples: Samples, bucket_index: int, bounds: Sequence[tuple[int, int]], epochs: int
+    ) -> int | None:
+        """Start a bucket, which passes batch by batch in the order of its one epoch."""
+        num_steps = super().begin_steps(samples, bucket_index, bounds, epochs)
+        order = draw_order(len(self._indices), self._seed, bucket_index, 0).numpy()
+        indices: SampleIndices = self._indices.take(order)
+        parts = [indices.take(np.arange(start, stop)) for start, stop in bounds]
+        self._arriving = iter([part.index[part.bucket == bucket_index] for part in parts])
+        self._taken = [np.empty(0, dtype=np.int64)]
+        self._time, self._model_time, self._counted_flops = 0, self._delay, 0
+        return num_steps
+
+    def accepts_batch(self) -> bool:
+        """Return True if the model is done before the next batch has passed."""
+        images = next(self._arriving)
+        start, self._time = self._time, self._time + len(images) * self._image_ticks
+        self._advance_model()
+        if self._model_time >= self._time:
+            return False
+        self._model_time = max(self._model_time, start)
+        self._taken.append(images)
+        return True
+
+    def end_epoch(self, epoch: int, num_images: int) -> int:
+        """Remove the images that passed from the bucket. Returns how many remain."""
+        seen = np.sort(np.concatenate(self._taken))
+        self._stream.keep_seen(self._bucket_index, seen)
+        return len(seen)
+
+    def end_bucket(self, bucket_index: int, key: str) -> None:
+        """Let the model finish what follows the steps, and carry its delay to the next bucket."""
+        self._advance_model()
+        self._delay = max(0, self._model_time - self._time)
+
+    def _advance_model(self) -> None:
+        self._model_time += (self._costs.flops - self._counted_flops) * self._flop_ticks
+        self._counted_flops = self._costs.flops
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run continues with."""
+        return {"passing": {"late": self._delay, "seen": self._stream.seen_indices}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self._delay = state["passing"]["late"]
+        for bucket_index, seen in state["passing"]["seen"].items():
+            self._stream.keep_seen(bucket_index, seen)
+
+
+def build_limiter(
+    config: TrainConfig, meta_model: nn.Module | None, stream: TrainingStream, costs: CostMeter
+) -> Limiter:
+    """Return the limiter that a configuration names.
+
+    meta_model: a copy of the model on the device "meta", for a budget or a stream rate.
+    """
+    if meta_model is not None and config.budget != OFF:
+        return Budget(config, compute_bucket_budgets(config, meta_model, stream), costs)
+    if meta_model is not None and config.stream_rate != OFF:
+        unit, _, number = config.stream_rate.rpartition(":")
+        image_flops = Fraction(10**15)
+        if unit == "naive":  # of two images: batch normalisation may not train on one
+            image_flops = Fraction(count_naive_flops(config, meta_model, stream, {2})[2], 2)
+        return StreamClock(image_flops / Fraction(number), config.seed, stream, costs)
+    return Limiter(config.seed)
+
+
+def compute_bucket_budgets(
+    config: TrainConfig, meta_model: nn.Module, stream: TrainingStream
+) -> list[int]:
+    """Return the FLOPs or images that each bucket may cost."""
+    unit, _, number = config.budget.rpartition(":")
+    if unit != "naive":
+        return [int(Decimal(number))] * len(stream.keys)
+    sizes = [
+        [stop - start for start, stop in batch_bounds(count, config.batch_size)]
+        for count in stream.train_counts
+    ]
+    step_flops = count_naive_flops(
+        config, meta_model, stream, {n for bucket in sizes for n in bucket}
+    )
+    return [
+        int(Decimal(number) * config.epochs * sum(step_flops[size] for size in bucket))
+        for bucket in sizes
+    ]
+
+
+def count_naive_flops(
+    config: TrainConfig, meta_model: nn.Module, stream: TrainingStream, sizes: set[int]
+) -> dict[int, int]:
+    """Return the FLOPs of a step of naive learning, by its number of images."""
+    set_training_mode(meta_model.train(), config.freeze)
+    side = config.image_size
+    shape = (stream.width,) if isinstance(stream, FeatureStream) else (3, side, side)
+    flops = {}
+    for size in sizes:
+        inputs: Tensor = torch.empty(size, *shape, device="meta")
+        labels = torch.empty(size, dtype=torch.int64, device="meta")
+        with FlopCounter() as counter:
+            torch.autograd.backward(cross_entropy(meta_model(inputs), labels))
+        flops[size] = counter.flops
+    return flops
+
+
+def check_memory(config: TrainConfig, num_bytes: int | None) -> None:
+    """Raise ConfigError if a strategy keeps more bytes than memory_budget allows."""
+    if config.memory_budget and (num_bytes or 0) > config.memory_budget:
+        raise ConfigError(
+            f"memory_budget is {config.memory_budget:,} bytes, and strategy {config.strategy} "
+            f"keeps {num_bytes:,}; pass more, or memory=N images and memory_budget=0"
+        )

@@ -1,0 +1,293 @@
+"""The training steps of one bucket after another."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.core.text import warn
+from clear_mlflow.learning.device import RngPurpose, autocast, is_other_device, seed_everything
+from clear_mlflow.learning.models import input_dtype, set_training_mode
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
+from clear_mlflow.learning.training.costs import CostMeter
+from clear_mlflow.learning.training.limits import Limiter
+from clear_mlflow.learning.training.loss_curve import FetchedTensor, LossCurve
+from clear_mlflow.learning.training.within_bucket import WithinBucketTests
+
+# Of the loss in float16: with a smaller scale, only gradients above 2e9 would not fit.
+_LEAST_SCALE = 2.0**-15
+
+
+class Trainer:
+    """Trains one model through the stream, each process of a group on its share of a batch.
+
+    ``limiter`` may end a bucket or skip batches. ``curve``, ``costs`` and ``tests`` observe steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        *,
+        keys: tuple[str, ...],
+        progress: TrainingProgress,
+        group: ProcessGroup = ALONE,
+    ) -> None:
+        self._model = model
+        self._group = group
+        self._config = config
+        self._keys = keys
+        self._progress = progress
+        self._device = next(model.parameters()).device
+        self._dtype = input_dtype(model, config.precision)
+        # Gradients below 6e-8 are zero in float16: the loss is scaled, and they are scaled back.
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=config.precision == "fp16")
+        self.curve = LossCurve(progress, self._device, group=group)
+        self.costs = CostMeter(self._device, group)
+        self.limiter = Limiter(config.seed)
+        self.tests: WithinBucketTests | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._has_warned = group.rank > 0  # that images do not fit: once, by one process
+        self._wrap_model()
+
+    def restart(self, new_model: nn.Module) -> None:
+        """Continue with the weights of another model, and without the optimiser's state."""
+        self._model.load_state_dict(new_model.state_dict())
+        self._optimizer = None
+
+    def train_bucket(self, samples: Samples, *, position: int, strategy: Any) -> None:
+        """Train on *samples* until the limiter ends the bucket, with a new schedule."""
+        epochs = strategy.epochs(self._config, strategy.arguments)
+        config = replace(self._config, epochs=epochs)
+        bounds = batch_bounds(len(samples), config.batch_size)
+        optimizer = self._begin_bucket(samples, position, config, bounds)
+        costs, curve, limiter, tests = self.costs, self.curve, self.limiter, self.tests
+        epoch_losses: deque[tuple[int, FetchedTensor]] = deque()
+        for epoch in limiter.iter_epochs():
+            # Processes have different images, which dropout is to treat differently.
+            ranks = (self._group.rank,) if self._group.size > 1 else ()
+            seed_everything(config.seed, RngPurpose.MODEL, position, epoch, *ranks)
+            strategy.begin_epoch(position, epoch, len(bounds))
+            num_images = 0
+            for batch in self._load_batches(samples, position, epoch, strategy, len(bounds)):
+                if limiter.is_over:
+                    break
+                if not limiter.accepts_batch():
+                    continue
+                self._set_learning_rate(optimizer, learning_rate(config, limiter.schedule_epoch))
+                replayed = [part.total for part in batch.rehearsed]
+                # All that the FLOPs of a step depend on.
+                shape = (position > 0, len(self._trained), batch.total, *replayed)
+                with costs.count_step(shape) as is_new_shape:
+                    is_compiled = batch.total == bounds[0][1] and not is_new_shape
+                    forward = self._compiled_model if is_compiled else self._wrapped_model
+                    loss = self._step(batch, forward, optimizer, strategy)
+                num_images += batch.total
+                costs.images_in_steps += batch.total + sum(replayed)
+                limiter.step_done()
+                curve.step_done(loss, batch.total, limiter.done)
+                if tests is not None:
+                    tests.step_done()
+            costs.images += limiter.end_epoch(epoch, num_images)
+            epoch_losses.append((epoch, curve.end_epoch()))
+            # On a GPU, an epoch is checked after the next one, so that the host does not wait.
+            if self._device.type == "cpu" or len(epoch_losses) > 1:
+                self._check_finite(position, config, *epoch_losses.popleft())
+        for epoch_loss in epoch_losses:
+            self._check_finite(position, config, *epoch_loss)
+        if self._scaler.is_enabled() and self._scaler.get_scale() < _LEAST_SCALE:
+            raise DivergedError(
+                f"gradients on bucket {self._keys[position]} are not finite numbers in float16, "
+                f"however the loss is scaled; pass a lr below {config.lr}, or precision=bf16"
+            )
+        curve.end()
+
+    def _begin_bucket(
+        self,
+        samples: Samples,
+        position: int,
+        config: TrainConfig,
+        bounds: list[tuple[int, int]],
+    ) -> torch.optim.Optimizer:
+        """Start the limiter, the observers and the model. Returns the bucket's optimiser."""
+        num_steps = self.limiter.begin_steps(samples, position, bounds, config.epochs)
+        if num_steps is not None:
+            self._progress.steps_planned(num_steps)
+        self.curve.begin(config.epochs * len(bounds), self.limiter.total)
+        if is_other_device(samples.images.device, self._device):
+            self._warn_of_main_memory(samples, position)
+        if self.tests is not None:
+            self.tests.begin(position, epochs=config.epochs, epoch_steps=len(bounds))
+        if self._optimizer is None or config.optimizer_state == "reset":
+            self._optimizer = build_optimizer(self._model, config)
+        set_training_mode(self._model, config.freeze)
+        if [id(p) for p in self._trained] != [id(p) for p in _list_trained(self._model)]:
+            self._wrap_model()
+        return self._optimizer
+
+    def _load_batches(
+        self, samples: Samples, position: int, epoch: int, strategy: Any, num_steps: int
+    ) -> Iterator[Batch]:
+        """Yield this process's share of each batch of an epoch, with what is rehearsed."""
+        config = self._config
+        shares = training_batches(
+            samples,
+            batch_size=config.batch_size,
+            device=self._device,
+            seed=config.seed,
+            position=position,
+            epoch=epoch,
+            group=self._group,
+            dtype=self._dtype,
+        )
+        rehearsal = strategy.rehearsal(position, epoch, num_steps)
+        for share, rehearsed in zip(shares, rehearsal, strict=True):
+            yield replace(share, rehearsed=rehearsed) if rehearsed else share
+
+    def _step(
+        self,
+        batch: Batch,
+        forward: Callable[[Tensor], Tensor],
+        optimizer: torch.optim.Optimizer,
+        strategy: Any,
+    ) -> Tensor:
+        """Take one step and return its loss."""
+        with autocast(self._device, self._config.precision):
+            loss: Tensor = strategy.share_of_loss(forward, batch)
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(self._scaler.scale(loss))
+        if self._scaler.is_enabled():
+            self._unscale(optimizer)
+        strategy.before_step()
+        if self._config.clip_norm:
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(weights, self._config.clip_norm)
+        # If a gradient overflows, weights and optimiser stay as they are and the scale is halved.
+        # For everything else it was a step: the schedule, counts, hooks and the curve.
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        strategy.after_step()
+        return loss.detach()
+
+    def _unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Turn gradients into those of the loss itself; the scaler notes if all are finite."""
+        self._scaler.unscale_(optimizer)
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    # Of a step that is not taken: what a strategy sums up must stay finite.
+                    weight.grad.nan_to_num_(0.0, 0.0, 0.0)
+
+    def _set_learning_rate(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
+        self.curve.lr = lr
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+
+    def _check_finite(
+        self, position: int, config: TrainConfig, epoch: int, epoch_loss: FetchedTensor
+    ) -> None:
+        """Raise DivergedError unless the sum of an epoch's losses is finite."""
+        if not math.isfinite(epoch_loss.read().item()):
+            raise DivergedError(
+                f"the loss is no longer a finite number in epoch {epoch + 1} of {config.epochs} on "
+                f"bucket {self._keys[position]}; pass a lr below {config.lr}"
+            )
+
+    def _warn_of_main_memory(self, samples: Samples, position: int) -> None:
+        """Warn once that a bucket does not fit on the device."""
+        if not self._has_warned:
+            warn(
+                f"the training images of bucket {self._keys[position]} take "
+                f"{samples.images.nbytes / 2**30:.2f} GiB, and the device has not twice as much "
+                "free: they stay in main memory, from where each batch is sent"
+            )
+        self._has_warned = True
+
+    def _wrap_model(self) -> None:
+        """Wrap the model for all processes, and compile it for full batches if that is on."""
+        self._trained = _list_trained(self._model)  # DDP awaits the gradients of these
+        self._wrapped_model = self._group.wrap_ddp(self._model)
+        self._compiled_model: Callable[[Tensor], Tensor] = self._wrapped_model
+        if self._config.compile != "off":
+            self._compiled_model = torch.compile(self._wrapped_model, dynamic=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return steps, costs, and the optimiser's state by its weights' names if it is kept."""
+        optimizer_state = None
+        if self._optimizer is not None and self._config.optimizer_state == "keep":
+            names = {id(weight): name for name, weight in self._model.named_parameters()}
+            optimizer_state = {
+                names[id(p)]: dict(self._optimizer.state.get(p, {}))
+                for group in self._optimizer.param_groups
+                for p in group["params"]
+            }
+        state = {"steps": self.curve.steps, "costs": self.costs.state_dict(), "budget": None}
+        state |= self.limiter.state_dict()
+        if self._scaler.is_enabled():
+            state["scaler"] = self._scaler.state_dict()
+        return {**state, "optimizer": optimizer_state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self.curve.steps = int(state["steps"])
+        self.costs.load_state_dict(state["costs"])
+        self.limiter.load_state_dict(dict(state))
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict(state["scaler"])
+        if (optimizer_state := state["optimizer"]) is not None:
+            weights = dict(self._model.named_parameters())
+            self._optimizer = _build_optimizer(
+                [weights[name] for name in optimizer_state], self._config
+            )
+            # The optimiser places counts of steps where it reads them, so that no step waits.
+            new_state = self._optimizer.state_dict()
+            new_state["state"] = {
+                n: weight_state
+                for n, weight_state in enumerate(optimizer_state.values())
+                if weight_state
+            }
+            self._optimizer.load_state_dict(new_state)
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """Return the optimiser that a configuration names, for the weights that are not frozen."""
+    return _build_optimizer(_list_trained(model), config)
+
+
+def _list_trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _build_optimizer(weights: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    # One kernel for many weights; on a CPU it would change the last digits.
+    fused = {weight.device.type for weight in weights} == {"cuda"} or None
+    lr, decay = config.lr, config.weight_decay
+    if config.optimizer == "adam":
+        return torch.optim.Adam(weights, lr=lr, weight_decay=decay, fused=fused)
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(weights, lr=lr, weight_decay=decay, fused=fused)
+    momentum = config.momentum
+    return torch.optim.SGD(weights, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
+
+
+def learning_rate(config: TrainConfig, epoch: int) -> float:
+    """Return the rate of an epoch: warm-up rises to ``lr``, cosine falls from it towards 0."""
+    warmup_epochs = config.warmup_epochs
+    if epoch < warmup_epochs:
+        return config.lr * (epoch + 1) / warmup_epochs
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "cosine":
+        share = (epoch - warmup_epochs) / (config.epochs - warmup_epochs)
+        return config.lr * (1 + math.cos(math.pi * share)) / 2
+    return config.lr * config.lr_gamma ** ((epoch - warmup_epochs) // config.lr_step)
