@@ -33,11 +33,11 @@ from clear_mlflow.learning.samples.decoded import (
     normalise,
 )
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.training.bucket_tests import WithinBucketTests
 from clear_mlflow.learning.training.costs import stored_bytes
 from clear_mlflow.learning.training.interval import OFF
 from clear_mlflow.learning.training.limits import build_limiter, check_memory
 from clear_mlflow.learning.training.trainer import Trainer
-from clear_mlflow.learning.training.within_bucket import WithinBucketTests
 
 # Images in one testing step, if there is room for them. On a CPU the activations of more no longer
 # fit its cache.

@@ -158,7 +158,9 @@ def test_what_layers_draw_is_new_in_each_epoch_of_each_bucket():
     trainer = descent_on(model, settings)[0]
     for position in range(2):
         hooks = Drawing(settings, None, model, Naive.Arguments())
-        trainer.train_bucket(Samples(images, torch.arange(8) % 3), position=position, hooks=hooks)
+        trainer.train_bucket(
+            Samples(images, torch.arange(8) % 3), position=position, strategy=hooks
+        )
     assert len({tuple(numbers) for numbers in masks}) == 6
 
 

@@ -25,6 +25,7 @@ from clear_mlflow.learning.samples.photos import SampleIndices, whole_bucket
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
+from clear_mlflow.learning.training.limits import StreamClock
 
 COUNTS = (29, 33, 31)
 WAITING = ("gdumb", "joint", "ncm", "slda")

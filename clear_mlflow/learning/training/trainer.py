@@ -19,10 +19,10 @@ from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
+from clear_mlflow.learning.training.bucket_tests import WithinBucketTests
 from clear_mlflow.learning.training.costs import CostMeter
 from clear_mlflow.learning.training.limits import Limiter
 from clear_mlflow.learning.training.loss_curve import FetchedTensor, LossCurve
-from clear_mlflow.learning.training.within_bucket import WithinBucketTests
 
 # Of the loss in float16: with a smaller scale, only gradients above 2e9 would not fit.
 _LEAST_SCALE = 2.0**-15
