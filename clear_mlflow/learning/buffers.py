@@ -44,9 +44,9 @@ class Buffer(ABC):
         labels: NDArray[np.int64],
         indices: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64]:
-        """Let a bucket's images compete, all of them or those at *indices*.
+        """Let a bucket's images compete for the buffer, all of them or those at *indices*.
 
-        Returns what is kept, as indices into the images before followed by those of the bucket.
+        Returns the kept images as indices into the images before followed by those of the bucket.
         """
         arriving = whole_bucket(position, len(labels))
         if indices is not None:
@@ -58,12 +58,12 @@ class Buffer(ABC):
         return kept
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run continues with."""
+        """Return the state from which a resumed run continues."""
         picks = {"bucket": self.picks.bucket, "index": self.picks.index, "labels": self.labels}
         return picks | {name: getattr(self, name) for name in self.counted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
+        """Continue from what :meth:`state_dict` returned."""
         self.picks = SampleIndices(state["bucket"], state["index"])
         self.labels = state["labels"]
         for name in self.counted:
@@ -71,7 +71,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        """What :meth:`offer` returns, while :attr:`picks` and :attr:`labels` are as before."""
+        """Return the indices that :meth:`offer` returns. :attr:`picks` is still unchanged."""
 
 
 class Reservoir(Buffer):
@@ -299,7 +299,7 @@ BUFFERS: dict[str, type[Buffer]] = {
 
 @dataclass(frozen=True)
 class BufferArguments:
-    """Which images a strategy keeps: arguments of all strategies that let one choose."""
+    """Arguments that choose a buffer, for all strategies with a choice of buffers."""
 
     buffer: str = "class_balanced"  # of BUFFERS
     alpha: str = NONE
@@ -315,7 +315,7 @@ class BufferArguments:
 
 
 def load_buffer(name: str) -> type[Buffer]:
-    """The class of a buffer; raises ConfigError where there is none of that name."""
+    """Return the class of a buffer. Raises ConfigError if no buffer has that name."""
     if name not in BUFFERS:
         raise ConfigError(
             f"unknown buffer {name!r} in strategy_args; known are {', '.join(BUFFERS)}"

@@ -54,7 +54,10 @@ class SavedTraining:
 
 
 def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
-    """Everything that decides how a training continues; StateError where it cannot be kept."""
+    """Return everything that decides how a training continues.
+
+    Raises StateError if an attribute of the strategy cannot be stored.
+    """
     tensors: dict[str, Tensor] = {}
     description = {
         "trained": [name for name, weight in model.named_parameters() if weight.requires_grad],
@@ -173,7 +176,7 @@ def _packed(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unpacked(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What :func:`_packed` described; its tensors lie on the CPU."""
+    """Return the value that :func:`_packed` described, with its tensors on the CPU."""
     with _report_damage("is damaged"):
         if isinstance(node, list):
             return [_unpacked(part, tensors) for part in node]
@@ -190,7 +193,7 @@ def _unpacked(node: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU, none in the memory of another; copied only where they have to be."""
+    """Return tensors on the CPU that share no memory. Copies only where needed."""
     found, held = {}, set()
     for name, tensor in tensors.items():
         content = tensor.cpu().contiguous()

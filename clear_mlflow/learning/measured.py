@@ -105,5 +105,5 @@ class Training(Protocol):
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:
-        """Rows as they are measured; a resumed training first repeats the last one."""
+        """Yield rows as they are measured. A resumed training repeats the last one first."""
         ...

@@ -1,4 +1,4 @@
-"""Telling people how far a training is: bars on a terminal, one line per bucket elsewhere."""
+"""Show the progress of a training: bars on a terminal, one line per bucket elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_POINTS = 5.0
 
 
 class TrainingProgress:
-    """What a training reports; this one shows nothing. Entered when it begins, left at its end."""
+    """Receives what a training reports, and shows nothing. Used as a context manager."""
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -29,32 +29,32 @@ class TrainingProgress:
         """Leave the terminal as it was."""
 
     def downloading(self, what: str, done: int, total: int | None) -> None:
-        """*what* is done to *done* of *total* bytes; 0 of 0 is mere news."""
+        """Show a download: *done* of *total* bytes. With 0 of 0, *what* is only a line of text."""
 
     def images_decoded(self, done: int, total: int) -> None:
-        """*done* of the *total* images that are needed next are decoded."""
+        """Show how many of the images that are needed next are decoded."""
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
-        """Training on the bucket at *position* (from 0) begins."""
+        """Note that training on the bucket at *position* (from 0) begins."""
 
     def steps_planned(self, num_steps: int) -> None:
-        """The bucket takes *num_steps* optimiser steps. Not called where it takes none."""
+        """Note the number of optimiser steps of the bucket. Not called if it takes none."""
 
     def step_done(self) -> None:
-        """One optimiser step was issued. Called in the innermost loop."""
+        """Count an optimiser step. Called in the innermost loop."""
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """The loss over some steps is known; a while after the last of them, on a GPU."""
+        """Note the loss over some steps. On a GPU, it arrives some time after these steps."""
 
     def test_done(self, test: AnytimeRow) -> None:
-        """The model was tested on all buckets, inside of one."""
+        """Note a test on all buckets within the training of a bucket."""
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """The model was tested on all buckets."""
+        """Note a test on all buckets after training on a bucket."""
 
 
 class LineProgress(TrainingProgress):
-    """One line on *stream* for every bucket, and nothing else: made for logs."""
+    """Writes one line per bucket to *stream*, for log files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -63,13 +63,13 @@ class LineProgress(TrainingProgress):
         self._downloading = ""
 
     def downloading(self, what: str, done: int, total: int | None) -> None:
-        """A line for each step of a download."""
+        """Write a line when another download begins."""
         if what != self._downloading:
             self._write(what)
         self._downloading = what
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
-        """Take the time."""
+        """Start the clock of the bucket."""
         self._started = time.perf_counter()
         self._losses.clear()
 
@@ -78,7 +78,7 @@ class LineProgress(TrainingProgress):
         self._losses.append(point.loss)
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Write the bucket's line; the untrained model's row has none."""
+        """Write the line of the bucket, but none for the untrained model."""
         if row.row > 0:
             seconds = time.perf_counter() - self._started
             head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
@@ -91,7 +91,7 @@ class LineProgress(TrainingProgress):
 
 
 class CollectingProgress(TrainingProgress):
-    """Shows what *shown* does, and keeps the curve, handed over at most once in some seconds."""
+    """Forwards to *shown*, and collects the curve, which it reports every few seconds."""
 
     def __init__(self, shown: TrainingProgress, on_curve: OnCurve, on_test: OnTest) -> None:
         for name in ("bucket_started", "steps_planned", "step_done"):
@@ -101,23 +101,23 @@ class CollectingProgress(TrainingProgress):
         self._handed_at = time.monotonic()
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """Keep it, too."""
+        """Forward and collect a point of the curve."""
         self._shown.curve_measured(point)
         self._points.append(point)
         if time.monotonic() - self._handed_at >= _SECONDS_BETWEEN_POINTS:
             self._on_curve(self.take())
 
     def test_done(self, test: AnytimeRow) -> None:
-        """Hand it on, too."""
+        """Forward and report a test."""
         self._shown.test_done(test)
         self._on_test(test)
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Show it."""
+        """Forward a row."""
         self._shown.row_measured(row)
 
     def take(self) -> tuple[CurvePoint, ...]:
-        """What was kept, once."""
+        """Return the collected points, and forget them."""
         points, self._points = tuple(self._points), []
         self._handed_at = time.monotonic()
         return points
@@ -178,7 +178,7 @@ class TerminalProgress(TrainingProgress):
         self._bars.reset(self._step_bar, description=self._bucket, total=None, visible=True)
 
     def steps_planned(self, num_steps: int) -> None:
-        """Give the lower bar its length."""
+        """Set the length of the lower bar."""
         self._bars.update(self._step_bar, total=num_steps)
 
     def step_done(self) -> None:
@@ -186,13 +186,13 @@ class TerminalProgress(TrainingProgress):
         self._bars.advance(self._step_bar)
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """Show the loss beside the lower bar."""
+        """Show the loss next to the lower bar."""
         self._losses.append(point.loss)
         shown = " · ".join([self._bucket, *_mean_loss(self._losses)])
         self._bars.update(self._step_bar, description=shown)
 
     def row_measured(self, row: AccuracyRow) -> None:
-        """Show the accuracies beside the upper bar."""
+        """Show the accuracies next to the upper bar."""
         self._bars.update(
             self._stream_bar,
             description=" · ".join(["stream", *accuracies(row)]),
@@ -207,19 +207,19 @@ class TerminalProgress(TrainingProgress):
 
 
 def progress_for(stream: TextIO | None) -> TrainingProgress:
-    """Return bars if *stream* can show them, else lines; nothing if there is no stream."""
+    """Return bars if *stream* can show them, else lines. Without a stream, shows nothing."""
     if stream is None:
         return TrainingProgress()
     return TerminalProgress(stream) if can_show_bars(stream) else LineProgress(stream)
 
 
 def can_show_bars(stream: TextIO) -> bool:
-    """Whether *stream* is a terminal that can move its cursor."""
+    """Return True if *stream* is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def accuracies(row: AccuracyRow) -> list[str]:
-    """What a row says at a glance, for people; the first bucket has no past.
+    """Return a row's mean accuracies as texts for people. The first bucket has no past buckets.
 
     >>> accuracies(AccuracyRow(2, ("a", "b", "c"), (5, 9, 1), (10, 10, 10)))
     ['on itself 90.0 %', 'on past buckets 50.0 %']
@@ -232,7 +232,7 @@ def accuracies(row: AccuracyRow) -> list[str]:
 
 
 def _mean_loss(losses: Collection[float]) -> list[str]:
-    """For people; nothing where no step was taken."""
+    """Return the mean loss as a text for people, or nothing if no step was taken."""
     return [f"loss {sum(losses) / len(losses):.3g}"] if losses else []
 
 

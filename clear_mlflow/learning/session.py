@@ -194,7 +194,7 @@ class StreamTraining:
     def rows(
         self, on_curve: OnCurve = ignore, on_test: OnTest = ignore, on_state: OnState = ignore
     ) -> Iterator[MeasuredRow]:
-        """Train, and give each row as soon as it is measured."""
+        """Train, and yield each row as soon as it is measured."""
         arithmetic = tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, cudnn_benchmark(), self.progress as shown:
             if self.group.rank > 0:
@@ -216,7 +216,7 @@ class StreamTraining:
                 on_its_way = self._hand_over_state(trained, measured.predictions, on_state)
 
     def measured(self, trained: TrainedBucket) -> MeasuredRow:
-        """A row, with those files of it that the configuration keeps."""
+        """Return a row with the files that the configuration asks for."""
         predictions = None
         if self._evaluation_set is not None:
             predictions = RowPredictions(
@@ -234,7 +234,7 @@ class StreamTraining:
     def _hand_over_state(
         self, trained: TrainedBucket, predictions: bytes | None, on_state: OnState
     ) -> list[Future[None]]:
-        """Copy what training is resumed from; make its file on a thread, as training continues."""
+        """Copy the training state, and write its file in a thread while training continues."""
         row, config = trained.row, self.config
         is_last = row.row == len(row.buckets)
         if trained.snapshot is None or is_last or self.group.rank > 0 or config.resumable == "off":
@@ -262,7 +262,7 @@ class StreamTraining:
         return kept is None or row.row in kept
 
     def _saved(self) -> SavedTraining | None:
-        """What to resume from, the same in all processes."""
+        """Return the state to resume from, the same in all processes, or None."""
         content = self.group.broadcast(None if self.saved is None else self.saved.read_bytes())
         if content is None:
             return None
@@ -277,7 +277,7 @@ class StreamTraining:
         return saved
 
     def _again(self, saved: SavedTraining, stream: TrainingStream) -> MeasuredRow:
-        """The row that training resumes from, and its files, as they were measured."""
+        """Return the row from which training resumes, with its files as they were measured."""
         if self.group.rank > 0:
             return MeasuredRow(saved.row)
         model = None
@@ -287,7 +287,7 @@ class StreamTraining:
         return MeasuredRow(saved.row, saved.predictions, model)
 
     def _model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
-        """The weights, and what they are of: enough to build the model again and to ask it."""
+        """Return the file of the weights, with a description to build the model from."""
         config = self.config
         tensors = apart(state)  # weights may be tied
         if load_strategy(config.strategy).makes_its_model():

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SynchronizedBatchNorm(_BatchNorm):
-    """Batch normalisation with the mean and variance of all processes' images, in training alone.
+    """Batch normalisation with the mean and variance of all processes' images, in training only.
 
     Source:
         Chan et al., Updating Formulae and a Pairwise Algorithm for Computing Sample Variances,
@@ -26,7 +26,10 @@ class SynchronizedBatchNorm(_BatchNorm):
 
     @classmethod
     def convert(cls, module: nn.Module) -> nn.Module:
-        """Replace all layers of batch normalisation in a module; gives it, or its replacement."""
+        """Replace all layers of batch normalisation in a module.
+
+        Returns the module, or its replacement if it is such a layer itself.
+        """
         if isinstance(module, _BatchNorm):
             layer = cls(
                 module.num_features,
@@ -46,7 +49,7 @@ class SynchronizedBatchNorm(_BatchNorm):
         return module
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name of the method replaced)
-        """(N, C, ...) to the same; N may be 0 here as long as another process has images."""
+        """Normalise (N, C, ...). N may be 0 here if another process has images."""
         if not (self.training or self.running_mean is None):
             return super().forward(input)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)

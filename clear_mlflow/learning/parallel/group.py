@@ -39,13 +39,15 @@ _PEER_GONE = (
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process is number *rank* of *size*; of one alone, every method does nothing."""
+    """This process is number *rank* of *size*. With one process, every method does nothing."""
 
     rank: int = 0
     size: int = 1
 
     def share(self, start: int, stop: int) -> tuple[int, int]:
-        """This process's part of a range; the parts differ by at most one, and some may be empty.
+        """Return this process's part of a range.
+
+        The sizes of the parts differ by at most one, and some may be empty.
 
         >>> [ProcessGroup(rank, 3).share(10, 17) for rank in range(3)]
         [(10, 12), (12, 14), (14, 17)]
@@ -60,7 +62,10 @@ class ProcessGroup:
         return numbers
 
     def all_gather(self, part: Tensor, start: int, total: int) -> Tensor:
-        """(total, ...), on all processes, of which each has a part, (n, ...), from *start* on."""
+        """Return the rows of all processes, (total, ...), in each process.
+
+        part: this process's rows, (n, ...), which begin at *start*.
+        """
         if self.size == 1:
             return part
         whole = part.new_zeros((total, *part.shape[1:]))
@@ -68,7 +73,7 @@ class ProcessGroup:
         return self.all_reduce(whole)  # each place has one term that may not be 0: exact
 
     def broadcast(self, content: bytes | None) -> bytes | None:
-        """What the first process has, in all of them; what others give is not looked at."""
+        """Return the first process's *content* in all processes. That of the others is ignored."""
         if self.size == 1:
             return content
         where = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -84,11 +89,11 @@ class ProcessGroup:
         return whole.cpu().numpy().tobytes()
 
     def weight(self, part: int, whole: int) -> float:
-        """What the mean over *part* images of the *whole* batch counts in the mean over all."""
+        """Return the weight of a mean over *part* images in the mean over the *whole* batch."""
         return part * self.size / whole
 
     def wrap_ddp(self, model: nn.Module) -> nn.Module:
-        """The model as a step has to call it: the gradients that follow are averages over all."""
+        """Return the model for steps, whose gradients are then averaged over processes."""
         if self.size == 1:
             return model
         with warnings.catch_warnings():
@@ -98,7 +103,7 @@ class ProcessGroup:
             return DistributedDataParallel(model, broadcast_buffers=False)
 
     def synchronize(self, model: nn.Module) -> nn.Module:
-        """Have batch normalisation see the whole batch instead of this process's share."""
+        """Make batch normalisation use the complete batch instead of this process's share."""
         return model if self.size == 1 else SynchronizedBatchNorm.convert(model)
 
 
@@ -106,7 +111,10 @@ ALONE = ProcessGroup()
 
 
 def check_devices(place: DistributedEnv, device: str, *, one_each: bool = False) -> None:
-    """Raise ConfigError unless each process here has a GPU; Slurm may show it that one alone."""
+    """Raise ConfigError unless each process of this machine has a GPU.
+
+    one_each: accept a single visible GPU per process, as Slurm may set it up.
+    """
     if device != "cuda":
         return
     present = torch.cuda.device_count()
@@ -125,7 +133,10 @@ def _too_few_gpus(processes: int, present: int) -> ConfigError:
 def process_group(
     place: DistributedEnv, device: str, *, precision: str = "off"
 ) -> Iterator[ProcessGroup]:
-    """Meet the others, over gloo or NCCL; ConfigError where GPUs or precisions do not fit."""
+    """Connect all processes by gloo or NCCL.
+
+    Raises ConfigError if GPUs are too few, or if the processes choose different precisions.
+    """
     if place.size == 1:
         yield ALONE
         return
@@ -138,7 +149,7 @@ def process_group(
         store, _, _ = next(rendezvous("env://", timeout=WAIT))
 
         def all_say(what: str, own: str) -> list[str]:
-            """What each process says, by rank; waits until all have said it."""
+            """Return the text of each process by rank, after all have sent theirs."""
             store.set(f"{what}/{place.rank}", own)
             return [store.get(f"{what}/{rank}").decode() for rank in range(place.size)]
 

@@ -1,4 +1,4 @@
-"""What a strategy is, and how one is found by its name."""
+"""The base class of strategies, and how a strategy is loaded by its name."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ _GIVEN = frozenset({"config", "stream", "model", "arguments", "group"})
 
 
 class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
-    """What a learner does against forgetting; one object lives through one run.
+    """A method against forgetting. One object is used for one run.
 
-    Every hook has a default, and all defaults together train on the new bucket and nothing else.
-    A strategy overrides what makes it what it is. The hooks, in the order in which they are called:
+    Every hook has a default. Together, the defaults train on the new bucket only. A strategy
+    overrides the hooks in which it differs. They are called in this order:
 
     - :meth:`build_model` and :meth:`setup`, once;
-    - for each bucket :meth:`learn`, which by default descends the gradient on
+    - for each bucket :meth:`learn`, which by default takes optimiser steps on
       :meth:`training_set`, and then :meth:`after_bucket`;
-    - within the descent :meth:`begin_epoch` and :meth:`rehearsal`, and for each step :meth:`loss`
+    - in each epoch :meth:`begin_epoch` and :meth:`rehearsal`, and for each step :meth:`loss`
       (by :meth:`share_of_loss`), :meth:`before_step` and :meth:`after_step`.
 
     Nothing in a step may make the host wait for the device (``.item()``, ``if tensor:``).
 
     Args:
         config: the run's parameters.
-        stream: what is trained on. A strategy that asks it only for the bucket that the loop is at
-            learns from the past alone.
-        model: what is trained, as :meth:`build_model` made it.
-        arguments: the strategy's own numbers, an instance of :attr:`Arguments`.
+        stream: the training data. A strategy that reads only the current bucket learns without
+            access to past data.
+        model: the model to train, from :meth:`build_model` or the parameters.
+        arguments: the strategy's arguments, an instance of :attr:`Arguments`.
     """
 
     @dataclass(frozen=True)
     class Arguments:
-        """What ``strategy_args`` may set: fields with defaults; see :func:`parse_arguments`."""
+        """Arguments that ``strategy_args`` may set: fields with defaults."""
 
     needs_memory: ClassVar[bool] = False  # a buffer, so that memory 0 makes no sense
     needs_features: ClassVar[bool] = False  # stored features in the place of images
@@ -84,16 +84,15 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         self.setup()
 
     def setup(self) -> None:
-        """Make what it keeps: all that it was given is in its attributes."""
+        """Create the strategy's state. The constructor's arguments are attributes already."""
         return
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run continues with: the attributes in :attr:`keeps`, by their names.
+        """Return the attributes in :attr:`keeps` by name, from which a resumed run continues.
 
-        Of one that has a ``state_dict`` itself, that; of a dataclass that :meth:`setup` makes, its
-        fields. To be overridden, with
-        :meth:`load_state_dict`, for what is no tensor, array, number, text, or list, tuple or
-        dictionary of these.
+        An attribute with a ``state_dict`` is replaced by it, and a dataclass from :meth:`setup` by
+        its fields. Override this and :meth:`load_state_dict` for values other than tensors,
+        arrays, numbers, texts, and lists, tuples or dictionaries of these.
 
         Raises:
             StateError: an attribute is in neither ``keeps`` nor ``scratch``, or is the model's own.
@@ -122,10 +121,10 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave, in a strategy that was just built.
+        """Continue from what :meth:`state_dict` returned, in a strategy that was just built.
 
         Args:
-            state: its tensors lie on the CPU, and go to the stream's device; arrays stay.
+            state: tensors are on the CPU, and are moved to the stream's device.
         """
         if state.keys() != set(self.keeps):
             raise StateError(
@@ -148,22 +147,22 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 setattr(self, name, _placed(value, self.stream.device))
 
     def num_kept_images(self, position: int) -> int:
-        """How many of the stream's images it keeps once the bucket at *position* is done."""
+        """Return the number of images that are kept after the bucket at *position*."""
         return 0
 
     @classmethod
     def epochs(cls, config: TrainConfig, arguments: Any) -> int:
-        """How many passes over :meth:`training_set` :meth:`learn` makes in each bucket."""
+        """Return how many epochs :meth:`learn` trains on :meth:`training_set` per bucket."""
         return config.epochs
 
     @classmethod
     def build_model(cls, config: TrainConfig, stream: TrainingStream) -> nn.Module | None:
-        """A model of the strategy's own making; None for the one that the parameters name."""
+        """Return the strategy's own model, or None for the model that the parameters name."""
         return None
 
     @classmethod
     def makes_its_model(cls) -> bool:
-        """Whether :meth:`build_model` is the strategy's own."""
+        """Return True if the strategy overrides :meth:`build_model`."""
         return cls.build_model.__func__ is not Strategy.build_model.__func__  # type: ignore[attr-defined]
 
     def learn(self, position: int, trainer: Trainer) -> None:
@@ -171,46 +170,46 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         trainer.train_bucket(self.training_set(position), position=position, strategy=self)
 
     def training_set(self, position: int) -> Samples:
-        """What an epoch goes through while the stream is at a bucket: by default its own images."""
+        """Return the training images of an epoch, by default those of the bucket."""
         return self.stream.train(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """An epoch of *num_steps* steps begins."""
+        """Prepare for an epoch of *num_steps* steps."""
         return
 
     def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
-        """What each step of an epoch takes beside its batch, as ``batch.rehearsed``.
+        """Return the additional batches of each step of an epoch, for ``batch.rehearsed``.
 
-        Every step takes as many batches, each of the same size from step to step: what computes
-        them may be compiled for it.
+        Every step must have the same number of batches, with the same sizes, since the model may
+        be compiled for them.
 
         Args:
-            position: of the bucket.
-            epoch: within it, from 0.
-            num_steps: how many steps there are, and how many times something is to be given.
+            position: index of the bucket.
+            epoch: index of the epoch within the bucket.
+            num_steps: number of steps, and of results.
         """
         return itertools.repeat((), num_steps)
 
     def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """What a step descends: a scalar, mean over the batch.
+        """Return the loss of a step: a scalar, the mean over the batch.
 
         Args:
-            forward: the model, in training mode, as it has to be called in a step: it may be
-                compiled or spread over devices.
+            forward: the model in training mode. Call this instead of the model: it may be compiled
+                or distributed over devices.
             batch: part of the training set.
         """
         return self.criterion(forward(batch.inputs), batch.labels)
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """What this process adds: the mean over all processes is the loss of the whole batch.
+        """Return this process's share of the loss. The mean over processes is the batch's loss.
 
-        By default :meth:`loss`, weighted as this process's share of the batch is. To be overridden
-        where a loss has means over other images, too; each is a :func:`share_of_mean` then.
+        By default, this is :meth:`loss` weighted by the share of the batch. Override it if the loss
+        contains means over other images, each computed by :func:`share_of_mean`.
 
         Args:
-            forward: see :meth:`loss`. It is called once, whatever the share: processes wait for
-                each other's gradients.
-            batch: this process's share of it, which may be empty.
+            forward: see :meth:`loss`. Call it exactly once, even for an empty share: processes wait
+                for each other's gradients.
+            batch: this process's share of the batch, which may be empty.
         """
         if len(batch.labels) == 0:
             return forward(batch.inputs).float().sum() * 0  # what the mean of nothing adds
@@ -218,24 +217,24 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return loss if self.group.size == 1 else loss * batch.weight
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy, with the run's label smoothing."""
+        """Return the cross-entropy with the run's label smoothing."""
         return cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
 
     def before_step(self) -> None:
-        """The gradients of the loss are there, and the optimiser has not yet used them."""
+        """Change gradients after they are computed and before the optimiser uses them."""
         return
 
     def after_step(self) -> None:
-        """The optimiser has changed the weights."""
+        """Run after the optimiser has changed the weights."""
         return
 
     def after_bucket(self, position: int) -> None:
-        """What is left to do once a bucket is trained on, before its row is measured."""
+        """Run after training on a bucket, before its row is measured."""
         return
 
 
 def _placed(value: Any, device: torch.device) -> Any:
-    """A value with all tensors in it on a device."""
+    """Return a value with all its tensors moved to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, (list, tuple)):
@@ -248,7 +247,10 @@ def _placed(value: Any, device: torch.device) -> Any:
 def share_of_mean(
     batch: Batch, logits: Tensor, mean: Callable[[Tensor, Tensor], Tensor], target: Tensor
 ) -> Tensor:
-    """What a share, maybe empty, adds to a mean of (logits, target) over the whole batch."""
+    """Return a share's term of the mean of (logits, target) over the batch.
+
+    The share may be empty.
+    """
     if len(batch.labels) == 0:
         return logits.float().sum() * 0  # the other processes wait for this one's gradients
     return mean(logits, target) * batch.weight

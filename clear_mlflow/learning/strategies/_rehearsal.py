@@ -1,4 +1,4 @@
-"""Rehearsal: batches from a buffer, beside those of the bucket that is trained on."""
+"""Rehearsal: batches from a buffer, in addition to those of the current bucket."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class RehearsalStrategy(Strategy):
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """Of images, in a step."""
+        """The type of images in a step."""
         return input_dtype(self.model, self.config.precision)
 
     def num_kept_images(self, position: int) -> int:
-        """Those of the buffer."""
+        """Return the number of images in the buffer."""
         return len(self._buffer)
 
     def training_set(self, position: int) -> Samples:
-        """The bucket's own images; the buffer's are fetched, too."""
+        """Return the bucket's own images, and load those of the buffer."""
         if len(self._buffer):
             self._held = self.stream.select(self._buffer.picks)
         return self.stream.train(position)
 
     def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
-        """The epoch's batches from the buffer, one for each step."""
+        """Return the epoch's batches from the buffer, one per step."""
         if self._held is None:
             return super().rehearsal(position, epoch, num_steps)
         where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
@@ -70,7 +70,7 @@ def rehearsal_batches(
     group: ProcessGroup = ALONE,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
-    """A batch of a buffer for each step; all of it is used before it is shuffled anew."""
+    """Return a batch of the buffer per step. The buffer is used up before it is shuffled again."""
     draws = generator(config.seed, RngPurpose.MEMORY, *where)
     count = len(held)
     size = count if config.batch_size == "full" else min(config.batch_size, count)
@@ -88,6 +88,6 @@ def rehearsal_batches(
 
 
 def joint_logits(forward: Callable[[Tensor], Tensor], *parts: Batch) -> Sequence[Tensor]:
-    """Logits of batches that pass as one: that costs less, and normalisation sees the mix."""
+    """Return the logits of batches that pass together, so that normalisation sees the mixture."""
     joined = torch.cat([part.inputs for part in parts])
     return torch.split(forward(joined), [len(part.labels) for part in parts])

@@ -1,4 +1,4 @@
-"""What strategies in closed form count: class means, in 64-bit floats, and a head set from them."""
+"""Strategies in closed form: class means in 64-bit floats, and a head that is set from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS = 1024
 
 
 class ClosedFormStrategy(Strategy):
-    """Counts each bucket's features once and sets a linear head from it; no gradient descends."""
+    """Reads each bucket's features once and sets a linear head, without optimiser steps."""
 
     needs_features = True
     several_processes = True
@@ -26,7 +26,7 @@ class ClosedFormStrategy(Strategy):
     scratch = ("_head",)
 
     def setup(self) -> None:
-        """The head, and the running mean of each class that it is set from."""
+        """Create the running mean of each class, from which the head is set."""
         self._head = cast("nn.Linear", self.model)
         shape, device = self._head.weight.shape, self.stream.device
         self._means = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -34,11 +34,11 @@ class ClosedFormStrategy(Strategy):
 
     @classmethod
     def bucket_flops(cls, *, images: int, width: int, classes: int) -> int:
-        """What a bucket takes: differences to the means and their sums, and the means moved."""
+        """Return the FLOPs of a bucket: differences to the means, their sums, and new means."""
         return 2 * images * width + 2 * classes * width
 
     def pass_over(self, position: int, trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
-        """The bucket's features and labels, some rows at a time; the whole pass is counted."""
+        """Yield the bucket's features and labels in blocks, and count the costs of the pass."""
         count, (classes, width) = self.stream.train_counts[position], self._means.shape
         trainer.costs.flops += self.bucket_flops(images=count, width=width, classes=classes)
         trainer.costs.images_in_steps += count
@@ -56,7 +56,7 @@ class ClosedFormStrategy(Strategy):
 
 
 def rows_of(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features, (n, width), as 64-bit floats, and their labels, in order, some rows at a time."""
+    """Yield features, (n, width) as 64-bit floats, and their labels, block by block."""
     features = cast("Tensor", samples.images)
     for start in range(0, len(samples), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -64,7 +64,10 @@ def rows_of(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Te
 
 
 def set_head(head: nn.Linear, weight: Tensor, bias: Tensor, seen: Tensor) -> None:
-    """Set (classes, width) and (classes,), less what all share; never answer the unseen."""
+    """Set a head's weight, (classes, width), and bias, (classes,), relative to their means.
+
+    Classes that are not *seen* are never predicted.
+    """
     weight = torch.where(seen[:, None], weight - weight[seen].mean(dim=0), 0)
     never = torch.finfo(torch.float32).min  # a finite number: an infinite one would be a divergence
     bias = torch.where(seen, bias - bias[seen].mean(), never)

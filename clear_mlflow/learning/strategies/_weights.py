@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 def trained_weights(model: nn.Module) -> list[Tensor]:
-    """All weights that are not frozen, in the model's order."""
+    """Return all weights that are not frozen, in the model's order."""
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
 def gradients(weights: list[Tensor]) -> list[Tensor]:
-    """The gradients of *weights*, where the optimiser reads them; zeros where there is none."""
+    """Return the gradients of *weights* as the optimiser reads them, zeros if there are none."""
     found = []
     for weight in weights:
         if weight.grad is None:
@@ -22,20 +22,20 @@ def gradients(weights: list[Tensor]) -> list[Tensor]:
 
 
 def copied(weights: list[Tensor]) -> list[Tensor]:
-    """The weights as they are now."""
+    """Return copies of the weights."""
     return [weight.detach().clone() for weight in weights]
 
 
 @torch.no_grad()
 def pull(weights: list[Tensor], anchor: list[Tensor], stiffness: list[Tensor]) -> list[Tensor]:
-    """The gradient of half of ``sum(stiffness * (weight - anchor) ** 2)``, for each weight."""
+    """Return the gradient of ``sum(stiffness * (weight - anchor) ** 2) / 2`` for each weight."""
     displaced = torch._foreach_sub(weights, anchor)
     torch._foreach_mul_(displaced, stiffness)
     return list(displaced)
 
 
 def stiffness(importance: list[Tensor], strength: float, *, lr: float) -> list[Tensor]:
-    """Strength times importance, at most ``1 / lr``: one step takes a weight all the way back."""
+    """Return strength times importance, at most ``1 / lr``: a step then ends at the anchor."""
     held = torch._foreach_mul(importance, strength)
     torch._foreach_clamp_max_(held, 1 / lr)
     return list(held)

@@ -59,7 +59,7 @@ class Agem(RehearsalStrategy):
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """Of the batch that limits a step."""
+        """The type of images in the batch that limits a step."""
         return input_dtype(self.model, self._precision)
 
     def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
@@ -71,7 +71,7 @@ class Agem(RehearsalStrategy):
         return zip(rehearsal_batches(*where, group=self.group, dtype=self.input_dtype))
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """The loss of the bucket's batch; the buffer's limits the step, once there is one."""
+        """Return the loss of the bucket's batch, and keep the buffer's batch for before_step."""
         (self._reference,) = batch.rehearsed or (None,)
         return super().share_of_loss(forward, batch)
 

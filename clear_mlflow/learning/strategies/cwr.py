@@ -49,7 +49,7 @@ class Cwr(Strategy):
         return [part.detach() for part in get_head(self.model).parameters()]
 
     def learn(self, position: int, trainer: Trainer) -> None:
-        """Train the head anew; in the first bucket, the backbone with it."""
+        """Train the head again, and in the first bucket the backbone, too."""
         if position > 0:
             self.model.requires_grad_(False)
             get_head(self.model).requires_grad_(True)
@@ -60,7 +60,7 @@ class Cwr(Strategy):
         super().learn(position, trainer)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Hold still what is frozen."""
+        """Keep the frozen backbone in evaluation mode."""
         if position > 0:
             self.model.eval()
             get_head(self.model).train()

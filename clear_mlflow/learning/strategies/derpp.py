@@ -57,7 +57,7 @@ class Derpp(RehearsalStrategy):
     scratch = (*RehearsalStrategy.scratch, "_answers", "_has_answer", "_recording")
 
     def setup(self) -> None:
-        """Logits beside the buffer."""
+        """Create the buffer, and the logits of its images."""
         super().setup()
         logit_bytes = 4 * self.stream.num_classes
         self._buffer = build_buffer(self.config, self.stream, RESERVOIR, extra_bytes=logit_bytes)
@@ -68,7 +68,7 @@ class Derpp(RehearsalStrategy):
         self._recording = False
 
     def training_set(self, position: int) -> Samples:
-        """The bucket's own images, whose answers are to be recorded."""
+        """Return the bucket's own images, whose logits will be recorded."""
         self._answers = self._logits.new_zeros(
             self.stream.train_counts[position], self.stream.num_classes
         )
@@ -76,11 +76,11 @@ class Derpp(RehearsalStrategy):
         return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """In the last epoch, answers are stored; under a budget, which may end any, in all."""
+        """Record logits in the last epoch, and with a budget, which may end any, in all epochs."""
         self._recording = self.config.budget != "off" or epoch == self.config.epochs - 1
 
     def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
-        """The epoch's batches from the buffer, two for each step."""
+        """Return the epoch's batches from the buffer, two per step."""
         if self._held is None:
             return super().rehearsal(position, epoch, num_steps)
         where = (self._held, num_steps, self.config, self.stream.device, position, epoch)

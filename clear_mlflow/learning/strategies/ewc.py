@@ -120,7 +120,7 @@ class Ewc(Strategy):
         self._stiffness = stiffness(self._curvature, strength, lr=self.config.lr)
 
     def _fisher(self, position: int) -> list[Tensor]:
-        """The diagonal Fisher information; processes add up their shares, so all have the same."""
+        """Return the diagonal Fisher information, summed over the shares of all processes."""
         samples = self.stream.train(position)
         draws = [generator(self.config.seed, RngPurpose.FISHER, position, n) for n in (0, 2)]
         order = torch.randperm(len(samples), generator=draws[0])[: self.arguments.images or None]
@@ -139,7 +139,7 @@ class Ewc(Strategy):
         return [self.group.all_reduce(of_weight) for of_weight in fisher]
 
     def _add_fisher(self, fisher: list[Tensor], batch: Batch, images: int, at_once: int) -> None:
-        """Add what a batch has in the mean over so many images."""
+        """Add a batch's term of the mean over *images* images."""
         labels, share = self._labels(batch)
         share = share / images
         for start in range(0, labels.shape[1], at_once):  # all at once, but for huge models
@@ -157,14 +157,14 @@ class Ewc(Strategy):
 
     @torch.no_grad()
     def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Which labels' likelihoods to differentiate: (B, K) labels, (B, K) how each counts."""
+        """Return labels to differentiate the likelihoods of, (B, K), and weights, (B, K)."""
         answers = self.model(batch.inputs).float().softmax(dim=1)
         labels = torch.arange(answers.shape[1], device=answers.device)
         return labels.expand(len(answers), -1), answers
 
 
 def gradients_at_once(size: int, device: torch.device) -> int:
-    """How many gradients of so many numbers a device computes together."""
+    """Return how many gradients of *size* numbers a device computes together."""
     largest = _LARGEST_GRADIENTS
     if device.type == "cuda":
         largest = max(largest, free_memory(device) // _OF_FREE_BYTES)

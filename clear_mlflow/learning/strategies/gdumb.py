@@ -72,14 +72,14 @@ class Gdumb(Strategy):
         self._buffer = build_buffer(self.config, self.stream, self.arguments, buffer_class)
 
     def learn(self, position: int, trainer: Trainer) -> None:
-        """Sample the bucket, then train on the memory: a fresh model, but for the authors."""
+        """Sample the bucket, then train a model on the memory, by default a fresh one."""
         self._buffer.offer(position, self.stream.labels(position))
         if position > 0 and self.arguments.update == "paper":
             trainer.restart(fresh_model(self.stream, self.config, position))
         super().learn(position, trainer)
 
     def num_kept_images(self, position: int) -> int:
-        """Those of the buffer."""
+        """Return the number of images in the buffer."""
         return len(self._buffer)
 
     def training_set(self, position: int) -> Samples:

@@ -56,14 +56,14 @@ class Lwf(Strategy):
         self._old: nn.Module | None = None  # of the bucket in training
 
     def learn(self, position: int, trainer: Trainer) -> None:
-        """Train with the model as it is now for a teacher; on the first bucket, without one."""
+        """Train with the current model as the teacher, and on the first bucket without one."""
         if position > 0:
             self._old = copy.deepcopy(self.model).eval().requires_grad_(False)
         super().learn(position, trainer)
         self._old = None
 
     def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Cross-entropy, and the distance to what the old model answers."""
+        """Return the cross-entropy plus the distance to the predictions of the old model."""
         logits = forward(batch.inputs)
         learning = self.criterion(logits, batch.labels)
         if self._old is None:

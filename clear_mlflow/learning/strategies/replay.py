@@ -53,7 +53,7 @@ class Replay(RehearsalStrategy):
         return self.stream.select(join_indices(new, self._buffer.picks))
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """The mean over the bucket's batch and the buffer's; this process's share of it."""
+        """Return this process's share of the mean over the batches of bucket and buffer."""
         if not batch.rehearsed:
             return super().share_of_loss(forward, batch)
         (old,) = batch.rehearsed

@@ -76,7 +76,7 @@ class Slda(ClosedFormStrategy):
         set_head(self._head, weight, -(weight * means).sum(dim=1) / 2, counts > 0)
 
     def _add_scatter(self, features: Tensor, labels: Tensor) -> None:
-        """The updates of many images at once; a running sum gives the mean before each."""
+        """Add the updates of many images at once, by running sums of the means before each."""
         means, counts = self._means, self._counts
         order = torch.argsort(labels, stable=True)
         of_class = labels[order]

@@ -98,7 +98,7 @@ class CostMeter:
 
     @contextmanager
     def count(self) -> Iterator[None]:
-        """Count the FLOPs of what runs, and add them to the bucket's."""
+        """Count the FLOPs of the block, and add them to those of the bucket."""
         with FlopCounter() as counter:
             yield
         total = counter.flops
@@ -107,7 +107,7 @@ class CostMeter:
         self.flops += total
 
     def end_training(self) -> None:
-        """End the training of a bucket; its row's test follows."""
+        """End the measurement of a bucket's training, before the test of its row."""
         self._seconds = self._read_clock() - self._start
         is_cuda = self._device.type == "cuda"
         seconds = self._seconds if is_cuda else time.process_time() - self._cpu_start

@@ -180,7 +180,7 @@ class Trainer:
         return loss.detach()
 
     def _unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Turn gradients into those of the loss itself; the scaler notes if all are finite."""
+        """Unscale the gradients. The scaler records whether all are finite."""
         self._scaler.unscale_(optimizer)
         for group in optimizer.param_groups:
             for weight in group["params"]:
