@@ -36,10 +36,13 @@ def parse_arguments(
     for name, value in values.items():
         if name not in names or value == "":
             text = f"{name}={value}" if value != "" else name
-            valid_names = f"known are {', '.join(names)}" if names else "it takes none"
+            expected = (
+                f"expected {', '.join(names)}, in the form name=value,name=value"
+                if names
+                else "it takes none"
+            )
             raise ConfigError(
-                f"{parameter} contains {text!r}, which is not an argument of {owner}; "
-                f"{valid_names}, in the form name=value,name=value"
+                f"{parameter} contains {text!r}, which is not an argument of {owner}; {expected}"
             )
         parsed[name] = value
         if isinstance(value, str):

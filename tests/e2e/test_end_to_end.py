@@ -268,7 +268,10 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
         (["--dataset", "folder"], "needs its folder"),
         (["--dataset", "clear10", "--data-root", "nowhere"], "nowhere"),
         (["--config", "nowhere.json"], "nowhere.json"),
-        (["--strategy", "naive", "--strategy-args", "lambda=1"], "no argument of strategy naive"),
+        (
+            ["--strategy", "naive", "--strategy-args", "lambda=1"],
+            "not an argument of strategy naive",
+        ),
         (["--strategy", "nowhere:Missing"], "cannot be loaded"),
         (
             ["--features", "pixels", "--model", "resnet18"],

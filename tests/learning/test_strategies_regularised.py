@@ -105,7 +105,7 @@ def test_a_strength_of_nothing_is_naive(tmp_path, name):
         (
             "ewc",
             "lambda=1",
-            "'lambda=1', which is not an argument of strategy ewc; known are strength",
+            "'lambda=1', which is not an argument of strategy ewc; expected strength",
         ),
         ("si", "strength=-1", "strength is -1.0 in strategy_args; pass 0 or more"),
         ("si", "damping=0", "damping is 0.0 in strategy_args; pass a number above 0"),

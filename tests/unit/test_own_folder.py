@@ -189,7 +189,7 @@ def test_arguments_are_checked_and_the_name_is_the_folders():
     assert arguments_read == {"name": "yearbook", "licence": "CC BY 4.0", "order": "none"}
     assert dataset_arguments("folder", "/data/yearbook", {"name": "faces"})["name"] == "faces"
     assert dataset_arguments("digits", "auto", {}) == {}
-    with pytest.raises(ConfigError, match="known are name, licence, order"):
+    with pytest.raises(ConfigError, match="expected name, licence, order"):
         dataset_arguments("folder", "/data", {"buckets": "year"})
     with pytest.raises(ConfigError, match="dataset digits; it takes none"):
         dataset_arguments("digits", "auto", {"name": "mine"})

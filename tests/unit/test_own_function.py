@@ -90,7 +90,7 @@ def test_what_a_function_lists_is_the_stream_of_the_folder(root):
     assert stream.licence == "CC0"
     with pytest.raises(ConfigError, match="expected a whole number"):
         dataset_arguments("own_photos:years", str(root), {"first": "soon"})
-    with pytest.raises(ConfigError, match="known are name, licence, first, upper, share"):
+    with pytest.raises(ConfigError, match="expected name, licence, first, upper, share"):
         dataset_arguments("own_photos:years", str(root), {"last": "2005"})
 
 
