@@ -32,11 +32,13 @@ class Buffer(ABC):
         self.num_classes = num_classes
         self.seed = seed
         self.alpha = alpha
-        self.picks = SampleIndices(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-        self.labels = np.empty(0, dtype=np.int64)  # (len(picks),)
+        self.sample_indices = SampleIndices(
+            np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        )
+        self.labels = np.empty(0, dtype=np.int64)  # (len(self),)
 
     def __len__(self) -> int:
-        return len(self.picks)
+        return len(self.sample_indices)
 
     def offer(
         self,
@@ -51,27 +53,31 @@ class Buffer(ABC):
         arriving = whole_bucket(position, len(labels))
         if indices is not None:
             arriving, labels = arriving.take(indices), labels[indices]
-        kept = self._choose(labels, generator(self.seed, RngPurpose.BUFFER, position))
-        candidates = join_indices(self.picks, arriving)
-        self.picks = candidates.take(kept)
-        self.labels = np.concatenate([self.labels, labels])[kept]
-        return kept
+        kept_indices = self._choose(labels, generator(self.seed, RngPurpose.BUFFER, position))
+        candidates = join_indices(self.sample_indices, arriving)
+        self.sample_indices = candidates.take(kept_indices)
+        self.labels = np.concatenate([self.labels, labels])[kept_indices]
+        return kept_indices
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which a resumed run continues."""
-        picks = {"bucket": self.picks.bucket, "index": self.picks.index, "labels": self.labels}
-        return picks | {name: getattr(self, name) for name in self.counted}
+        sample_indices = {
+            "bucket": self.sample_indices.bucket,
+            "index": self.sample_indices.index,
+            "labels": self.labels,
+        }
+        return sample_indices | {name: getattr(self, name) for name in self.counted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned."""
-        self.picks = SampleIndices(state["bucket"], state["index"])
+        self.sample_indices = SampleIndices(state["bucket"], state["index"])
         self.labels = state["labels"]
         for name in self.counted:
             setattr(self, name, state[name])
 
     @abstractmethod
     def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
-        """Return the indices that :meth:`offer` returns. :attr:`picks` is still unchanged."""
+        """Return the result of :meth:`offer`, before the attributes change."""
 
 
 class Reservoir(Buffer):
@@ -89,9 +95,9 @@ class Reservoir(Buffer):
 
     def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
         priorities = np.concatenate([self._priorities, _uniform(len(labels), draws)])
-        kept = np.sort(np.argsort(priorities, kind="stable")[: self.capacity])
-        self._priorities = priorities[kept]
-        return kept
+        kept_indices = np.sort(np.argsort(priorities, kind="stable")[: self.capacity])
+        self._priorities = priorities[kept_indices]
+        return kept_indices
 
 
 class ClassBalanced(Buffer):
@@ -115,13 +121,13 @@ class ClassBalanced(Buffer):
         num_new = np.bincount(labels, minlength=self.num_classes)
         self._num_seen = num_new if self._num_seen is None else self._num_seen + num_new
         priorities = np.concatenate([self._priorities, _uniform(len(labels), draws)])
-        kept = lowest_of_each_class(
+        kept_indices = select_lowest_per_class(
             np.concatenate([self.labels, labels]),
             priorities,
             class_quotas(self._num_seen, self.capacity),
         )
-        self._priorities = priorities[kept]
-        return kept
+        self._priorities = priorities[kept_indices]
+        return kept_indices
 
 
 def class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np.int64]:
@@ -135,23 +141,26 @@ def class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np.int64]:
     array([4, 2, 3, 0])
     """
     quotas = np.zeros_like(num_seen)
-    left = memory
+    num_left = memory
     while True:
         hungry = np.flatnonzero(quotas < num_seen)
-        if left < len(hungry) or len(hungry) == 0:
+        if num_left < len(hungry) or len(hungry) == 0:
             break
         # As many rounds at once as every hungry class can take part in.
-        rounds = min(left // len(hungry), int((num_seen - quotas)[hungry].min()))
+        rounds = min(num_left // len(hungry), int((num_seen - quotas)[hungry].min()))
         quotas[hungry] += rounds
-        left -= rounds * len(hungry)
-    quotas[hungry[:left]] += 1
+        num_left -= rounds * len(hungry)
+    quotas[hungry[:num_left]] += 1
     return quotas
 
 
-def lowest_of_each_class(
+def select_lowest_per_class(
     labels: NDArray[np.int64], priorities: NDArray[np.float64], quotas: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Indices, ascending, of the (classes,) quota of each class with the lowest (N,) priorities."""
+    """Return ascending indices of the images with the lowest priorities of each class.
+
+    labels, priorities: (N,). quotas: number of images per class, (classes,).
+    """
     order = np.lexsort((priorities, labels))
     starts = np.searchsorted(labels[order], np.arange(len(quotas)))
     rank = np.arange(len(labels)) - starts[labels[order]]
@@ -180,23 +189,23 @@ class GreedyBalanced(Buffer):
         arriving = torch.randperm(len(labels), generator=draws).tolist()
         luck = _uniform(len(labels), draws).tolist()
         # Of each class that was ever seen, indices into what was held followed by the bucket.
-        held: dict[int, list[int]] = {label: [] for label in self._classes}
+        by_class: dict[int, list[int]] = {label: [] for label in self._classes}
         for number, label in enumerate(self.labels.tolist()):
-            held[label].append(number)
+            by_class[label].append(number)
         num_held = total = len(self)
         for number, draw in zip(arriving, luck, strict=True):
             label = int(labels[number])
             # Of a class that is new, one is let in, however many classes there are.
-            if label in held and len(held[label]) >= self.capacity / len(held):
+            if label in by_class and len(by_class[label]) >= self.capacity / len(by_class):
                 continue
             if total == self.capacity:
-                largest = max(sorted(held), key=lambda one: len(held[one]))
-                held[largest].pop(int(draw * len(held[largest])))
+                largest = max(sorted(by_class), key=lambda label: len(by_class[label]))
+                by_class[largest].pop(int(draw * len(by_class[largest])))
                 total -= 1
-            held.setdefault(label, []).append(num_held + number)
+            by_class.setdefault(label, []).append(num_held + number)
             total += 1
-        self._classes = tuple(sorted(held))
-        return np.sort(np.array([n for of_class in held.values() for n in of_class]))
+        self._classes = tuple(sorted(by_class))
+        return np.sort(np.array([n for indices in by_class.values() for n in indices]))
 
 
 class BiasedReservoir(Buffer):
@@ -230,15 +239,18 @@ class BiasedReservoir(Buffer):
         count, num_held, k = len(labels), len(self), self.capacity
         arriving = num_held + torch.randperm(count, generator=draws).numpy()
         luck = _uniform(count, draws)
-        place = torch.randint(k, (count,), generator=draws).numpy()
+        replaced = torch.randint(k, (count,), generator=draws).numpy()
 
-        seen = self._num_seen + np.arange(1, count + 1)
+        num_seen = self._num_seen + np.arange(1, count + 1)
         self._num_seen += count
-        held = np.concatenate([np.arange(num_held), arriving[: k - num_held]])
+        buffered = np.concatenate([np.arange(num_held), arriving[: k - num_held]])
         alpha, is_dynamic = parse_alpha(self.alpha)
-        let_in = (seen > k) & (luck < (alpha if is_dynamic else np.minimum(1.0, alpha * k / seen)))
-        held[place[let_in]] = arriving[let_in]  # of several in one place, the last one stays
-        return np.sort(held)
+        let_in = (num_seen > k) & (
+            luck < (alpha if is_dynamic else np.minimum(1.0, alpha * k / num_seen))
+        )
+        # Of several that replace the same image, the last one stays.
+        buffered[replaced[let_in]] = arriving[let_in]
+        return np.sort(buffered)
 
 
 class AuthorsReservoir(BiasedReservoir):
@@ -264,8 +276,8 @@ class AuthorsReservoir(BiasedReservoir):
         room = self.capacity - len(self)
         lucky = _uniform(len(arriving), draws)[room:] <= chance
         let_in = arriving[room:][lucky]
-        held = np.concatenate([np.arange(len(self)), arriving[:room]])
-        return np.concatenate([held[: len(held) - len(let_in)], let_in])
+        buffered = np.concatenate([np.arange(len(self)), arriving[:room]])
+        return np.concatenate([buffered[: len(buffered) - len(let_in)], let_in])
 
 
 def parse_alpha(text: str) -> tuple[float, bool]:

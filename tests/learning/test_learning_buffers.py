@@ -38,7 +38,11 @@ def fill_buffer(buffer, labels_of_buckets):
 
 def held(buffer):
     """(bucket, index) of what it holds."""
-    return list(zip(buffer.picks.bucket.tolist(), buffer.picks.index.tolist(), strict=True))
+    return list(
+        zip(
+            buffer.sample_indices.bucket.tolist(), buffer.sample_indices.index.tolist(), strict=True
+        )
+    )
 
 
 @pytest.mark.parametrize("name", BUFFERS)
@@ -144,7 +148,10 @@ def test_the_authors_reservoir_has_all_classes_of_a_sorted_bucket():
         counts = np.bincount(buffer.labels, minlength=100)
         assert counts.sum() == 3300
         assert counts.min() >= 15  # 33 on average, with a deviation of less than 5
-        assert len(set(zip(buffer.picks.bucket, buffer.picks.index, strict=True))) == 3300
+        assert (
+            len(set(zip(buffer.sample_indices.bucket, buffer.sample_indices.index, strict=True)))
+            == 3300
+        )
 
 
 def chances(sizes, capacity, insertion):

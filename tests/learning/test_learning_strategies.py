@@ -78,7 +78,11 @@ def test_quotas_are_dealt_round_after_round(num_seen, memory):
 
 def held(strategy, stream):
     """Return which images a strategy's buffer holds."""
-    return [] if len(strategy._buffer) == 0 else numbers(stream.select(strategy._buffer.picks))
+    return (
+        []
+        if len(strategy._buffer) == 0
+        else numbers(stream.select(strategy._buffer.sample_indices))
+    )
 
 
 def test_what_means_nothing_to_a_strategy_is_what_its_class_says():

@@ -68,7 +68,7 @@ def test_three_buckets_equal_the_written_out_ones(batch):
     size = {0: 4, 5: 5, 100: 6}[batch]  # as many as batch_size; as asked; as there are
     cases = set()
     for position in range(3):
-        samples, indices = stream.train(position), strategy._buffer.picks
+        samples, indices = stream.train(position), strategy._buffer.sample_indices
         memories = [
             (stream.train(int(b)).images[i], int(stream.labels(int(b))[i]))
             for b, i in zip(indices.bucket, indices.index, strict=True)

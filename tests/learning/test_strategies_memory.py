@@ -137,7 +137,7 @@ def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
             continue
         position = row.row.row - 1
         reference._buffer.offer(position, stream.labels(position))
-        memory = stream.select(reference._buffer.picks)
+        memory = stream.select(reference._buffer.sample_indices)
         assert 0 < len(memory) <= 5
         expected = trained_alone(stream, settings, memory, position, epochs or None)
         for name, tensor in row.model.state_dict().items():
@@ -160,7 +160,7 @@ def test_the_authors_of_clear_fine_tune_on_their_buffer(tmp_path):
     for position in range(3):
         reference._buffer.offer(position, stream.labels(position))
         trainer.train_bucket(
-            stream.select(reference._buffer.picks), position=position, strategy=hooks
+            stream.select(reference._buffer.sample_indices), position=position, strategy=hooks
         )
     for name, tensor in last.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
@@ -235,7 +235,7 @@ def test_er_ace_adds_both_losses_of_equation_4():
     """The new batch's over its own classes, the buffer's over all."""
     settings = on_features(strategy="er_ace", epochs=2)
     stream, strategy, model, batch = after_first_bucket(settings)
-    buffer_samples = stream.select(strategy._buffer.picks)
+    buffer_samples = stream.select(strategy._buffer.sample_indices)
     old = next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0))
     expected = 0.0
     present = set(batch.labels.tolist())
@@ -257,7 +257,7 @@ def test_balanced_replay_is_one_mean_over_both_batches():
     batch = dataclasses.replace(
         first, inputs=samples.images[:3], labels=samples.labels[:3], total=3
     )
-    buffer_samples = stream.select(strategy._buffer.picks)
+    buffer_samples = stream.select(strategy._buffer.sample_indices)
     old = next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0))
     assert len(old.labels) == 3
     both = [
@@ -276,7 +276,7 @@ def test_derpp_is_equation_6(alpha, beta):
     """New cross-entropy, distance to stored logits, and old cross-entropy, each a literal mean."""
     settings = on_features(strategy="derpp", strategy_args=f"alpha={alpha},beta={beta}")
     stream, strategy, model, batch = after_first_bucket(settings)
-    buffer_samples = stream.select(strategy._buffer.picks)
+    buffer_samples = stream.select(strategy._buffer.sample_indices)
     imitated, repeated = (
         next(rehearsal_batches(buffer_samples, 2, settings, CPU, 1, 0, which)) for which in (0, 1)
     )
@@ -312,19 +312,19 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
     for position in range(3):
         latest = {}
         trainer._wrapped_model = trainer._compiled_model = Listening()
-        rehearsed = strategy._buffer.picks
+        rehearsed = strategy._buffer.sample_indices
         strategy.learn(position, trainer)
         # Images of the buffer pass through the model, too, and their answers are not stored.
         for bucket, index in zip(rehearsed.bucket, rehearsed.index, strict=True):
             latest.pop(tuple(stream.train(int(bucket)).images[index].tolist()), None)
         logits_by_image |= latest
         strategy.after_bucket(position)
-        buffer_samples = stream.select(strategy._buffer.picks)
+        buffer_samples = stream.select(strategy._buffer.sample_indices)
         assert strategy._logits.dtype == torch.float32
         assert strategy._logits.shape == (len(buffer_samples), CLASSES)
         expected = [logits_by_image[tuple(features.tolist())] for features in buffer_samples.images]
         assert strategy._logits.tolist() == expected
-    assert set(strategy._buffer.picks.bucket) == {0, 1, 2}, "the test sees old logits kept"
+    assert set(strategy._buffer.sample_indices.bucket) == {0, 1, 2}, "the test sees old logits kept"
 
 
 def test_derpp_stores_logits_of_the_training_mode(tmp_path):
@@ -340,7 +340,7 @@ def test_derpp_stores_logits_of_the_training_mode(tmp_path):
     (batch,) = training_batches(samples, batch_size="full", device=CPU, seed=0, position=0, epoch=0)
     expected = torch.empty(7, stream.num_classes)
     expected[batch.chosen] = reference.train()(batch.inputs).detach()
-    torch.testing.assert_close(strategy._logits, expected[strategy._buffer.picks.index])
+    torch.testing.assert_close(strategy._logits, expected[strategy._buffer.sample_indices.index])
     assert (
         strategy._logits - reference.eval()(batch.inputs)[batch.chosen.argsort()]
     ).abs().max() > 0.01

@@ -68,25 +68,25 @@ class ProcessGroup:
         """
         if self.size == 1:
             return part
-        whole = part.new_zeros((total, *part.shape[1:]))
-        whole[start : start + len(part)] = part
-        return self.all_reduce(whole)  # each place has one term that may not be 0: exact
+        rows = part.new_zeros((total, *part.shape[1:]))
+        rows[start : start + len(part)] = part
+        return self.all_reduce(rows)  # each place has one term that may not be 0: exact
 
     def broadcast(self, content: bytes | None) -> bytes | None:
         """Return the first process's *content* in all processes. That of the others is ignored."""
         if self.size == 1:
             return content
         where = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-        own = content if self.rank == 0 else None
-        length = torch.tensor(-1 if own is None else len(own), device=where)
+        own_content = content if self.rank == 0 else None
+        length = torch.tensor(-1 if own_content is None else len(own_content), device=where)
         dist.broadcast(length, 0)
         if length.item() < 0:
             return None
-        whole = torch.empty(int(length.item()), dtype=torch.uint8, device=where)
-        if own is not None:
-            whole.copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
-        dist.broadcast(whole, 0)
-        return whole.cpu().numpy().tobytes()
+        received = torch.empty(int(length.item()), dtype=torch.uint8, device=where)
+        if own_content is not None:
+            received.copy_(torch.frombuffer(bytearray(own_content), dtype=torch.uint8))
+        dist.broadcast(received, 0)
+        return received.cpu().numpy().tobytes()
 
     def weight(self, part: int, whole: int) -> float:
         """Return the weight of a mean over *part* images in the mean over the *whole* batch."""
@@ -110,7 +110,7 @@ class ProcessGroup:
 ALONE = ProcessGroup()
 
 
-def check_devices(place: DistributedEnv, device: str, *, one_each: bool = False) -> None:
+def check_devices(dist_env: DistributedEnv, device: str, *, one_each: bool = False) -> None:
     """Raise ConfigError unless each process of this machine has a GPU.
 
     one_each: accept a single visible GPU per process, as Slurm may set it up.
@@ -118,8 +118,8 @@ def check_devices(place: DistributedEnv, device: str, *, one_each: bool = False)
     if device != "cuda":
         return
     present = torch.cuda.device_count()
-    if place.local_size > present and not (one_each and present == 1):
-        raise _too_few_gpus(place.local_size, present)
+    if dist_env.local_size > present and not (one_each and present == 1):
+        raise _too_few_gpus(dist_env.local_size, present)
 
 
 def _too_few_gpus(processes: int, present: int) -> ConfigError:
@@ -131,16 +131,16 @@ def _too_few_gpus(processes: int, present: int) -> ConfigError:
 
 @contextlib.contextmanager
 def process_group(
-    place: DistributedEnv, device: str, *, precision: str = "off"
+    dist_env: DistributedEnv, device: str, *, precision: str = "off"
 ) -> Iterator[ProcessGroup]:
     """Connect all processes by gloo or NCCL.
 
     Raises ConfigError if GPUs are too few, or if the processes choose different precisions.
     """
-    if place.size == 1:
+    if dist_env.size == 1:
         yield ALONE
         return
-    if place.local_size == place.size:
+    if dist_env.local_size == dist_env.size:
         # All on one machine: no port is opened to others, and its name need not be known to any.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -148,31 +148,31 @@ def process_group(
     with reported_losses():
         store, _, _ = next(rendezvous("env://", timeout=WAIT))
 
-        def all_say(what: str, own: str) -> list[str]:
+        def exchange_texts(key: str, text: str) -> list[str]:
             """Return the text of each process by rank, after all have sent theirs."""
-            store.set(f"{what}/{place.rank}", own)
-            return [store.get(f"{what}/{rank}").decode() for rank in range(place.size)]
+            store.set(f"{key}/{dist_env.rank}", text)
+            return [store.get(f"{key}/{rank}").decode() for rank in range(dist_env.size)]
 
-        found = all_say("precision", precision)
-        if len(set(found)) > 1:
+        precisions = exchange_texts("precision", precision)
+        if len(set(precisions)) > 1:
             raise ConfigError(
-                f"precision is {', '.join(found)} in processes 0 to {place.size - 1}, whose "
-                "devices differ; pass precision=off, which all of them compute in"
+                f"precision is {', '.join(precisions)} in processes 0 to {dist_env.size - 1}, "
+                "whose devices differ; pass precision=off, which all of them compute in"
             )
         options: dict[str, Any] = {"store": store, "timeout": WAIT}
-        options |= {"rank": place.rank, "world_size": place.size}
+        options |= {"rank": dist_env.rank, "world_size": dist_env.size}
         if device == "cuda":
             # A scheduler may show each process a GPU of its own: the first that it sees.
-            mine = torch.device("cuda", place.local_rank % torch.cuda.device_count())
-            torch.cuda.set_device(mine)
-            gpus = all_say("gpu", str(torch.cuda.get_device_properties(mine).uuid))
+            gpu = torch.device("cuda", dist_env.local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(gpu)
+            gpus = exchange_texts("gpu", str(torch.cuda.get_device_properties(gpu).uuid))
             if len(set(gpus)) < len(gpus):
                 raise _too_few_gpus(len(gpus), len(set(gpus)))
-            dist.init_process_group("nccl", device_id=mine, **options)
+            dist.init_process_group("nccl", device_id=gpu, **options)
         else:
             dist.init_process_group("gloo", **options)
         try:
-            yield ProcessGroup(place.rank, place.size)
+            yield ProcessGroup(dist_env.rank, dist_env.size)
         except BaseException:
             # Both ways to end gloo's wait for what is under way, which may be for a process that
             # waits for this one: the end of this process ends it. A GPU that waits is to be freed.
@@ -188,8 +188,8 @@ def reported_losses() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        known = isinstance(error, dist.DistError)
-        if not known and not any(mark in str(error) for mark in _PEER_GONE):
+        is_reported = isinstance(error, dist.DistError)
+        if not is_reported and not any(mark in str(error) for mark in _PEER_GONE):
             raise
         # "[file:line] Connection closed by peer [address]:port. This is typically ..."
         reason = re.sub(r"^\[\S*\]\s*", "", str(error).strip()).split(". ")[0].splitlines()

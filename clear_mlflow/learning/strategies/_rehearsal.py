@@ -45,7 +45,7 @@ class RehearsalStrategy(Strategy):
     def training_set(self, position: int) -> Samples:
         """Return the bucket's own images, and load those of the buffer."""
         if len(self._buffer):
-            self._held = self.stream.select(self._buffer.picks)
+            self._held = self.stream.select(self._buffer.sample_indices)
         return self.stream.train(position)
 
     def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:

@@ -84,4 +84,4 @@ class Gdumb(Strategy):
 
     def training_set(self, position: int) -> Samples:
         """The memory."""
-        return self.stream.select(self._buffer.picks)
+        return self.stream.select(self._buffer.sample_indices)

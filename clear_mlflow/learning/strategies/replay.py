@@ -50,7 +50,7 @@ class Replay(RehearsalStrategy):
         if len(self._buffer) == 0 or self.arguments.batches == BALANCED:
             return super().training_set(position)
         new = whole_bucket(position, self.stream.train_counts[position])
-        return self.stream.select(join_indices(new, self._buffer.picks))
+        return self.stream.select(join_indices(new, self._buffer.sample_indices))
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """Return this process's share of the mean over the batches of bucket and buffer."""
