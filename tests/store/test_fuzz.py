@@ -159,7 +159,9 @@ def test_tests_inside_a_bucket(data):
     row = read_or_refused(lambda: AnytimeRow.from_json(content, source=name))
     if row is not None:
         parsed = json.loads(content)
-        assert json.loads(row.to_json(parsed["written_at"])).items() <= parsed.items()
+        stored = json.loads(row.to_json(""))
+        del stored["written_at"]  # not read
+        assert stored.items() <= parsed.items()
 
 
 # --- predictions
