@@ -116,7 +116,7 @@ def describe_machine(device: str) -> str:
     """Return the hardware and versions of the measurement."""
     import torch
 
-    model = platform.processor() or platform.describe_machine()
+    model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]

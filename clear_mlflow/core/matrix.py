@@ -252,6 +252,9 @@ class AccuracyRow(msgspec.Struct, frozen=True, dict=True, eq=False):
             getattr(self, name) == getattr(other, name) for name in fields
         )
 
+    def __ne__(self, other: object) -> bool:  # a struct's own would compare identities
+        return not self == other
+
     __hash__ = None  # type: ignore[assignment]
 
     @cached_property

@@ -168,7 +168,7 @@ def test_what_cannot_be_downloaded_is_one_line(
     if cause == "disk":
         assert "2000000000.0 GB of disk needed" in line
     else:
-        assert "run 'clear-mlflow data download clear10 DIR' where there is one" in line
+        assert "run 'clear-mlflow data download clear10 DIR' on another machine" in line
         assert ("HF_HUB_OFFLINE forbids it" in line) == (cause == "offline")
     assert hub.ranges == []
     (run,) = store.search_runs([experiment_id])  # which MLflow opened

@@ -27,7 +27,7 @@ from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
-from clear_mlflow.learning.samples.photos import SampleIndices, select_photos
+from clear_mlflow.learning.samples.photos import SampleIndices, select_photos, wrap_photos
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 from clear_mlflow.learning.training.trainer import Trainer, build_optimizer
@@ -300,7 +300,10 @@ def test_images_are_sent_to_a_gpu_together_and_without_waiting(
         assert (device.waits, device.copies) == ([], parts + 1), "pixels, and labels"
         stream.test()
         assert device.waits == []
-    images = [stream._open(each) for each in stream._train_sets]
+    images = [
+        wrap_photos(stream._decode(images, stream.augmentation.resize), stream.augmentation)
+        for images in stream._train_sets
+    ]
     mixed = select_photos(dict(enumerate(images)), SampleIndices(*np.array([[1, 0, 1], [2, 0, 0]])))
     for photos in (*images, mixed):
         sent = photos.to(torch.device("cpu"))
@@ -384,7 +387,7 @@ def test_a_bucket_that_does_not_fit_the_device_gives_the_same_run(
     assert [row.correct for row in again[0]] == [row.correct for row in rows]
     error_lines = capsys.readouterr().err.splitlines()
     assert len(error_lines) == 1
-    assert "bucket key0 is trained on takes 0.00 GiB" in error_lines[0]
+    assert "training images of bucket key0 take 0.00 GiB" in error_lines[0]
 
 
 def test_batches_of_a_bucket_that_does_not_fit_are_made_ahead_and_sent_from_pinned_memory(

@@ -69,7 +69,7 @@ def test_where_rank_0_cannot_meet_the_error_it_is_told_here(capfd):
     assert part(ALONE_ON_ITS_MACHINE, WRONG) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: rank 1: ")
-    assert "no argument of strategy linear" in line
+    assert "not an argument of strategy linear" in line
 
 
 def test_what_rank_0_meets_too_is_told_by_rank_0_alone(capfd, monkeypatch):

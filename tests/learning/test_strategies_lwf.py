@@ -80,14 +80,14 @@ def test_the_teacher_is_in_evaluation_mode_and_learns_nothing(tmp_path):
     strategy, _ = strategy_on(stream, config(strategy="lwf"), model)
     modes = []
 
-    class Descent:
-        """Keeps what a strategy has to teach with, instead of descending."""
+    class IdleTrainer:
+        """Records the teacher instead of training."""
 
-        def run(self, samples, *, position, hooks):
+        def train_bucket(self, samples, *, position, strategy):
             modes.append(strategy._old)
 
-    strategy.learn(0, Descent())
-    strategy.learn(1, Descent())
+    strategy.learn(0, IdleTrainer())
+    strategy.learn(1, IdleTrainer())
     assert modes[0] is None
     assert not modes[1].training
     assert modes[1] is not model

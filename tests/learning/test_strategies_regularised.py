@@ -74,7 +74,8 @@ def test_nothing_in_a_step_waits_for_the_device(name):
     elif name == "lwf":
         strategy._old = model
     elif name == "derpp":
-        strategy._logits = strategy._answers = torch.empty(9, CLASSES, device=nowhere)
+        strategy._logits = torch.empty(9, CLASSES, device=nowhere)
+        strategy._recorded = torch.empty(9, CLASSES + 1, device=nowhere)
         strategy._recording = True
     loss = strategy.share_of_loss(model, replace(batch, rehearsed=rehearsed))
     loss.backward()

@@ -30,8 +30,14 @@ class RehearsalStrategy(Strategy):
     def setup(self) -> None:
         """Build an empty buffer."""
         chosen = self.arguments if isinstance(self.arguments, BufferArguments) else RESERVOIR
-        self._buffer = build_buffer(self.config, self.stream, chosen)
+        self._buffer = build_buffer(
+            self.config, self.stream, chosen, extra_bytes=self._count_extra_bytes()
+        )
         self._held: Samples | None = None  # the buffer's images
+
+    def _count_extra_bytes(self) -> int:
+        """Return how many bytes the strategy keeps with each image in the buffer."""
+        return 0
 
     @property
     def input_dtype(self) -> torch.dtype:

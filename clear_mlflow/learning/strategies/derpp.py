@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss
+from torch.nn.functional import mse_loss, pad
 
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.strategies._base import build_buffer, share_of_mean
+from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
-    RESERVOIR,
     RehearsalStrategy,
     joint_logits,
     rehearsal_batches,
@@ -54,25 +53,25 @@ class Derpp(RehearsalStrategy):
             check_not_negative(self, "alpha", "beta")
 
     keeps = (*RehearsalStrategy.keeps, "_logits")
-    scratch = (*RehearsalStrategy.scratch, "_answers", "_has_answer", "_recording")
+    scratch = (*RehearsalStrategy.scratch, "_recorded", "_recording")
 
     def setup(self) -> None:
         """Create the buffer, and the logits of its images."""
         super().setup()
-        logit_bytes = 4 * self.stream.num_classes
-        self._buffer = build_buffer(self.config, self.stream, RESERVOIR, extra_bytes=logit_bytes)
         # (len(buffer), classes), float32: what the model answered to each image that is held.
         self._logits = torch.empty(0, self.stream.num_classes, device=self.stream.device)
-        self._answers = self._logits  # (images of the bucket, classes), as _logits
-        self._has_answer = torch.empty(0)  # (images of the bucket,), int32: 1 if a step stored one
+        # (images of the bucket, classes + 1): logits as above, and 1 if a step recorded them.
+        self._recorded = self._logits
         self._recording = False
+
+    def _count_extra_bytes(self) -> int:
+        """Return the bytes of an image's logits."""
+        return 4 * self.stream.num_classes
 
     def training_set(self, position: int) -> Samples:
         """Return the bucket's own images, whose logits will be recorded."""
-        self._answers = self._logits.new_zeros(
-            self.stream.train_counts[position], self.stream.num_classes
-        )
-        self._has_answer = torch.zeros_like(self._answers[:, 0], dtype=torch.int32)
+        count = self.stream.train_counts[position]
+        self._recorded = self._logits.new_zeros(count, self.stream.num_classes + 1)
         return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
@@ -111,9 +110,8 @@ class Derpp(RehearsalStrategy):
                 * share_of_mean(repeated, repetition, self.criterion, repeated.labels)
             )
         if self._recording:
-            where = batch.chosen.to(self._answers.device, non_blocking=True)
-            self._answers.index_copy_(0, where, logits.detach().float())
-            self._has_answer.index_fill_(0, where, 1)
+            indices = batch.chosen.to(self._recorded.device, non_blocking=True)
+            self._recorded.index_copy_(0, indices, pad(logits.detach().float(), (0, 1), value=1.0))
         return loss
 
     def after_bucket(self, position: int) -> None:
@@ -123,10 +121,10 @@ class Derpp(RehearsalStrategy):
         """
         self._held = None
         # Each image is in the batches of one process, and zero in all others: the sum is exact.
-        self.group.all_reduce(self._answers)
-        self.group.all_reduce(self._has_answer)
+        self.group.all_reduce(self._recorded)
+        is_recorded = self._recorded[:, -1] > 0
         seen = self.stream.seen_indices.get(position, slice(None))
-        indices = self._has_answer[seen].nonzero()[:, 0].cpu().numpy()
+        indices = is_recorded[seen].nonzero()[:, 0].cpu().numpy()
         kept = self._buffer.offer(position, self.stream.labels(position), indices)
-        candidates = torch.cat([self._logits, self._answers[self._has_answer > 0]])
+        candidates = torch.cat([self._logits, self._recorded[is_recorded, :-1]])
         self._logits = candidates[torch.from_numpy(kept).to(candidates.device)]
