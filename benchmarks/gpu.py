@@ -131,7 +131,7 @@ class Photos:
             buckets.append(Bucket(str(bucket + 1), *sets))
         self.stream = BucketStream("random", learning.CLASSES, tuple(buckets), "sha256:0")
 
-    def images(self, images: ImageSet, resize: object) -> DecodedImages:
+    def load(self, images: ImageSet, resize: object) -> DecodedImages:
         """Return images like a cache of decoded photos."""
         pixels = self.pixels[images.paths[0]]
         return DecodedImages(pixels.reshape(-1), np.full((len(pixels), 2), pixels.shape[1:3]))

@@ -75,7 +75,8 @@ def test_nothing_in_a_step_waits_for_the_device(name):
         strategy._old = model
     elif name == "derpp":
         strategy._logits = torch.empty(9, CLASSES, device=nowhere)
-        strategy._recorded = torch.empty(9, CLASSES + 1, device=nowhere)
+        strategy._recorded = torch.empty(9, CLASSES, device=nowhere)
+        strategy._is_recorded = torch.empty(9, dtype=torch.int32, device=nowhere)
         strategy._recording = True
     loss = strategy.share_of_loss(model, replace(batch, rehearsed=rehearsed))
     loss.backward()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss, pad
+from torch.nn.functional import mse_loss
 
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.samples.decoded import Batch, Samples
@@ -53,15 +54,15 @@ class Derpp(RehearsalStrategy):
             check_not_negative(self, "alpha", "beta")
 
     keeps = (*RehearsalStrategy.keeps, "_logits")
-    scratch = (*RehearsalStrategy.scratch, "_recorded", "_recording")
+    scratch = (*RehearsalStrategy.scratch, "_recorded", "_is_recorded", "_recording")
 
     def setup(self) -> None:
         """Create the buffer, and the logits of its images."""
         super().setup()
         # (len(buffer), classes), float32: what the model answered to each image that is held.
         self._logits = torch.empty(0, self.stream.num_classes, device=self.stream.device)
-        # (images of the bucket, classes + 1): logits as above, and 1 if a step recorded them.
-        self._recorded = self._logits
+        self._recorded = self._logits  # (images of the bucket, classes), as above
+        self._is_recorded = torch.empty(0)  # (images of the bucket,), int32: 1 if a step did so
         self._recording = False
 
     def _count_extra_bytes(self) -> int:
@@ -71,7 +72,8 @@ class Derpp(RehearsalStrategy):
     def training_set(self, position: int) -> Samples:
         """Return the bucket's own images, whose logits will be recorded."""
         count = self.stream.train_counts[position]
-        self._recorded = self._logits.new_zeros(count, self.stream.num_classes + 1)
+        self._recorded = self._logits.new_zeros(count, self.stream.num_classes)
+        self._is_recorded = torch.zeros_like(self._recorded[:, 0], dtype=torch.int32)
         return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
@@ -111,7 +113,8 @@ class Derpp(RehearsalStrategy):
             )
         if self._recording:
             indices = batch.chosen.to(self._recorded.device, non_blocking=True)
-            self._recorded.index_copy_(0, indices, pad(logits.detach().float(), (0, 1), value=1.0))
+            self._recorded.index_copy_(0, indices, logits.detach().float())
+            self._is_recorded.index_fill_(0, indices, 1)
         return loss
 
     def after_bucket(self, position: int) -> None:
@@ -122,9 +125,14 @@ class Derpp(RehearsalStrategy):
         self._held = None
         # Each image is in the batches of one process, and zero in all others: the sum is exact.
         self.group.all_reduce(self._recorded)
-        is_recorded = self._recorded[:, -1] > 0
-        seen = self.stream.seen_indices.get(position, slice(None))
-        indices = is_recorded[seen].nonzero()[:, 0].cpu().numpy()
-        kept = self._buffer.offer(position, self.stream.labels(position), indices)
-        candidates = torch.cat([self._logits, self._recorded[is_recorded, :-1]])
-        self._logits = candidates[torch.from_numpy(kept).to(candidates.device)]
+        labels = self.stream.labels(position)
+        seen = self.stream.seen_indices.get(position, np.arange(len(labels)))
+        indices = np.arange(len(labels))
+        if self.config.budget != "off":
+            self.group.all_reduce(self._is_recorded)
+            indices = np.flatnonzero(self._is_recorded.cpu().numpy()[seen])
+        kept = self._buffer.offer(position, labels, indices)
+        device = self._logits.device
+        new_logits = self._recorded[torch.from_numpy(seen[indices]).to(device)]
+        candidates = torch.cat([self._logits, new_logits])
+        self._logits = candidates[torch.from_numpy(kept).to(device)]
