@@ -124,7 +124,7 @@ def find_limits(
     """Return a y-range in which very wide intervals are cut off, so that all means are readable.
 
     >>> find_limits([0.5, 0.6], [(0.49, 0.51), (-3.0, 4.2)])
-    (0.445, 0.655)
+    (0.44, 0.66)
     """
     if not means:
         return 0.0, 1.0

@@ -278,7 +278,7 @@ def test_the_live_page_of_a_run_draws_its_tests(store, finished, monkeypatch):
     monkeypatch.setenv(BACKEND_STORE_URI_ENV_VAR, store.tracking_uri)
     run_id = finished.info.run_id
     page = draw_run(store, finished, [], "")
-    assert "The model was tested 8 times inside its buckets." in page
+    assert "The model was tested 8 times within its buckets," in page
     state = describe_state(store, finished)
     (get_tests_folder(finished) / FILES[-1]).unlink()
     assert describe_state(store, finished) == state

@@ -368,6 +368,6 @@ def test_the_same_run_is_the_same_archive(store, experiment_id, tmp_path):
     assert first.read_bytes() == other.read_bytes()
     with pytest.raises(ConfigError, match="exists already"):
         clear_mlflow.export(run_id, first)
-    with pytest.raises(RecordError, match="has no rows"):
+    with pytest.raises(RecordError, match="contains no rows"):
         clear_mlflow.export(store.create_run(experiment_id).info.run_id, tmp_path / "none")
     assert sorted(path.name for path in Path(tmp_path).glob("*.xz")) == ["1.tar.xz", "2.tar.xz"]
