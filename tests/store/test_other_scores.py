@@ -140,7 +140,7 @@ def test_a_file_of_errors_is_imported(store, experiment_id, errors_file):
     ("arguments", "part"),
     [
         ([], "which is not a fraction"),
-        (["--lower-is-better"], "of which higher is better"),
+        (["--lower-is-better"], "for which higher is better"),
         (["--score", "r m s e"], "expected a name"),
         (["--score", "rmse", "--scale", "percent"], "which applies only to accuracies"),
         (["--score", "challenge_score"], "rename the score"),

@@ -16,7 +16,7 @@ PAGE = runpy.run_path(str(BENCHMARKS / "results.py"))
 
 def test_the_page_and_its_figures_follow_from_the_archives(store):
     """Re-scored from the rows, the same bytes again."""
-    for path, content in PAGE["files"]().items():
+    for path, content in PAGE["write_files"]().items():
         assert path.read_bytes() == content, f"{path.name}: run python benchmarks/results.py"
 
 

@@ -147,7 +147,7 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
     assert "compared, on validation images" in run.data.tags["mlflow.note.content"]
     output = " ".join(result.output.split())
     assert "All runs were measured on validation images" in output
-    assert "whoever picks the best" not in output
+    assert "selected on the test set" not in output
     grid = folder / names.CHOSEN
     command = f"MLFLOW_EXPERIMENT_ID={experiment_id} clear-mlflow sweep --grid {grid}"
     assert command in result.output
@@ -168,8 +168,8 @@ def test_a_grid_on_test_images_is_told_that_it_chose_on_them(store, experiment_i
     result = invoke("compare", "--runs", "test", "--group-by", by)
     output = " ".join(result.output.split())
     line = (
-        "4 groups differ in lr alone and were measured on test images: whoever picks the best of "
-        "them has chosen on the test set"
+        "4 groups differ only in lr and were measured on test images. The best of them is selected "
+        "on the test set"
     )
     assert (line in output) == (by == "strategy,lr")
     _, folder = find_comparison(store, experiment_id)
