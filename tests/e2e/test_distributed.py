@@ -16,7 +16,7 @@ from distributed_worker import results
 from forked import ForkedPython, run_python, run_shell
 from ports import free_port
 from short_stream import SLOWLY, options
-from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
+from test_end_to_end import LONG, environment, only_run, rows_folder, select_scores, stored_matrix
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv, read_dist_env
@@ -199,7 +199,7 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     assert output.count("bucket 10/10") == 1
     assert output.count("clear/in_domain_accuracy") == 1
     matrix = stored_matrix(two)
-    assert scores_of(two) == summarize(matrix)
+    assert select_scores(two) == summarize(matrix)
     settings = check(TrainConfig.resolve({"features": "pixels", "epochs": "1", "device": "cpu"}))
     alone = [measured.row.cells for measured in prepare(settings, TrainingProgress()).rows()]
     np.testing.assert_array_equal(matrix.values, alone[1:])
@@ -259,7 +259,7 @@ def test_run_of_several_is_scored_and_closed(
     assert run.info.status == status, output
     assert message in run.data.tags[names.ERROR_TAG]
     assert run.data.tags[names.ROWS_TAG] == "partial"
-    assert scores_of(run) == summarize(stored_matrix(run))
+    assert select_scores(run) == summarize(stored_matrix(run))
 
 
 def row_is_stored(run, row):

@@ -5,9 +5,11 @@ import os
 import secrets
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -37,6 +39,7 @@ from clear_mlflow.store.lease import (
     wait_for_expiry,
 )
 from clear_mlflow.store.rows import RowConflictError, store_row
+from clear_mlflow.store.sqlite import get_sqlite_path
 from clear_mlflow.tracking.resume import reserve_resume
 from clear_mlflow.tracking.sync import select_folders, sync_folders
 from clear_mlflow.tracking.tracked_training import train_in_process
@@ -280,7 +283,10 @@ def test_a_process_that_was_suspended_continues_unless_its_lease_was_acquired(
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with ForkedPython("-c", RETURNING_TRAINER, cwd=tmp_path, **pipes) as trainer:
         assert trainer.stdout.readline() == "row 2 is stored\n"
-        trainer.send_signal(signal.SIGSTOP)
+        database = get_sqlite_path(store.tracking_uri)
+        with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as connection:
+            connection.execute("BEGIN EXCLUSIVE")  # else it may stop with the database locked
+            trainer.send_signal(signal.SIGSTOP)
         (run,) = store.search_runs([experiment_id])
         run_id = run.info.run_id
         time.sleep(1.1)  # the renewal is dated to the second
