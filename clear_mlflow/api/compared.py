@@ -33,7 +33,7 @@ from clear_mlflow.api.load import Run as ApiRun
 from clear_mlflow.api.load import Runs, choose_runs, list_existing, open_store
 from clear_mlflow.comparison.build import Comparison, compare_groups
 from clear_mlflow.comparison.compared_run import ComparedRun, RunWithoutRows
-from clear_mlflow.comparison.figures import course_figure, figures
+from clear_mlflow.comparison.figures import figures, plot_history
 from clear_mlflow.comparison.groups import truncate_name
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.ranking import (
@@ -179,7 +179,7 @@ class ComparedRuns:
         Raises:
             ConfigError: the metric is not computed from the matrix, or the width is too small.
         """
-        return course_figure(self.comparison, metric, width=width)
+        return plot_history(self.comparison, metric, width=width)
 
     def page(self) -> str:
         """Return the comparison as a self-contained HTML page."""

@@ -35,7 +35,7 @@ _PAPER = 6.5  # inches, of a page's text
 
 
 def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file: the page's charts as SVG, and for papers a PDF."""
+    """Yield name and content of each file: the page's charts as SVG, and a PDF for papers."""
     if comparison.metrics:
         yield "metrics.svg", svg_picture("dots", list(metric_plots(comparison)), columns=3)
     if plots := list(cost_plots(comparison)):
@@ -49,9 +49,9 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
 
 
 def _pages(comparison: Comparison) -> Iterator[Figure]:
-    """What ranks, over the buckets, where it is of the matrix; then the leading matrices."""
+    """Yield the plot of the ranking metric, if it is one of the matrix, and the best matrices."""
     if any(metric.name == comparison.ranked_by for metric in comparison.definitions):
-        yield course_figure(comparison, width=_PAPER)
+        yield plot_history(comparison, width=_PAPER)
     scales = matrix_scales(comparison)
     for group in comparison.groups[:_MOST_MAPS]:
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
@@ -60,10 +60,13 @@ def _pages(comparison: Comparison) -> Iterator[Figure]:
         yield heatmap_figure(group.matrix, title, scales[group.conditions], width=width)
 
 
-def course_figure(
+def plot_history(
     comparison: Comparison, metric: str | None = None, *, width: float | None = None
 ) -> Figure:
-    """A metric over the buckets, a line for each group with its interval; *width* in inches."""
+    """Plot a metric over the buckets, one line per group with its interval.
+
+    width: in inches, or None for the default. Raises ConfigError if the comparison lacks *metric*.
+    """
     from matplotlib.ticker import MaxNLocator
 
     name = metric or comparison.ranked_by or ""

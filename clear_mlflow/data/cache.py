@@ -1,4 +1,4 @@
-"""The cache folder: arrays that results rest on, and hashes of files that were read before.
+"""The cache folder: arrays from which results are computed, and hashes of known files.
 
 An array is ``NAME.npy`` and ``NAME.json``: its metadata, its size and modification time, and two
 SHA-256 sums, each of the metadata and of bytes of the array: one of all of them, one of a sample.
@@ -58,7 +58,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_array(path: Path, metadata: dict[str, Any]) -> Iterator[BinaryIO]:
-    """Open a new array for writing; it appears under its name only when it is complete.
+    """Open a new array for writing, which gets its name only when it is complete.
 
     metadata: its values in JSON, which may be filled in while the array is written.
     """
@@ -80,7 +80,7 @@ def write_array(path: Path, metadata: dict[str, Any]) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _write_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that is renamed when it is on the disk; a crash may leave a ``.part``."""
+    """Open a file that gets its name when it is on the disk. A crash may leave a ``.part``."""
     part = path.with_suffix(f".{secrets.token_hex(8)}.part")
     try:
         # Whatever else the umask would allow, others may not write to it.
@@ -253,6 +253,6 @@ class HashCache:
 
 
 def _get_state(status: os.stat_result) -> tuple[int, ...]:
-    """Return what changes when a file does: size, times and inode; nobody can set ``ctime``."""
+    """Return the size, times and inode of a file. Nobody can set ``ctime``."""
     inode = status.st_ino % 2**63  # the most that the database stores
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)

@@ -61,9 +61,9 @@ def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     description = {
         "trained": [name for name, weight in model.named_parameters() if weight.requires_grad],
-        "strategy": _packed(strategy.state_dict(), "strategy", tensors),
-        "descent": _packed(trainer.state_dict(), "descent", tensors),
-        "random": _packed(_random_states(), "random", tensors),
+        "strategy": _pack(strategy.state_dict(), "strategy", tensors),
+        "descent": _pack(trainer.state_dict(), "descent", tensors),
+        "random": _pack(_random_states(), "random", tensors),
     }
     tensors |= {_MODEL + name: tensor.detach() for name, tensor in model.state_dict().items()}
     layout = torch.contiguous_format
@@ -74,7 +74,7 @@ def capture(model: nn.Module, strategy: Strategy, trainer: Trainer) -> Snapshot:
 def restore(snapshot: Snapshot, model: nn.Module, strategy: Strategy, trainer: Trainer) -> None:
     """Make a training that was just built continue where another one was captured."""
     described = {
-        name: _unpacked(node, snapshot.tensors) if name != "trained" else node
+        name: _unpack(node, snapshot.tensors) if name != "trained" else node
         for name, node in snapshot.description.items()
     }
     with _report_damage("is not of this model and strategy"):
@@ -138,7 +138,7 @@ def _report_damage(problem: str) -> Iterator[None]:
         ) from error
 
 
-def _packed(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
+def _pack(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     """A value as JSON, whose tensors and arrays go into *tensors*, each named by its path."""
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -158,12 +158,12 @@ def _packed(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
         layout = value.dim() == 4 and not value.is_contiguous()
         return {"tensor": path, "channels_last": layout}
     if isinstance(value, (list, tuple)):
-        parts = [_packed(part, f"{path}/{number}", tensors) for number, part in enumerate(value)]
+        parts = [_pack(part, f"{path}/{number}", tensors) for number, part in enumerate(value)]
         return parts if type(value) is list else {"tuple": parts}
     if isinstance(value, Mapping):
         return {
             "dict": [
-                [_packed(key, path, tensors), _packed(part, f"{path}/{key}", tensors)]
+                [_pack(key, path, tensors), _pack(part, f"{path}/{key}", tensors)]
                 for key, part in value.items()
             ]
         }
@@ -175,11 +175,11 @@ def _packed(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _unpacked(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Return the value that :func:`_packed` described, with its tensors on the CPU."""
     with _report_damage("is damaged"):
         if isinstance(node, list):
-            return [_unpacked(part, tensors) for part in node]
+            return [_unpack(part, tensors) for part in node]
         if not isinstance(node, dict):
             return node
         if "tensor" in node:
@@ -188,8 +188,8 @@ def _unpacked(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         if "array" in node:
             return tensors[node["array"]].clone().numpy()
         if "tuple" in node:
-            return tuple(_unpacked(part, tensors) for part in node["tuple"])
-        return {_unpacked(key, tensors): _unpacked(part, tensors) for key, part in node["dict"]}
+            return tuple(_unpack(part, tensors) for part in node["tuple"])
+        return {_unpack(key, tensors): _unpack(part, tensors) for key, part in node["dict"]}
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

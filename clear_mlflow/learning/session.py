@@ -201,9 +201,9 @@ class StreamTraining:
                 on_curve = on_test = ignore
             progress = CollectingProgress(shown, on_curve, on_test)
             stream = self.on_device()
-            saved = self._saved()
+            saved = self._load_saved_training()
             if saved is not None:
-                yield self._again(saved, stream)
+                yield self._repeat_row(saved, stream)
             on_its_way: list[Future[None]] = []
             for trained in train(
                 stream, self.config, progress=progress, group=self.group, saved=saved
@@ -261,7 +261,7 @@ class StreamTraining:
         kept = {"none": (), "last": (len(row.buckets),)}.get(self.config.log_models)
         return kept is None or row.row in kept
 
-    def _saved(self) -> SavedTraining | None:
+    def _load_saved_training(self) -> SavedTraining | None:
         """Return the state to resume from, the same in all processes, or None."""
         content = self.group.broadcast(None if self.saved is None else self.saved.read_bytes())
         if content is None:
@@ -276,7 +276,7 @@ class StreamTraining:
             )
         return saved
 
-    def _again(self, saved: SavedTraining, stream: TrainingStream) -> MeasuredRow:
+    def _repeat_row(self, saved: SavedTraining, stream: TrainingStream) -> MeasuredRow:
         """Return the row from which training resumes, with its files as they were measured."""
         if self.group.rank > 0:
             return MeasuredRow(saved.row)

@@ -21,7 +21,7 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import WITHOUT_STEPS, known_strategies
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import ewc
-from clear_mlflow.learning.strategies._weights import copied
+from clear_mlflow.learning.strategies._weights import copy_weights
 from clear_mlflow.learning.strategies.er_ace import ErAce
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.training import costs as meter
@@ -527,7 +527,7 @@ class WithACopy(ErAce):
 
     def setup(self):
         super().setup()
-        self._first = copied(list(self.model.parameters()))
+        self._first = copy_weights(list(self.model.parameters()))
 
 
 @pytest.mark.parametrize(

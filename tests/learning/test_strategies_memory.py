@@ -36,7 +36,10 @@ from clear_mlflow.learning.samples.decoded import (
 )
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
-from clear_mlflow.learning.strategies.er_ace import classes_of, cross_entropy_of_present
+from clear_mlflow.learning.strategies.er_ace import (
+    compute_present_cross_entropy,
+    find_present_classes,
+)
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.training.trainer import Trainer
 
@@ -206,7 +209,7 @@ def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 5, generator=draws, requires_grad=True)
     labels = torch.tensor([1, 3, 3, 1, 1, 3])
-    loss = cross_entropy_of_present(logits, labels, classes_of(labels, 5), smoothing)
+    loss = compute_present_cross_entropy(logits, labels, find_present_classes(labels, 5), smoothing)
     expected = 0.0
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
         expected -= (1 - smoothing) * compute_log_softmax(row, (1, 3), label) / 6

@@ -19,7 +19,7 @@ from stored_values import build_images, build_row_predictions
 
 from clear_mlflow.comparison import build
 from clear_mlflow.comparison.build import compare_groups
-from clear_mlflow.comparison.figures import course_figure, figures
+from clear_mlflow.comparison.figures import figures, plot_history
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.ranking import rank_groups
 from clear_mlflow.comparison.tables import (
@@ -294,7 +294,7 @@ def test_a_legend_stays_in_its_figure(groups, width):
     long = ["a long name, " * 9 + letter for letter in "abcdefghi"]
     names = ["from_scratch", "cumulative", "replay, memory 500", *long][:groups]
     found = compared([run for k, name in enumerate(names) for run in seeds_of(name, 100 + k, [0])])
-    figure = course_figure(found, width=width)
+    figure = plot_history(found, width=width)
     figure.draw_without_rendering()
     assert figure.get_size_inches()[0] == width
     (legend,) = figure.legends

@@ -140,11 +140,11 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 own.load_state_dict(value["state_dict"])
             elif isinstance(value, dict) and value.keys() == {"fields"} and is_dataclass(own):
                 kind: Any = type(own)
-                setattr(self, name, kind(**_placed(value["fields"], self.stream.device)))
+                setattr(self, name, kind(**_move_to_device(value["fields"], self.stream.device)))
             elif isinstance(own, nn.Parameter):  # which an optimiser of the strategy's may hold
                 own.data.copy_(value)
             else:
-                setattr(self, name, _placed(value, self.stream.device))
+                setattr(self, name, _move_to_device(value, self.stream.device))
 
     def num_kept_images(self, position: int) -> int:
         """Return the number of images that are kept after the bucket at *position*."""
@@ -233,14 +233,14 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return
 
 
-def _placed(value: Any, device: torch.device) -> Any:
+def _move_to_device(value: Any, device: torch.device) -> Any:
     """Return a value with all its tensors moved to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, (list, tuple)):
-        return type(value)(_placed(part, device) for part in value)
+        return type(value)(_move_to_device(part, device) for part in value)
     if isinstance(value, dict):
-        return {key: _placed(part, device) for key, part in value.items()}
+        return {key: _move_to_device(part, device) for key, part in value.items()}
     return value
 
 
@@ -294,12 +294,15 @@ def build_buffer(
 
 
 def load_strategy(name: str) -> type[Strategy]:
-    """A strategy's class: in a module of ours its name in CamelCase, else package.module:Class."""
+    """Return the class of a strategy: a built-in name, or package.module:Class.
+
+    Raises ConfigError if it cannot be imported, or is not a subclass of Strategy.
+    """
     if name in known_strategies():
         module = importlib.import_module(f"{__package__}.{name}")
         found = getattr(module, "".join(word.capitalize() for word in name.split("_")))
     else:
-        found = _of_another_package(name)
+        found = _load_custom_strategy(name)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(
             f"strategy {name} is {found!r}; expected a subclass of {Strategy.__module__}.Strategy"
@@ -326,7 +329,7 @@ def check_strategy(config: TrainConfig, num_processes: int = 1) -> Any:
     return arguments
 
 
-def _of_another_package(name: str) -> Any:
+def _load_custom_strategy(name: str) -> Any:
     try:
         return import_attribute(name)
     except Exception as error:  # whatever another package's import may raise

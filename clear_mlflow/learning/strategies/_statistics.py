@@ -43,7 +43,7 @@ class ClosedFormStrategy(Strategy):
         trainer.costs.flops += self.bucket_flops(images=count, width=width, classes=classes)
         trainer.costs.images_in_steps += count
         trainer.costs.images += count
-        yield from rows_of(self.training_set(position), self.stream.device)
+        yield from iter_blocks(self.training_set(position), self.stream.device)
 
     def count(self, features: Tensor, labels: Tensor) -> None:
         """Count (N, width), float64, and (N,): as mu += (x - mu) / (n + 1), one after another."""
@@ -55,7 +55,7 @@ class ClosedFormStrategy(Strategy):
         self._means += differences / self._counts.clamp(min=1)[:, None]
 
 
-def rows_of(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def iter_blocks(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield features, (n, width) as 64-bit floats, and their labels, block by block."""
     features = cast("Tensor", samples.images)
     for start in range(0, len(samples), _ROWS):

@@ -13,15 +13,15 @@ def trained_weights(model: nn.Module) -> list[Tensor]:
 
 def gradients(weights: list[Tensor]) -> list[Tensor]:
     """Return the gradients of *weights* as the optimiser reads them, zeros if there are none."""
-    found = []
+    weight_gradients = []
     for weight in weights:
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        found.append(weight.grad)
-    return found
+        weight_gradients.append(weight.grad)
+    return weight_gradients
 
 
-def copied(weights: list[Tensor]) -> list[Tensor]:
+def copy_weights(weights: list[Tensor]) -> list[Tensor]:
     """Return copies of the weights."""
     return [weight.detach().clone() for weight in weights]
 
@@ -36,6 +36,6 @@ def pull(weights: list[Tensor], anchor: list[Tensor], stiffness: list[Tensor]) -
 
 def stiffness(importance: list[Tensor], strength: float, *, lr: float) -> list[Tensor]:
     """Return strength times importance, at most ``1 / lr``: a step then ends at the anchor."""
-    held = torch._foreach_mul(importance, strength)
-    torch._foreach_clamp_max_(held, 1 / lr)
-    return list(held)
+    result = torch._foreach_mul(importance, strength)
+    torch._foreach_clamp_max_(result, 1 / lr)
+    return list(result)

@@ -59,7 +59,7 @@ class Derpp(RehearsalStrategy):
     def setup(self) -> None:
         """Create the buffer, and the logits of its images."""
         super().setup()
-        # (len(buffer), classes), float32: what the model answered to each image that is held.
+        # (len(buffer), classes), float32: logits of each image in the buffer.
         self._logits = torch.empty(0, self.stream.num_classes, device=self.stream.device)
         self._recorded = self._logits  # (images of the bucket, classes), as above
         self._is_recorded = torch.empty(0)  # (images of the bucket,), int32: 1 if a step did so
@@ -94,7 +94,7 @@ class Derpp(RehearsalStrategy):
         )
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Equation 6: of each of the three batches, this process's share."""
+        """Return this process's share of equation 6, which has three batches."""
         if not batch.rehearsed:
             logits = forward(batch.inputs)
             loss = share_of_mean(batch, logits, self.criterion, batch.labels)

@@ -38,35 +38,40 @@ class ErAce(RehearsalStrategy):
     """
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """The asymmetric cross-entropy: of each of both batches, this process's share."""
+        """Return this process's share of the asymmetric cross-entropy of both batches."""
         if not batch.rehearsed:
             return super().share_of_loss(forward, batch)
         (old,) = batch.rehearsed
         new_logits, old_logits = joint_logits(forward, batch, old)
-        present = classes_of(batch.labels, new_logits.shape[1], self.group)
+        present = find_present_classes(batch.labels, new_logits.shape[1], self.group)
 
-        def of_present(logits: Tensor, labels: Tensor) -> Tensor:
-            return cross_entropy_of_present(logits, labels, present, self.config.label_smoothing)
+        def compute_loss(logits: Tensor, labels: Tensor) -> Tensor:
+            return compute_present_cross_entropy(
+                logits, labels, present, self.config.label_smoothing
+            )
 
         return share_of_mean(old, old_logits, self.criterion, old.labels) + share_of_mean(
-            batch, new_logits, of_present, batch.labels
+            batch, new_logits, compute_loss, batch.labels
         )
 
 
-def classes_of(labels: Tensor, num_classes: int, group: ProcessGroup = ALONE) -> Tensor:
-    """(classes,), bool: which occur among the labels of all processes' shares of a batch."""
+def find_present_classes(labels: Tensor, num_classes: int, group: ProcessGroup = ALONE) -> Tensor:
+    """Return (classes,), True for classes with a label in the batch, over all processes."""
     counts = torch.zeros(num_classes, dtype=torch.int32, device=labels.device)
     return group.all_reduce(counts.index_fill_(0, labels, 1)) > 0
 
 
-def cross_entropy_of_present(
+def compute_present_cross_entropy(
     logits: Tensor, labels: Tensor, present: Tensor, smoothing: float = 0.0
 ) -> Tensor:
-    """Mean over (N, classes) logits of a softmax over *present* classes, smoothed over them."""
+    """Return the cross-entropy of a softmax over *present* classes, smoothed over them.
+
+    logits: (N, classes). labels: (N,), all of present classes.
+    """
     log_likelihood = logits.float().masked_fill(~present, -torch.inf).log_softmax(dim=1)
     loss = -log_likelihood.gather(1, labels[:, None]).mean()
     if smoothing:
         # The classes that do not occur are minus infinity here, and no part of the mean.
-        spread = -log_likelihood.masked_fill(~present, 0.0).sum(dim=1).mean() / present.sum()
-        loss = (1 - smoothing) * loss + smoothing * spread
+        smoothed_loss = -log_likelihood.masked_fill(~present, 0.0).sum(dim=1).mean() / present.sum()
+        loss = (1 - smoothing) * loss + smoothing * smoothed_loss
     return loss

@@ -14,7 +14,7 @@ from clear_mlflow.learning.device import RngPurpose, free_memory, generator
 from clear_mlflow.learning.samples.decoded import Batch, batch_bounds, batches
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
-    copied,
+    copy_weights,
     gradients,
     pull,
     stiffness,
@@ -103,18 +103,18 @@ class Ewc(Strategy):
         if self.stream.train_counts[position] == 0:  # all of it passed by
             return
         fisher = self._fisher(position)
-        here = copied(self._weights)
+        weights_now = copy_weights(self._weights)
         if not self._curvature:
-            self._curvature, self._vertex = fisher, here
+            self._curvature, self._vertex = fisher, weights_now
         elif self.arguments.online:
             torch._foreach_mul_(self._curvature, self.arguments.gamma)
             torch._foreach_add_(self._curvature, fisher)
-            self._vertex = here
+            self._vertex = weights_now
         else:
             torch._foreach_add_(self._curvature, fisher)
             # Where no bucket depends on a weight, 0 / 0 would be asked for.
-            known = torch._foreach_clamp_min(self._curvature, torch.finfo(torch.float32).tiny)
-            torch._foreach_lerp_(self._vertex, here, torch._foreach_div(fisher, known))
+            curvature = torch._foreach_clamp_min(self._curvature, torch.finfo(torch.float32).tiny)
+            torch._foreach_lerp_(self._vertex, weights_now, torch._foreach_div(fisher, curvature))
         own: Ewc.Arguments = self.arguments
         strength = own.strength * (own.gamma if own.online else 1.0)
         self._stiffness = stiffness(self._curvature, strength, lr=self.config.lr)
@@ -174,20 +174,23 @@ def gradients_at_once(size: int, device: torch.device) -> int:
 def squared_gradients(
     model: nn.Module, inputs: Tensor, labels: Tensor, share: Tensor
 ) -> list[Tensor]:
-    """Sums of squared gradients of (B, K) labels' log-likelihoods, times (B, K) shares."""
+    """Return weighted sums of squared gradients of log-likelihoods, one tensor per weight.
+
+    labels: (B, K). share: weight of each likelihood, (B, K).
+    """
     weights = {
         name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad
     }
 
-    def of_image(image: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def compute_gradients(image: Tensor, labels: Tensor) -> dict[str, Tensor]:
         def likelihoods(weights: dict[str, Tensor]) -> Tensor:
             logits: Tensor = functional_call(model, weights, (image.unsqueeze(0),))
             return logits[0].log_softmax(dim=0)[labels]
 
         likelihood, back = vjp(likelihoods, weights)[:2]
         one_each = torch.eye(len(labels), dtype=likelihood.dtype, device=likelihood.device)
-        slopes: dict[str, Tensor] = vmap(lambda one: back(one)[0])(one_each)
+        slopes: dict[str, Tensor] = vmap(lambda direction: back(direction)[0])(one_each)
         return slopes
 
-    slopes = vmap(of_image)(inputs, labels)
+    slopes = vmap(compute_gradients)(inputs, labels)
     return [torch.einsum("nk,nk...->...", share, slopes[name].square_()) for name in weights]

@@ -10,7 +10,7 @@ from torch import Tensor
 from clear_mlflow.learning.arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
-    copied,
+    copy_weights,
     gradients,
     pull,
     stiffness,
@@ -65,11 +65,11 @@ class Si(Strategy):
     def setup(self) -> None:
         """The weights, and what is measured of each."""
         self._weights = trained_weights(self.model)
-        self._anchor = copied(self._weights)
+        self._anchor = copy_weights(self._weights)
         self._importance = [torch.zeros_like(weight) for weight in self._weights]
         self._stiffness = self._importance
         self._path = [torch.zeros_like(weight) for weight in self._weights]
-        self._before = copied(self._weights)
+        self._before = copy_weights(self._weights)
         self._of_loss: list[Tensor] = []
 
     def before_step(self) -> None:
@@ -91,7 +91,7 @@ class Si(Strategy):
 
     def after_bucket(self, position: int) -> None:
         """Turn the bucket's path integral into stiffness, and hold the weights where they are."""
-        here = copied(self._weights)
+        here = copy_weights(self._weights)
         way = torch._foreach_sub(here, self._anchor)
         torch._foreach_mul_(way, way)
         torch._foreach_add_(way, self.arguments.damping)

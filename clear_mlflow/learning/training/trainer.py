@@ -125,7 +125,7 @@ class Trainer:
             self._progress.steps_planned(num_steps)
         self.curve.begin(config.epochs * len(bounds), self.limiter.total)
         if is_other_device(samples.images.device, self._device):
-            self._warn_of_main_memory(samples, position)
+            self._warn_about_main_memory(samples, position)
         if self.tests is not None:
             self.tests.begin(position, epochs=config.epochs, epoch_steps=len(bounds))
         if self._optimizer is None or config.optimizer_state == "reset":
@@ -203,7 +203,7 @@ class Trainer:
                 f"bucket {self._keys[position]}; pass a lr below {config.lr}"
             )
 
-    def _warn_of_main_memory(self, samples: Samples, position: int) -> None:
+    def _warn_about_main_memory(self, samples: Samples, position: int) -> None:
         """Warn once that a bucket does not fit on the device."""
         if not self._has_warned:
             warn(
