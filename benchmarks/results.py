@@ -50,8 +50,9 @@ STUDIES = {
     "digits-equal-cost": (
         "naive",
         "The same stream, and for each method the training FLOPs of `naive`: "
-        "[`budget=naive:1`](cost.md#a-budget). These runs are from a version that stopped before the "
-        "step that would exceed a budget; today that step is taken, and charged to the next bucket.",
+        "[`budget=naive:1`](cost.md#a-budget). These runs are from a version that stopped before "
+        "the step that would exceed a budget; today that step is taken, and charged to the next "
+        "bucket.",
         "Rehearsal keeps its lead with a half or a third of the steps. A difference between `agem` "
         "and `naive` is no longer shown.",
     ),
