@@ -109,7 +109,7 @@ def print_run_result(outcome: RunResult) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print the leaderboard, and which differences between methods are significant."""
-    # Imported here: it needs scipy's tests, and what else is printed does not.
+    # Imported here: other output needs neither pandas nor scipy.
     from clear_mlflow.comparison.terminal import render_comparison
 
     for part in render_comparison(comparison):

@@ -6,8 +6,7 @@ import math
 from bisect import bisect_left
 
 import numpy as np
-from scipy.special import stdtrit
-from scipy.stats import nct
+from scipy.special import nctdtr, stdtrit
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import safe_repr
@@ -88,7 +87,7 @@ def _compute_tail(critical: float, freedom: float, effect: float) -> float:
         return 1.0
     if effect < 0:
         # As the lower tail of the mirrored distribution, which does not cancel.
-        probability = nct.cdf(-critical, freedom, -effect)
+        probability = nctdtr(freedom, -effect, -critical)
     else:
-        probability = nct.sf(critical, freedom, effect)
+        probability = 1 - nctdtr(freedom, effect, critical)
     return float(np.clip(np.nan_to_num(probability), 0.0, 1.0))
