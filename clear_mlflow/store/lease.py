@@ -216,6 +216,18 @@ def is_being_trained(client: MlflowClient, run: Run) -> bool:
     return _has_trainer(run) and not is_expired(client, run)
 
 
+def is_in_use(run: Run) -> bool:
+    """Return True if a process may be training into a run. Never waits.
+
+    A process on another machine counts if it has renewed its lease within three minutes, by the
+    clocks of both machines.
+    """
+    lease = _read_lease(run)
+    if lease is None or not _has_trainer(run):
+        return False
+    return not lease.has_ended if lease.is_local else lease.is_recent
+
+
 def is_expired(client: MlflowClient, run: Run) -> bool:
     """Return True if a run is RUNNING although the process that trained it is gone.
 

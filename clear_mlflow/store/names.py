@@ -48,6 +48,9 @@ IMPORTED_FROM_TAG = "clear_mlflow.imported_from"
 IMPORT_FORMAT_TAG = "clear_mlflow.import_format"
 IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
 
+COPIED_FROM_TAG = "clear_mlflow.copied_from"
+COPIED_STATE_TAG = "mlflow.clear_mlflow.copied_state"
+
 # MLflow's tag for the description of a run.
 MLFLOW_NOTE = "mlflow.note.content"
 

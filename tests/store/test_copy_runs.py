@@ -1,0 +1,181 @@
+"""Runs copied from one store to another: the same run there, once, whatever happens meanwhile."""
+
+import shutil
+from pathlib import Path
+
+import mlflow
+import pytest
+from copying import copy_all, describe_run, track_loop
+from forked import run_python
+from mlflow import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from servers import tracking_server
+from stored_runs import change, rows_folder
+
+import clear_mlflow
+from clear_mlflow.scoring import read_scores
+from clear_mlflow.store import names
+from clear_mlflow.store.lease import build_lease_tags
+from clear_mlflow.tracking.copy_runs import COPIED, FAILED, IN_USE, STORED, UPDATED, is_safe_path
+from clear_mlflow.tracking.lifecycle import create_run
+
+SCRIPT = Path(__file__).parents[1] / "support" / "copying.py"
+
+
+@pytest.fixture
+def target(empty_store, tmp_path):
+    """The tracking URI of another store, which has an experiment for copies."""
+    folder = tmp_path / "target"
+    folder.mkdir()
+    shutil.copy(empty_store, folder / "mlflow.db")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    location = (folder / "artifacts").as_uri()
+    MlflowClient(uri).create_experiment("copies", artifact_location=location)
+    return uri
+
+
+def read_copies(target):
+    client = MlflowClient(target)
+    experiment = client.get_experiment_by_name("copies")
+    return client.search_runs([experiment.experiment_id]) if experiment else []
+
+
+def check_equal(store, run_id, target, copy_id):
+    """Check that a copy has everything of its source, and that scoring it changes nothing."""
+    client = MlflowClient(target)
+    assert describe_run(client, copy_id) == describe_run(store, run_id)
+    copy = client.get_run(copy_id)
+    scores, source_scores = read_scores(client, copy), read_scores(store, store.get_run(run_id))
+    assert scores.changes.is_empty
+    assert scores.results.values_by_name == source_scores.results.values_by_name
+    assert copy.data.tags[names.COPIED_FROM_TAG] == run_id
+    assert names.PROCESS_TAG not in copy.data.tags
+
+
+def test_a_copy_equals_its_source_and_is_made_once(store, target):
+    """Rows, predictions, tests, costs, tags, params, histories, inputs, times and scores."""
+    run_id = track_loop(tags={"note": "mine"})
+    (copied,) = copy_all(store.tracking_uri, target)
+    assert (copied.source_id, copied.outcome) == (run_id, COPIED)
+    check_equal(store, run_id, target, copied.run_id)
+
+    before = describe_run(MlflowClient(target), copied.run_id)
+    (again,) = copy_all(store.tracking_uri, target)
+    assert (again.outcome, again.run_id) == (STORED, copied.run_id)
+    assert describe_run(MlflowClient(target), copied.run_id) == before
+    assert len(read_copies(target)) == 1
+
+
+def test_a_copy_behind_a_server_equals_its_source(store, empty_store, tmp_path):
+    """The server passes artifacts on to a folder that the copying process does not know."""
+    run_id = track_loop()
+    database = tmp_path / "server.db"
+    shutil.copy(empty_store, database)
+    with tracking_server(
+        tmp_path, f"sqlite:///{database}", artifacts=str(tmp_path / "served")
+    ) as server:
+        target = server.wait()
+        (copied,) = copy_all(store.tracking_uri, target)
+        check_equal(store, run_id, target, copied.run_id)
+        assert copy_all(store.tracking_uri, target)[0].outcome == STORED
+        # And back into a third store, where it is a copy of the first run.
+        third = tmp_path / "third.db"
+        shutil.copy(empty_store, third)
+        (returned,) = copy_all(target, f"sqlite:///{third}")
+        check_equal(store, run_id, f"sqlite:///{third}", returned.run_id)
+        # The first store has the run itself.
+        (original,) = copy_all(target, store.tracking_uri)
+        assert (original.outcome, original.run_id) == (STORED, run_id)
+
+
+def test_a_copy_that_is_killed_is_continued(store, target):
+    """Killed before its first write, the next process before its third, and so on to the end."""
+    run_id = track_loop()
+    arguments = (str(SCRIPT), store.tracking_uri, target, "killed")
+    number = 1
+    while (killed := run_python(*arguments, str(number))).returncode == 9:
+        assert len(read_copies(target)) == (number > 1)
+        number += 2
+    assert killed.returncode == 0, killed.stderr
+    assert number > 12
+    (copied,) = copy_all(store.tracking_uri, target)
+    assert len(read_copies(target)) == 1
+    check_equal(store, run_id, target, copied.run_id)
+
+
+def test_two_processes_at_once_make_one_copy(store, target):
+    """Both look for copies before one of them has created its own."""
+    run_id = track_loop()
+    together = run_python(str(SCRIPT), store.tracking_uri, target, "together", check=True)
+    assert together.stdout.strip() == "True", together.stderr
+    (copy,) = read_copies(target)
+    check_equal(store, run_id, target, copy.info.run_id)
+
+
+def test_a_run_that_was_continued_updates_its_copy(store, target, monkeypatch):
+    """Rows, status and end are of the longer run afterwards."""
+    run_id = track_loop(1)
+    (first,) = copy_all(store.tracking_uri, target)
+    before = describe_run(store, run_id)
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    mlflow.set_tracking_uri(store.tracking_uri)
+    track_loop()
+    (updated,) = copy_all(store.tracking_uri, target)
+    assert (updated.outcome, updated.run_id) == (UPDATED, first.run_id)
+    check_equal(store, run_id, target, first.run_id)
+    assert describe_run(store, run_id)["info"] != before["info"]
+
+
+def test_a_row_with_other_numbers_is_not_replaced(store, target):
+    """The copy stays as it is, and the message names the row."""
+    run_id = track_loop()
+    (copied,) = copy_all(store.tracking_uri, target)
+    before = describe_run(MlflowClient(target), copied.run_id)
+    row = rows_folder(store.get_run(run_id)) / "row_002.json"
+    change(row, correct=[1, 1, 1])
+    store.set_tag(run_id, "changed", "yes")
+    (refused,) = copy_all(store.tracking_uri, target)
+    assert refused.outcome == FAILED
+    assert "row_002.json is stored with other numbers" in refused.message
+    assert describe_run(MlflowClient(target), copied.run_id) == before
+
+
+def test_a_run_in_training_waits_and_an_abandoned_one_is_killed(store, target, experiment_id):
+    run_id = create_run(store, experiment_id, "live", build_lease_tags())
+    (live,) = copy_all(store.tracking_uri, target)
+    assert (live.outcome, live.run_id) == (IN_USE, None)
+    lease = build_lease_tags()[names.PROCESS_TAG]
+    for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
+        store.set_tag(
+            run_id, tag, lease.replace('"host": "', '"host": "other-').replace("202", "201")
+        )
+    (dead,) = copy_all(store.tracking_uri, target)
+    assert dead.outcome == COPIED
+    assert MlflowClient(target).get_run(dead.run_id).info.status == "KILLED"
+
+
+def test_children_follow_their_parent(store, target):
+    """An ensemble's members are children of the copy of its parent."""
+    with mlflow.start_run(run_name="parent") as parent, mlflow.start_run(nested=True):
+        mlflow.log_param("x", 1)
+    results = {r.source_id: r.run_id for r in copy_all(store.tracking_uri, target)}
+    parent_copy = results.pop(parent.info.run_id)
+    (child_copy,) = results.values()
+    tags = MlflowClient(target).get_run(child_copy).data.tags
+    assert tags[MLFLOW_PARENT_RUN_ID] == parent_copy
+
+
+def test_a_copy_is_resumed_compared_and_scored_like_any_run(store, target):
+    run_id = track_loop()
+    other_id = track_loop(seed=1, strategy="naive")
+    copies = {r.source_id: r.run_id for r in copy_all(store.tracking_uri, target)}
+    compared = clear_mlflow.compare([copies[run_id], copies[other_id]])
+    assert len(compared.comparison.groups) == 2
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "a/../x", "/x", "a//x", "a?b", "a#b", "a%2e", "a\\b", "."]
+)
+def test_paths_that_leave_the_run_are_not_copied(path):
+    assert not is_safe_path(path)
+    assert is_safe_path("images/my run+step+1.png")
