@@ -82,14 +82,14 @@ def print_table(folder: Path, size: int, arguments: argparse.Namespace) -> None:
     print("|---|---:|---:|---:|---:|---:|")
     measured: dict[str, dict[str, float]] = {}
     sides = ["bare:off", "ours:off", "bare:bf16", "ours:bf16"]
-    if arguments.measure_avalanche:
+    if arguments.avalanche:
         sides.append("avalanche")
     first = measure_separately(
         sys.executable, "ours:off", folder, size, arguments.device
     )  # builds the cache
     for _ in range(arguments.turns):
         for side in sides:
-            python = arguments.measure_avalanche if side == "avalanche" else sys.executable
+            python = arguments.avalanche if side == "avalanche" else sys.executable
             result = measure_separately(python, side, folder, size, arguments.device)
             if side not in measured or result["total"] < measured[side]["total"]:
                 measured[side] = result

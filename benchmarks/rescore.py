@@ -43,10 +43,10 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=1000, help="runs to compare both ways on")
     options.add_argument("--direct", type=int, default=20, help="runs to score by direct calls")
     options.add_argument("--stores", default="sqlite,server", help="sqlite, server, or both")
-    options.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    options.add_argument("--measurement", nargs="+", help=argparse.SUPPRESS)
     arguments = options.parse_args()
-    if arguments.run_measurement:
-        print(json.dumps(run_measurement(*arguments.run_measurement)))
+    if arguments.measurement:
+        print(json.dumps(run_measurement(*arguments.measurement)))
         return
     print(machine(), end="\n\n")
     with tempfile.TemporaryDirectory() as temporary:
@@ -96,7 +96,7 @@ def build(uri: str, folder: Path, experiment: str, runs: int) -> None:
 def measure(uri: str, folder: Path, *work: str) -> float:
     """Return the seconds of a measurement in a separate process, without its start-up."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).absolute()), "--one", *map(_join_arguments, work)],
+        [sys.executable, str(Path(__file__).absolute()), "--measurement", *map(_join_arguments, work)],
         env={**os.environ, "MLFLOW_TRACKING_URI": uri},
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -116,7 +116,7 @@ def run_measurement(work: str, experiment: str, *arguments: str) -> float:
     from clear_mlflow.store.client import preflight, set_up_mlflow
 
     set_up_mlflow()
-    client = preflight(opens_run=False)
+    client = preflight(opens_run=work == "build")
     words = [word.replace("++", "--", 1) for word in arguments]
     if work == "build":
         build_runs(client, experiment, int(words[0]))
