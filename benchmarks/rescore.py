@@ -96,7 +96,12 @@ def build(uri: str, folder: Path, experiment: str, runs: int) -> None:
 def measure(uri: str, folder: Path, *work: str) -> float:
     """Return the seconds of a measurement in a separate process, without its start-up."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).absolute()), "--measurement", *map(_join_arguments, work)],
+        [
+            sys.executable,
+            str(Path(__file__).absolute()),
+            "--measurement",
+            *map(_join_arguments, work),
+        ],
         env={**os.environ, "MLFLOW_TRACKING_URI": uri},
         cwd=folder,
         stdout=subprocess.PIPE,
