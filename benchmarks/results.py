@@ -29,44 +29,38 @@ METRICS = {
     "forward": "clear/forward_transfer",
     "forgetting": "renate/forgetting",
 }
-COSTS = {
-    "FLOPs": "cost/training_flops",
-    "bytes": "cost/stored_bytes",
-    "seconds": "cost/seconds",
-}
+FLOPS = "cost/training_flops"
 # Name of grid, experiment and archive to baseline, setup and outcome.
 STUDIES = {
     "digits": (
         "naive",
-        "Scans of digits, turned, thickened, coloured and shaded by bucket, ten buckets; a small "
-        "convolutional network, 24 epochs a bucket, a memory of 120 images; `linear`, `ncm` and "
-        "`slda` on pixels.",
-        "Rehearsing 120 images (`derpp`, `replay`, `er_ace`) gains most of what keeping all of "
-        "them does (`cumulative`). `ewc` and `agem` gain less, and for `si` and `lwf` no "
-        "difference from `naive` is shown. `gdumb` trains only on its memory, which keeps the "
-        "images of the first bucket if each bucket has all classes. `joint` trains on future "
-        "buckets, too: an upper bound.",
+        "Scans of digits, drawn differently in each of ten buckets; a small convolutional network, "
+        "24 epochs per bucket and a memory of 120 images. `linear`, `ncm` and `slda` use pixels.",
+        "Rehearsal of 120 images (`derpp`, `replay`, `er_ace`) gains most of what rehearsal of all "
+        "images gains (`cumulative`). `ewc` and `agem` gain less. `si` and `lwf` do not differ "
+        "significantly from `naive`. `gdumb` trains only on its memory, which keeps images of the "
+        "first bucket if each bucket has all classes. `joint` also trains on future buckets: it is "
+        "an upper bound.",
     ),
     "digits-equal-cost": (
         "naive",
-        "The same stream, and for each method the training FLOPs of `naive`: "
-        "[`budget=naive:1`](cost.md#a-budget). These runs are from a version that stopped before "
-        "the step that would exceed a budget; today that step is taken, and charged to the next "
-        "bucket.",
-        "Rehearsal keeps its lead with a half or a third of the steps. A difference between `agem` "
-        "and `naive` is no longer shown.",
+        "The same stream, with the training FLOPs of `naive` for every method "
+        "([`budget=naive:1`](cost.md#a-budget)). These runs stopped before the step that would "
+        "exceed the budget; the current version takes that step and charges it to the next bucket.",
+        "Rehearsal is still better with a half or a third of the steps. `agem` no longer differs "
+        "significantly from `naive`.",
     ),
     "digits-writers": (
         "naive",
-        "The same scans by their writers, [not by years](datasets.md): seven buckets, 18 epochs "
-        "a bucket.",
-        "Little is forgotten here, and little is gained: 1.6 points by `replay` and `er_ace`, 0.9 "
-        "by `si`.",
+        "The same scans by [writer](datasets.md#embedded-datasets): seven buckets, 18 epochs per "
+        "bucket.",
+        "Little is forgotten, and little is gained: 1.6 points by `replay` and `er_ace`, 0.9 by "
+        "`si`.",
     ),
     "weather": (
         "linear",
-        "Four numbers of a day, five kinds of weather, eight half-years; a linear classifier, 100 "
-        "epochs a bucket; the memory is a tenth of the days. `naive` is `linear` here.",
+        "Four numbers per day, five classes, eight half-years; a linear classifier, 100 epochs per "
+        "bucket. The memory is a tenth of the days. `naive` is the same as `linear`.",
         "Strategies that preserve the past are worse: they lose more on the newest half-year than "
         "they gain on earlier ones.",
     ),
@@ -74,32 +68,31 @@ STUDIES = {
 
 HEAD = """# Results
 
-All [strategies](strategies.md) with their defaults on the streams in the package, five seeds each
-where seeds differ, next to what others published for CLEAR. The runs are in
-[benchmarks/results](../benchmarks/results): an archive of [bundles](compare.md#bundles) and the
-grid for each table.
+All [strategies](strategies.md) with their defaults on the streams in the package, with five seeds
+where the seed matters, and published results for CLEAR. The runs are in
+[benchmarks/results](../benchmarks/results) as archives of [bundles](compare.md#bundles), next to
+the grids that train them:
 
 ```
-clear-mlflow compare benchmarks/results/digits.tar.xz --baseline naive
-clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits
+clear-mlflow compare benchmarks/results/digits.tar.xz --baseline naive   # the stored runs
+clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits    # train them again
 ```
 
-The first compares the stored runs, the second trains them again. `python benchmarks/results.py`
-writes this page from the archives. Values are percent, means over seeds ± half of the 95 % interval
-of the mean (Student's t; nothing where the seed changes nothing); the score is the mean of the four
-columns that are accuracies. *Against* is the difference of the score, by a paired t-test over seeds
-or, in italics, of two methods of one matrix each, by a paired bootstrap over test images; interval
-and *p* are adjusted for all tests of the table. Costs are [training FLOPs](cost.md), bytes kept
-next to the model, and seconds of one core, two trainings at a time. A figure has the first eight
-lines of its table.
+- Values are means over seeds in percent, ± half of the 95 % interval of the mean (Student's t).
+- *score* is the mean of the four accuracies: in-domain, next-domain, backward and forward.
+- *against* is the difference in score, tested by a paired t-test over seeds. In italics, both
+  methods have one matrix, and the test is a paired bootstrap over test images. Interval and *p* are
+  adjusted for all tests of the table.
+- *FLOPs* are those of [training](cost.md).
+- Each figure shows the first eight methods of its table.
 """
 PUBLISHED = """
 ## CLEAR, as published
 
-One run each, of the 1st CLEAR challenge at CVPR 2022, from
+These are single runs of the 1st CLEAR challenge at CVPR 2022, from
 [its page](https://linzhiqiu.gitbook.io/the-clear-benchmark/introduction/1st-clear-challenge-cvpr22).
-The columns are computed as above; images, models and budgets differ. No run of this program on
-CLEAR's images is among them.
+The columns are computed as above; images, models and budgets differ from the tables above. None of
+these runs was trained with clear_mlflow.
 
 | stream | place | score | in-domain | next-domain | backward | forward |
 |:--|:--|--:|--:|--:|--:|--:|
@@ -141,13 +134,13 @@ def write_files() -> dict[Path, bytes]:
 
 
 def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str) -> str:
-    """Return a table with metrics, intervals, the test and mean costs of each strategy."""
+    """Return a table with metrics, intervals, the test and the mean FLOPs of each strategy."""
     # The better strategy comes first, so the baseline may be either.
     tests = {
         test["b"] if test["a"] == baseline else test["a"]: test
         for _, test in compared.verdicts().iterrows()
     }
-    heads = ["score", f"against {baseline}", "p", *list(METRICS)[1:], *COSTS]
+    heads = ["score", f"against {baseline}", "p", *list(METRICS)[1:], "FLOPs"]
     lines = [f"| strategy | {' | '.join(heads)} |", f"|:--|{'--:|' * len(heads)}"]
     for group in compared.comparison.groups:
         score, *others = (format_mean(group.metrics[metric]) for metric in METRICS.values())
@@ -155,11 +148,11 @@ def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str)
         if (test := tests.get(group.name)) is not None:
             ahead = test["difference"] * (-1 if test["a"] == baseline else 1)
             difference = format_points(ahead, (test["high"] - test["low"]) / 2, "+.1f")
-            p = "< .0001" if test["p"] < 0.0001 else f"{test['p']:.4f}".removeprefix("0")
+            p = "<.0001" if test["p"] < 0.0001 else f"{test['p']:.4f}".removeprefix("0")
             if test["test"] != "paired t-test":
                 difference = f"*{difference}*"
-        costs = [significant(group.metrics[metric].mean, 3) for metric in COSTS.values()]
-        lines.append(f"| {' | '.join([group.name, score, difference, p, *others, *costs])} |")
+        flops = significant(group.metrics[FLOPS].mean, 3)
+        lines.append(f"| {' | '.join([group.name, score, difference, p, *others, flops])} |")
     return "\n".join(lines) + "\n"
 
 

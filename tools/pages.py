@@ -6,7 +6,6 @@ it is the text after each link to a name of the package.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -44,18 +43,31 @@ def list_exit_codes() -> Iterator[str]:
 
 
 def list_commands(name: str = "clear-mlflow", command: click.Command = main) -> Iterator[str]:
-    """Yield a heading and the help text of each command."""
+    """Yield a heading, the summary and the options of each command."""
     if isinstance(command, click.Group):
         for part in command.commands.values():
             yield from list_commands(f"{name} {part.name}", part)
         return
+    context = click.Context(command, info_name=name)
+    arguments = " ".join(command.collect_usage_pieces(context)[1:])
     yield f"## `{name}`\n"
-    if len({p.name for p in command.params} & parameter_defaults().keys()) > 10:
+    yield f"`{name} [OPTIONS] {arguments}`".replace(" `", "`") + "\n"
+    summary = (command.help or "").split("\n\n")[0]
+    yield " ".join(summary.split()).replace("<", "&lt;") + "\n"
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    if len({option.name for option in options} & parameter_defaults().keys()) > 10:
         yield "Every [parameter of a training](parameters.md) is an option, too.\n"
-        command = copy.copy(command)
-        command.params = [p for p in command.params if p.name not in parameter_defaults()]
-    context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
-    yield f"```text\n{command.get_help(context).rstrip()}\n```\n"
+        options = [option for option in options if option.name not in parameter_defaults()]
+    for option in options:
+        if option.name != "json" and (record := option.get_help_record(context)):
+            spelling, text = record
+            default = re.search(r" \[default: (.+)\]$", text)
+            sentence = re.split(r"(?<=\.)\s", text)[0].replace("<", "&lt;")
+            yield f"- `{spelling}`{f' (`{default[1]}`)' if default else ''}: {sentence}"
+    if any(option.name == "json" for option in options):
+        yield "- `--json`: Print [JSON for programs](json.md)."
+    if options:
+        yield ""
 
 
 def list_recipes() -> Iterator[str]:

@@ -29,13 +29,14 @@ _COMMANDS: Mapping[str, tuple[click.Command, ...]] = {  # by heading
 }
 
 EXIT_CODES: Mapping[str, str] = {
-    "0": "The work is done.",
-    "1": "A bug, of this program or of a library, with a traceback. Of data check: problems found.",
-    "2": "Something that you can mend, in one line on standard error. If there are several runs or "
-    "files, some failed, and all others are done.",
-    "75": "Of `train --if-held leave`: another machine may train into the run; start again later.",
-    "128 + signal": "Stopped by a signal: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 137 by "
-    "SIGKILL (for lack of memory, for example). What was done is stored.",
+    "0": "Success.",
+    "1": "A bug in this program or a library, with a traceback. data check: problems were found.",
+    "2": "An error that you can fix, reported in one line on standard error. With several runs or "
+    "files, the others are done.",
+    "75": "train --if-held leave: a process on another machine may still train into the run. Start "
+    "again later.",
+    "128 + signal": "Stopped by a signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 137 for "
+    "SIGKILL (for example out of memory). Everything measured so far is stored.",
 }
 
 
