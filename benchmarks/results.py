@@ -83,7 +83,7 @@ clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits    # train
 - *against* is the difference in score, tested by a paired t-test over seeds. In italics, both
   methods have one matrix, and the test is a paired bootstrap over test images. Interval and *p* are
   adjusted for all tests of the table.
-- *FLOPs* are those of [training](cost.md).
+- *FLOPs* are [training FLOPs](cost.md).
 - Each figure shows the first eight methods of its table.
 """
 PUBLISHED = """
