@@ -78,7 +78,8 @@ clear-mlflow compare benchmarks/results/digits.tar.xz --baseline naive   # the s
 clear-mlflow sweep benchmarks/results/digits.yaml --experiment digits    # train them again
 ```
 
-- Values are means over seeds in percent, ± half of the 95 % interval of the mean (Student's t).
+- Values are means over seeds in percent. *score* also has half of the 95 % interval of the mean
+  (Student's t); `leaderboard.csv` of a [comparison](compare.md) has it for all columns.
 - *score* is the mean of the four accuracies: in-domain, next-domain, backward and forward.
 - *against* is the difference in score, tested by a paired t-test over seeds. In italics, both
   methods have one matrix, and the test is a paired bootstrap over test images. Interval and *p* are
@@ -143,7 +144,11 @@ def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str)
     heads = ["score", f"against {baseline}", "p", *list(METRICS)[1:], "FLOPs"]
     lines = [f"| strategy | {' | '.join(heads)} |", f"|:--|{'--:|' * len(heads)}"]
     for group in compared.comparison.groups:
-        score, *others = (format_mean(group.metrics[metric]) for metric in METRICS.values())
+        score = format_mean(group.metrics[METRICS["score"]])
+        others = [
+            format_points(group.metrics[metric].mean, None, ".1f")
+            for metric in list(METRICS.values())[1:]
+        ]
         difference, p = "", ""
         if (test := tests.get(group.name)) is not None:
             ahead = test["difference"] * (-1 if test["a"] == baseline else 1)

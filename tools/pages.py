@@ -115,7 +115,8 @@ def list_metrics(metrics: Iterable[Metric]) -> Iterator[str]:
         extent = re.search(r"in \[(\S+), (\S+)\]", text)
         minimum = extent[1] if extent else "-1" if metric.score_role == CHANGE else "0"
         marks = f"{' ±' if minimum == '-1' else ''}{'' if metric.higher_is_better else ' ↓'}"
-        definition = f"{match[1]}{marks} | {match[2]}"
+        condition = "" if match[2] == "k >= 1" else match[2]
+        definition = f"{match[1]}{marks} | {condition}"
         names_by_definition.setdefault(definition, []).append(f"`{metric.name}`")
     for definition, names in names_by_definition.items():
         yield f"| {', '.join(names)} | {definition} |"
@@ -126,7 +127,9 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "commands": list_commands,
     "recipes": list_recipes,
     "parameters": list_parameters,
-    "matrix metrics": lambda: list_metrics(ALL_METRICS),
+    "matrix metrics": lambda: list_metrics(
+        metric for metric in ALL_METRICS if not metric.name.startswith("published/")
+    ),
     "prediction metrics": lambda: list_metrics(PREDICTION_METRICS),
     "within-bucket metrics": lambda: list_metrics(WITHIN_BUCKET_METRICS),
 }
