@@ -116,7 +116,7 @@ def build_compared_run(run: Run, record: Record, summary: Mapping[str, float]) -
 
 
 def build_run_without_rows(run: Run) -> RunWithoutRows:
-    """Return a diverged run, which has no matrix, as the comparison lists it."""
+    """Return the entry of the comparison for a diverged run, which lacks a matrix."""
     labels = _get_labels(run)
     seed = labels.get("seed", "")
     return RunWithoutRows(

@@ -119,7 +119,7 @@ def write_bundles(client: MlflowClient, runs: Sequence[Run], to: Path, *, licenc
 
     A single run is written to the root of it, several runs to a folder each.
 
-    Raises ConfigError if the path exists or cannot be written, and RecordError if a run has no
+    Raises ConfigError if the path exists or cannot be written, and RecordError if a run lacks
     rows.
     """
     if to.exists():
@@ -146,7 +146,7 @@ def read_bundles(path: Path) -> list[Run]:
     The artifacts are unpacked to a temporary folder, which is deleted with the last of the runs.
 
     Raises:
-        RecordError: a bundle was changed since the export, or the archive has no such run.
+        RecordError: a bundle was changed since the export, or the archive lacks the run.
     """
     archive = path.parent if _is_archive(path.parent) else path
     scratch = tempfile.TemporaryDirectory(prefix="clear_mlflow_")
@@ -239,7 +239,7 @@ def _list_files(folder: Path) -> list[str]:
 def _write_bundle(client: MlflowClient, run: Run, path: Path, licence: str) -> None:
     """Write parameters, tags, artifacts and status of a run to a new folder, with their hashes.
 
-    Raises RecordError if the run has no rows.
+    Raises RecordError if the run lacks rows.
     """
     path.mkdir(parents=True)
     info, data = run.info, run.data

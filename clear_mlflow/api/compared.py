@@ -129,7 +129,7 @@ class ComparedRuns:
         """Return a data frame with a row for each group of seeds, best first: means of metrics.
 
         Args:
-            metrics: names of metrics. None: the metric of the ranking and the usual ones.
+            metrics: names of metrics, or None for the metric of the ranking and the usual ones.
         """
         return build_leaderboard_frame(self.comparison, metrics)
 
@@ -173,8 +173,8 @@ class ComparedRuns:
         """Plot a metric over the buckets, a line for each group: mean over seeds, 95 % interval.
 
         Args:
-            metric: name of a metric. None: the metric of the ranking.
-            width: width in inches, at least 1.5. None: 5. Letters have 8 points at any width.
+            metric: name of a metric, or None for the metric of the ranking.
+            width: width in inches, at least 1.5, or None for 5. Letters have 8 points at any width.
 
         Raises:
             ConfigError: the metric is not computed from the matrix, or the width is too small.
@@ -215,7 +215,7 @@ def compare_chosen_runs(
 ) -> ComparedRuns:
     """Compare chosen runs, and store the comparison in a run unless *log* is False.
 
-    The options, and the errors that are raised, are those of :func:`clear_mlflow.compare`.
+    See :func:`clear_mlflow.compare` for the options and the errors that are raised.
     """
     metrics = metrics.split(",") if isinstance(metrics, str) else metrics
     requested = load_metrics(metrics)
@@ -314,11 +314,12 @@ def read_comparison(
         rank_by: name of the metric that ranks, or None for the default.
         baseline: name or label of the group that all others are tested against, or None.
         margin: largest difference that does not matter, in percentage points or the score's unit.
-        metrics: metrics of the matrix; those of costs are added.
+        metrics: metrics of the matrix; cost metrics are added.
         at_equal: cost that compared runs must share within 1 %, or None.
         explicit: True if the user named the runs one by one: a run without rows is then listed as
             left out, and runs with different scores are an error.
-        read_files: read row artifacts instead of tags; None: only for runs without metrics.
+        read_files: read row artifacts instead of tags, or None to do so only for runs without
+            metrics.
         over_images: test groups of one run over test images, which reads their predictions.
 
     Raises:

@@ -35,8 +35,8 @@ def evaluate(
 
     Args:
         runs: ids of runs, or at least their first six digits, or the name of an experiment; in
-            Python, run objects as well. None: runs of all experiments that match filter or
-            unscored_only.
+            Python, run objects as well. None means the runs of all experiments that match filter
+            or unscored_only.
         filter: condition in MLflow's search syntax, for example ``"params.strategy = 'replay'"``.
         unscored_only: skip runs that already have metrics.
         metrics: further families of metrics, for example gem or wild_time, and your own metrics as

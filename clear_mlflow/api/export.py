@@ -36,7 +36,7 @@ def export(
 
     Raises:
         ConfigError: no run is chosen, the path exists already, or it cannot be written.
-        RecordError: a run that was named has no rows.
+        RecordError: a run that was named lacks rows.
         TrackingError: a run does not exist, or the store cannot be reached.
     """
     check_arguments(export, dict(locals()))
@@ -49,7 +49,7 @@ def export(
     client = open_store()
     selected, are_named = choose_runs(client, runs, filter=filter)
     stored_runs = list_existing(selected, "export")
-    if not are_named:  # sweeps and comparisons of an experiment have no rows
+    if not are_named:  # sweeps and comparisons of an experiment lack rows
         matrices = read_matrices(client, stored_runs, metrics=())
         stored_runs = [stored.run for stored in matrices if str(stored.problem) != NO_ROWS]
     if not stored_runs:

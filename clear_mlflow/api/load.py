@@ -86,7 +86,7 @@ class Run:
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """The run's tags, without those of MLflow itself."""
+        """The run's tags, without MLflow's own tags."""
         return {k: v for k, v in self._run.data.tags.items() if not k.startswith("mlflow.")}
 
     @property
@@ -117,7 +117,7 @@ class Run:
         """The accuracy matrix with its protocol, split, dataset and seed, from the stored rows.
 
         Raises:
-            RecordError: the run has no rows, or damaged ones.
+            RecordError: the run lacks rows, or a row is damaged.
             TrackingError: the store cannot be reached.
         """
         if self.scores.record is None:
@@ -294,11 +294,12 @@ def choose_runs(
     filter: str | None = None,  # noqa: A002
     unscored_only: bool = False,
 ) -> tuple[Iterator[MlflowRun | MissingRun], bool]:
-    """Find runs in the store and in bundles, and return True with them if each was named.
+    """Return the chosen runs of store and bundles, and True if each one was named.
 
     Args:
         client: client of the store.
-        requested: runs, ids, names of experiments or paths of bundles. None: all experiments.
+        requested: runs, ids, names of experiments or paths of bundles, or None for all
+            experiments.
         filter: condition in MLflow's search syntax, for experiments.
         unscored_only: leave out runs that already have metrics.
 

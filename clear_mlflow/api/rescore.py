@@ -105,7 +105,7 @@ def rescore_chosen_runs(
 ) -> Iterator[ScoringResult]:
     """Compute and log metrics of chosen runs, and yield a result for each run.
 
-    The options are those of :func:`clear_mlflow.evaluate`. Under ``mlflow run -e evaluate``, the
+    See :func:`clear_mlflow.evaluate` for the options. Under ``mlflow run -e evaluate``, the
     results are also logged in the run that MLflow opened.
     """
     added_metrics = load_metrics(metrics)
@@ -157,7 +157,7 @@ def rescore_runs(
         explicit: True if the user named the runs one by one: all artifacts are read again, and a
             run without rows is a problem instead of being skipped.
         dry_run: report what would be done, and write nothing.
-        metrics: metrics to compute in addition to those of the families that a run logs.
+        metrics: metrics to compute in addition to the families that a run logs.
         jobs: number of runs scored at a time; None to choose it for the store.
         prepare: called with each run before its rows are read, but not in a dry run.
     """
@@ -251,7 +251,7 @@ def _score_run(
 def _describe_scores(
     scores: Scores, missing_rows: Sequence[int], undefined: Sequence[MetricResult], dry_run: bool
 ) -> Iterator[str]:
-    """Yield the facts for ScoringResult.detail: numbers of rows and values, and problems."""
+    """Yield the parts of ScoringResult.detail: numbers of rows and values, and problems."""
     if scores.record is None:
         yield "no rows"
         return

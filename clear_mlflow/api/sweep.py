@@ -34,9 +34,9 @@ def sweep(
     Args:
         grid: YAML file of strategies, seeds and parameters (docs/sweeps.md); in Python also its
             content, for example ``{"fixed": {...}, "grid": {"strategy": [...]}}``. Required.
-        experiment: experiment of the runs. None: the experiment of MLFLOW_EXPERIMENT_NAME, else
-            Default.
-        run_name: name of the parent run. None: strategies and number of runs.
+        experiment: experiment of the runs, or None for the experiment of
+            MLFLOW_EXPERIMENT_NAME, else Default.
+        run_name: name of the parent run, or None for strategies and number of runs.
         engine: where to train: local, on this machine, or ray, on a Ray cluster.
         jobs: number of runs at a time. auto: one, and on Ray as many as the cluster has room for.
         address: address of a running Ray cluster, HOST:6379 or auto. local: start Ray on this

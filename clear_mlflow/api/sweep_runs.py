@@ -296,7 +296,7 @@ def build_engine(
 ) -> Engine:
     """Return the engine that trains the runs: processes on this machine, or a Ray cluster.
 
-    The options are those of :func:`clear_mlflow.sweep`. Raises ConfigError if one is invalid.
+    See :func:`clear_mlflow.sweep` for the options. Raises ConfigError if one is invalid.
     """
     if isinstance(jobs, int) and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; expected a whole number of at least 1, or auto")
@@ -750,7 +750,7 @@ class SweepStore:
         return is_open and self._is_in_other_live_sweep(stored_run)
 
     def _is_in_other_live_sweep(self, stored_run: Run) -> bool:
-        """Return True if the parent run is of another sweep whose process is alive."""
+        """Return True if a run belongs to another sweep whose process is alive."""
         parent_id = stored_run.data.tags.get(MLFLOW_PARENT_RUN_ID)
         if parent_id in (None, self._parent_id):
             return False

@@ -94,7 +94,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, Run]:
         A dictionary from seed to run, as :func:`train` returns it.
 
     Raises:
-        ConfigError: a parameter has an invalid value, or there are no ``seeds``.
+        ConfigError: a parameter has an invalid value, or ``seeds`` is missing.
         DataError: the dataset or its features are missing or damaged.
         TrackingError: the runs cannot be stored in MLflow.
         TrainingError: training cannot continue; the rows so far are stored and scored.

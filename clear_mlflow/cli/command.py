@@ -91,9 +91,9 @@ def command(
     messages name options as they are typed.
 
     Args:
-        source: function whose signature and docstring declare options and help. None: the
-            decorated function itself.
-        name: name of the command. None: the name of the decorated function.
+        source: function whose signature and docstring declare options and help, or None for
+            the decorated function itself.
+        name: name of the command, or None for the name of the decorated function.
         arguments: parameters that are positional, with their placeholders in the help.
             ``[X]`` can be left out, and ``X...`` can be repeated.
         headings: headings of the help, each with the names of the parameters that are listed under
@@ -269,7 +269,7 @@ class _Value(click.ParamType[Any]):
 
 
 def _split_names(text: str) -> tuple[str, ...]:
-    """Split a text at commas, without duplicates. Raises ValueError if there are no names.
+    """Split a text at commas, without duplicates. Raises ValueError without a name.
 
     >>> _split_names("a, b,,a")
     ('a', 'b')

@@ -167,7 +167,7 @@ def features(
             for trying things out.
         dataset: dataset in DIR, as for train.
         dataset_args: arguments of your own stream, name=value,name=value.
-        device: device that computes. auto: cuda if there is a GPU.
+        device: device to compute on. auto: cuda if there is a GPU.
         name: name for train's --features. auto: the backbone's name, with timm- for timm.
         protocol: protocol as for train. streaming: only the training images have features.
         split: split as for train. With protocol iid, a number keeps a released test set unchanged.

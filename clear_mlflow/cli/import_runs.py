@@ -77,7 +77,7 @@ def import_runs(
 
     Args:
         paths: files and folders.
-        experiment: experiment that gets the runs; created if it does not exist. None: the
+        experiment: experiment that gets the runs; created if it does not exist. None means the
             experiment of MLFLOW_EXPERIMENT_NAME, else Default.
         name: name of the runs. auto: the file's name.
         again: import content once more that the experiment already contains.

@@ -183,7 +183,7 @@ def print_table(
 ) -> None:
     """Print a table without borders. Each cell is shortened to one line, without markup.
 
-    numbers_from: index of the first column that is aligned to the right; None: no column is.
+    numbers_from: index of the first column that is aligned to the right, or None if no column is.
     """
     from rich.table import Table
     from rich.text import Text

@@ -65,7 +65,7 @@ def show(run: str) -> None:
     if output.wants_json():
         output.print_json(stored_run.to_dict())
         return
-    stored_run.record  # noqa: B018  (raises if there are no rows, as --json does)
+    stored_run.record  # noqa: B018  (raises without rows, as --json does)
     click.echo(f"{stored_run.name} {stored_run.status}\n")
     output.print_scores(stored_run.scores)
     output.print_links(stored_run.links)

@@ -41,10 +41,12 @@ def find_orientation(
     else:
         proven = _find_orientation_by_shape(cells)
         matrices = {"rows": cells, "columns": cells.T}
-    fitting = [name for name, matrix in matrices.items() if _fits(matrix, printed)]
+    fitting = [name for name, matrix in matrices.items() if _matches_printed(matrix, printed)]
     last_numbers = {number.name: number for number in printed}.values()
     numbers = ", ".join(f"{number.name} {number.value:g}" for number in last_numbers)
-    results = "; ".join(f"{name} as training: {_describe(m)}" for name, m in matrices.items())
+    results = "; ".join(
+        f"{name} as training: {_describe_averages(m)}" for name, m in matrices.items()
+    )
     if not fitting or proven not in (*fitting, ""):
         raise RecordError(
             f"prints {numbers}, but its matrix has other averages after one of its tests "
@@ -80,7 +82,7 @@ def _find_orientation_by_shape(cells: _Cells) -> str:
     return "columns"
 
 
-def _fits(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
+def _matches_printed(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
     """Return True if usual definitions result in all printed numbers, as they are rounded.
 
     cells: a row per test. A log may print percent next to fractions, or the other way round.
@@ -90,7 +92,7 @@ def _fits(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
         all(
             any(
                 abs(value * unit - number.value) <= 2.02 * number.precision + 2e-7
-                for value in _compute(cells, number, printed)
+                for value in _compute_printed(cells, number, printed)
             )
             for number in printed
         )
@@ -98,7 +100,7 @@ def _fits(cells: _Cells, printed: Sequence[PrintedNumber]) -> bool:
     )
 
 
-def _compute(
+def _compute_printed(
     cells: _Cells, number: PrintedNumber, printed: Sequence[PrintedNumber]
 ) -> Sequence[np.floating]:
     """Return the values of a printed number by its usual definitions, from a row per test.
@@ -132,7 +134,7 @@ def _compute(
     return [averages[-1], averages.mean(), sums.sum() / (step * (step + 1) / 2)]
 
 
-def _describe(cells: _Cells) -> str:
+def _describe_averages(cells: _Cells) -> str:
     """Return the final average accuracy and forgetting of a matrix with a row per test."""
     filled, last = np.nan_to_num(cells), len(cells) - 1
     forgetting = filled[:, :last].max(axis=0) - filled[last, :last]

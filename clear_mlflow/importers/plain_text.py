@@ -52,11 +52,11 @@ class PlainText(Format):
     is_general = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if one of the first three lines that are no comments is a row of numbers."""
+        """Return True if one of the first three lines without comments is a row of numbers."""
         if file.looks_like_json or "\x00" in file.head:
             return False
         lines = [ln for ln in file.head.splitlines() if ln.strip() and not _is_remark(ln)]
-        return file.is_printed_array or any(_is_row_of_numbers(line) for line in lines[:3])
+        return file.is_printed_array or any(_looks_numeric(line) for line in lines[:3])
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:
         """Yield the file's one run.
@@ -162,7 +162,7 @@ def _unescape(name: str) -> str:
     return name.removeprefix("'")
 
 
-def _is_row_of_numbers(line: str) -> bool:
+def _looks_numeric(line: str) -> bool:
     """Return True if a line has a number, and only its first cell may be a label."""
     try:
         cells = _split_line(line)

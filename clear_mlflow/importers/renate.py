@@ -30,7 +30,7 @@ class RenateCSV(Format):
     marks_initial = True
 
     def matches(self, file: ResultFile) -> bool:
-        """Return True if the file begins with "Task ID,", as Renate's CSV files do."""
+        """Return True if the file begins with "Task ID,": Renate's CSV files do."""
         return file.head.startswith("Task ID,")
 
     def parse(self, file: ResultFile) -> Iterator[ParsedRun]:

@@ -89,7 +89,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The path among the run's artifacts, or for example "tags.json" if it is no artifact."""
+        """The path among the run's artifacts, or for example "tags.json" for other content."""
         return self.file.name[9:].replace("+", "/")
 
     def read(self) -> Any:
@@ -211,7 +211,7 @@ class RunFolder:
         return entries
 
     def list_entries(self) -> list[Entry]:
-        """Return the files to upload in order, without those of the run's final status."""
+        """Return the files to upload in order, except those with the run's final status."""
         return [entry for entry in self._list_all_entries() if entry.name != OUTCOME_JSON]
 
     def read_outcome(self) -> Outcome | None:

@@ -74,7 +74,9 @@ class Uploader:
         self._is_stopped = False
         self._last_progress, self._max_wait = 0.0, math.inf
         # A daemon, since a call that hangs must not keep the process: its entry is on the disk.
-        self._thread = threading.Thread(target=self._work, name="clear_mlflow upload", daemon=True)
+        self._thread = threading.Thread(
+            target=self._upload_queue, name="clear_mlflow upload", daemon=True
+        )
 
     @property
     def is_failing(self) -> bool:
@@ -234,7 +236,7 @@ class Uploader:
             with mlflow_errors(f"store metrics of run {self._run_id}"):
                 self._client.log_batch(self._run_id, metrics=points)
 
-    def _work(self) -> None:
+    def _upload_queue(self) -> None:
         """Upload enqueued items until the uploader is stopped. Retry after a pause."""
         pause = _FIRST_PAUSE_SECONDS
         while True:

@@ -18,7 +18,7 @@ from clear_mlflow.metrics._metric import change, require_trained, select_values
 
 
 def forgetting_since_trained(matrix: AccuracyMatrix) -> float:
-    """Average the drop from each earlier bucket's best accuracy since it was trained.
+    """Mean drop from each earlier bucket's best accuracy since it was trained.
 
     Formula: mean over j < last of (max over j <= i < last of R[i, j]) - R[last, j]. Defined when
     k >= 2. Lower is better. It needs no test of a future bucket.

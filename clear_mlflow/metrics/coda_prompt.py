@@ -13,7 +13,7 @@ from clear_mlflow.metrics._metric import change, require_trained, select_values
 
 
 def forgetting(matrix: AccuracyMatrix) -> float:
-    """Average the drops from row to row on the buckets trained on before.
+    """Mean of the drops from row to row on the buckets trained on before.
 
     Formula: mean over 0 < i < k of (mean of R[i - 1, j] - R[i, j] over j < i). Defined when k >= 2.
     Lower is better.

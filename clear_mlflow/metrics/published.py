@@ -24,7 +24,7 @@ from clear_mlflow.metrics._metric import (
 
 
 def forgetting_with_last(matrix: AccuracyMatrix) -> float:
-    """Average the drop from each earlier bucket's best accuracy, the last row included.
+    """Mean drop from each earlier bucket's best accuracy, the last row included.
 
     Formula: mean over j < last of (max over j <= i <= last of R[i, j]) - R[last, j]. Defined when
     k >= 2. Lower is better. A bucket that is best at the end counts as 0.
@@ -37,7 +37,7 @@ def forgetting_with_last(matrix: AccuracyMatrix) -> float:
 
 
 def forgetting_of_all_buckets(matrix: AccuracyMatrix) -> float:
-    """Average the drop from the best accuracy over all buckets, the last one included.
+    """Mean drop from the best accuracy over all buckets, the last one included.
 
     Formula: mean over j <= last of (max over j <= i <= last of R[i, j]) - R[last, j]. Defined when
     k >= 2. Lower is better. The last bucket's drop is 0.
@@ -50,7 +50,7 @@ def forgetting_of_all_buckets(matrix: AccuracyMatrix) -> float:
 
 
 def forgetting_over_all_rows(matrix: AccuracyMatrix) -> float:
-    """Average the drop from the best of all rows, those before the bucket was trained included.
+    """Mean drop from the best of all rows, those before the bucket was trained included.
 
     Formula: mean over j < last of (max over i <= last of R[i, j]) - R[last, j]. Defined when
     k >= 2. Lower is better.
@@ -64,7 +64,7 @@ def forgetting_over_all_rows(matrix: AccuracyMatrix) -> float:
 
 
 def forgetting_since_own_row(matrix: AccuracyMatrix) -> float:
-    """Average the drop of each earlier bucket since it was trained.
+    """Mean drop of each earlier bucket since it was trained.
 
     Formula: mean over j < last of R[j, j] - R[last, j]. Defined when k >= 2. Lower is better. It is
     minus `renate/backward_transfer`.
@@ -76,7 +76,7 @@ def forgetting_since_own_row(matrix: AccuracyMatrix) -> float:
 
 
 def forgetting_over_steps(matrix: AccuracyMatrix) -> float:
-    """Average the forgetting after each bucket, the first one excluded.
+    """Mean forgetting after each bucket, the first one excluded.
 
     Formula: mean over 0 < i < k of (mean over j < i of (max over j <= h < i of R[h, j]) - R[i, j]).
     Defined when k >= 2. Lower is better.
@@ -89,7 +89,7 @@ def forgetting_over_steps(matrix: AccuracyMatrix) -> float:
 
 
 def weighted_forgetting(matrix: AccuracyMatrix) -> float:
-    """Average the drop since each bucket was trained, weighted with its test images.
+    """Mean drop since each bucket was trained, weighted with its test images.
 
     Formula: sum of n[j] ((max over j <= i < last of R[i, j]) - R[last, j]) / sum of n[j], over
     j < last. Defined when k >= 2 and the number of test images per bucket is known. Lower is
@@ -103,7 +103,7 @@ def weighted_forgetting(matrix: AccuracyMatrix) -> float:
 
 
 def podnet_forgetting(matrix: AccuracyMatrix) -> float:
-    """Sum the drops, minus the accuracy on the newest bucket, over k + 1.
+    """Sum of the drops, minus the accuracy on the newest bucket, over k + 1.
 
     Formula: ((sum over j < last of (max over j <= i < last of R[i, j]) - R[last, j]) -
     R[last, last]) / (k + 1). Defined when k >= 2. Lower is better; in [-1, 1]. The newest bucket's
@@ -118,7 +118,7 @@ def podnet_forgetting(matrix: AccuracyMatrix) -> float:
 
 
 def evoprompt_forgetting(matrix: AccuracyMatrix) -> float:
-    """Sum the drops, minus the accuracy on the newest bucket, over k + 2.
+    """Sum of the drops, minus the accuracy on the newest bucket, over k + 2.
 
     Formula: ((sum over j < last of (max over j <= i < last of R[i, j]) - R[last, j]) -
     R[last, last]) / (k + 2). Defined when k >= 2. Lower is better; in [-1, 1]. Compared with
@@ -130,7 +130,7 @@ def evoprompt_forgetting(matrix: AccuracyMatrix) -> float:
 
 
 def lander_forgetting(matrix: AccuracyMatrix) -> float:
-    """Average the best accuracy in each row, minus the last row's on the row's bucket.
+    """Mean of the best accuracy in each row, minus the last row's on the row's bucket.
 
     Formula: mean over i <= last of (max over j <= i of R[i, j]) - R[last, i]. Defined when k >= 1.
     Lower is better; in [-1, 1]. The maximum is over buckets, not over rows.
@@ -142,7 +142,7 @@ def lander_forgetting(matrix: AccuracyMatrix) -> float:
 
 
 def continuum_forgetting(matrix: AccuracyMatrix) -> float:
-    """Sum the drops of all buckets except the last two, over k - 1.
+    """Sum of the drops of all buckets except the last two, over k - 1.
 
     Formula: (sum over j < k - 2 of (max over j <= i < k - 2 of R[i, j]) - R[last, j]) / (k - 1).
     Defined when k >= 2. Lower is better. It is 0 after two buckets.
@@ -158,7 +158,7 @@ def continuum_forgetting(matrix: AccuracyMatrix) -> float:
 
 
 def continuum_backward_transfer(matrix: AccuracyMatrix) -> float:
-    """Sum the changes since trained, except in the row after it, over all pairs.
+    """Sum of the changes since trained, except in the row after it, over all pairs.
 
     Formula: (sum over j < i - 1 and i < k of R[i, j] - R[j, j]) / (k (k - 1) / 2). Defined when
     k >= 2. It is 0 after two buckets.
@@ -171,7 +171,7 @@ def continuum_backward_transfer(matrix: AccuracyMatrix) -> float:
 
 
 def gem_backward_transfer(matrix: AccuracyMatrix) -> float:
-    """Sum the changes of the earlier buckets since trained, over k instead of k - 1.
+    """Sum of the changes of the earlier buckets since trained, over k instead of k - 1.
 
     Formula: (sum over j < last of R[last, j] - R[j, j]) / k. Defined when k >= 2.
 
@@ -181,7 +181,7 @@ def gem_backward_transfer(matrix: AccuracyMatrix) -> float:
 
 
 def incremental_accuracy_after_first(matrix: AccuracyMatrix) -> float:
-    """Average the mean accuracy on the buckets trained so far over all rows except the first.
+    """Mean of the mean accuracy on the buckets trained so far over all rows except the first.
 
     Formula: mean over 0 < i < k of (mean of R[i, j] over j <= i). Defined when k >= 2.
 
@@ -193,7 +193,7 @@ def incremental_accuracy_after_first(matrix: AccuracyMatrix) -> float:
 
 
 def weighted_incremental_accuracy(matrix: AccuracyMatrix) -> float:
-    """Average over rows the accuracy on all test images of the buckets trained so far.
+    """Mean over rows of the accuracy on all test images of the buckets trained so far.
 
     Formula: mean over i < k of (sum of n[j] R[i, j] / sum of n[j], over j <= i). Defined when
     k >= 1 and the number of test images per bucket is known.

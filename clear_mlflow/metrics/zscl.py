@@ -13,7 +13,7 @@ from clear_mlflow.metrics._metric import count_steps_ahead, level, require_futur
 
 
 def transfer(matrix: AccuracyMatrix) -> float:
-    """Average the accuracy on future buckets, bucket by bucket.
+    """Mean accuracy on future buckets, bucket by bucket.
 
     Formula: mean over j = 1 .. T - 1 of (mean of R[i, j] over i < min(j, k)). Defined when k >= 1
     and T >= 2. Unlike `clear/forward_transfer`, it weights every bucket equally, not every R[i, j].

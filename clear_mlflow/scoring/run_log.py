@@ -232,7 +232,7 @@ def collect_series(
 def evaluate_step(
     masked_matrix: AccuracyMatrix, step: int, metrics: Sequence[Metric] = METRICS
 ) -> dict[str, float]:
-    """Return name to value at a step: what the step adds to :func:`collect_series`."""
+    """Return name to value at one step: the part of :func:`collect_series` for that step."""
     values = summarize(masked_matrix.after(step), "iid", metrics) if step else {}
     return values | _get_scores_by_series(masked_matrix, step)
 

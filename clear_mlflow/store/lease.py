@@ -162,7 +162,7 @@ def get_process_token() -> str:
 
 
 def format_lease() -> str:
-    """Return a lease of this process that is renewed now, as JSON text."""
+    """Return a lease of this process, dated now, as JSON text."""
     return json.dumps(
         {
             "host": _read_machine_id(),
@@ -279,7 +279,7 @@ def read_trainer_token(run: Run) -> str | None:
 
 
 def is_recent_reservation(reservation: str) -> bool:
-    """Return True if another process, not known to be dead, reserved a resume of late.
+    """Return True if another process, not known to be dead, reserved a resume recently.
 
     reservation: JSON text of that process's lease, which is recent for three minutes.
     """
@@ -413,7 +413,7 @@ def _read_start_time(pid: int) -> float:
     hidepid.
     """
     with suppress(PermissionError):
-        os.kill(pid, 0)  # sends nothing; raises ProcessLookupError if there is no such process
+        os.kill(pid, 0)  # sends nothing; raises ProcessLookupError if no such process exists
     if (_PROC / "stat").exists():
         try:
             # The program's name, in parentheses, may contain anything.

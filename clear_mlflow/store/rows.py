@@ -239,7 +239,7 @@ def read_matrices(
     """Yield the accuracy matrix and metrics of each run, in the order of the runs.
 
     Reads with several threads. If a run cannot be read, its result has *problem* set, and no
-    record. metrics: metrics to compute. read_files: as of :func:`load_stored_rows`.
+    record. metrics: metrics to compute. read_files: see :func:`load_stored_rows`.
     """
 
     def read_matrix(run: Run) -> StoredMatrix:

@@ -466,21 +466,21 @@ class LoopRun:
         return self._run_name or truncate(printable(" ".join(parts)), 150)
 
     @contextmanager
-    def _lock_recorder(self, arrival: str, measured: str) -> Iterator[RunRecorder]:
+    def _lock_recorder(self, item: str, items: str) -> Iterator[RunRecorder]:
         """Yield the run's recorder, which no other thread can use meanwhile.
 
-        Raises TrackingError if the block has ended, or in a forked process. arrival, measured: what
-        was logged, for the message.
+        Raises TrackingError if the block has ended, or in a forked process. item: what was logged,
+        for the message, such as "a test inside bucket 2". items: its plural, "tests".
         """
         if os.getpid() != self._process_id:  # before the lock, which may be locked for ever here
             raise TrackingError(
-                f"{arrival} arrived in process {os.getpid()}, forked from process "
-                f"{self._process_id}; log {measured} in the process that opened the run"
+                f"{item} arrived in process {os.getpid()}, forked from process "
+                f"{self._process_id}; log {items} in the process that opened the run"
             )
         with self._lock:
             if self._recorder is None or self._is_over:
                 raise TrackingError(
-                    f"{arrival} arrived outside of the block; log {measured} inside of 'with "
+                    f"{item} arrived outside of the block; log {items} inside of 'with "
                     "clear_mlflow.track(...) as run:'"
                 )
             yield self._recorder

@@ -295,9 +295,10 @@ class RunRecorder:
         return entries
 
     def _sort_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
-        """Return the metrics to upload after a row. At first, metrics of single buckets wait.
+        """Return the metric values to upload after a row: from row 2 on, all of them.
 
-        MLflow's page sorts metrics by first appearance, and others first appear up to row 2.
+        Earlier, those of single buckets wait, because MLflow's page sorts metrics by their first
+        appearance, and the others first appear up to row 2.
         """
         sorted_points = [point for point in points if not names.is_bucket_series(point.key)]
         self._bucket_points += [point for point in points if names.is_bucket_series(point.key)]

@@ -200,6 +200,14 @@ def test_a_claim_from_the_future_does_not_block_a_run_for_ever(store, experiment
     assert reserve_resume(store, store.get_run(run.info.run_id)) == 2
 
 
+def test_of_two_that_reserve_a_resume_at_one_moment_one_succeeds(store, experiment_id):
+    """Both read the run before either had reserved: a reservation is never overwritten."""
+    run = store.create_run(experiment_id)
+    store.log_param(run.info.run_id, "resumed/1", format_foreign_lease())
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        reserve_resume(store, run)
+
+
 def test_a_refusal_says_when_the_lease_was_renewed_and_what_to_do(store, experiment_id):
     """As after a restart of the machine: the process is gone, and nobody can look it up."""
     run_id = store.create_run(experiment_id).info.run_id
