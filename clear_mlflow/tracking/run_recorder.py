@@ -297,7 +297,7 @@ class RunRecorder:
     def _sort_points(self, points: Sequence[Metric], row: int) -> list[Metric]:
         """Return the metric values to upload after a row: from row 2 on, all of them.
 
-        Earlier, those of single buckets wait, because MLflow's page sorts metrics by their first
+        Earlier, values of single buckets wait, because MLflow's page sorts metrics by their first
         appearance, and the others first appear up to row 2.
         """
         sorted_points = [point for point in points if not names.is_bucket_series(point.key)]

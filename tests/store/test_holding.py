@@ -35,6 +35,7 @@ from clear_mlflow.store.lease import (
     build_lease_tags,
     check_not_being_trained,
     format_lease,
+    is_being_trained,
     is_expired,
     wait_for_expiry,
 )
@@ -190,6 +191,20 @@ def test_a_lease_that_seems_expired_is_watched_before_its_run_is_closed(
     expected = ("skipped", "RUNNING") if is_renewed else ("scored", "KILLED")
     assert (result.action, status) == expected
     assert sum(sleeps) == (175 if is_renewed else 180)
+
+
+def test_a_lease_dated_in_the_future_expires_when_it_was_seen_unchanged(
+    store, experiment_id, sleeps
+):
+    """Three minutes after it was first seen, though the other machine's clock is ahead."""
+    at = datetime.fromtimestamp(time.time() + 120, timezone.utc).isoformat(timespec="seconds")
+    tags = {names.PROCESS_TAG: format_foreign_lease(renewed_at=at)}
+    run = store.create_run(experiment_id, tags=tags)
+    assert is_being_trained(store, run)
+    time.sleep(179)
+    assert is_being_trained(store, run)
+    time.sleep(1)
+    assert not is_being_trained(store, run)
 
 
 def test_a_claim_from_the_future_does_not_block_a_run_for_ever(store, experiment_id):
