@@ -241,7 +241,7 @@ def compare_chosen_runs(
     compared = read_comparison(
         client,
         selected_runs,
-        group_by=_split_group_by(group_by),
+        group_by=split_group_by(group_by),
         rank_by=None if rank_by == AUTO else rank_by,
         metrics=tuple(all_metrics.values()),
         baseline=baseline,
@@ -284,11 +284,12 @@ def compare_chosen_runs(
     return replace(compared, run_id=str(run.info.run_id), links=links)
 
 
-def _split_group_by(group_by: str | Sequence[str]) -> Sequence[str] | None:
+def split_group_by(group_by: str | Sequence[str]) -> Sequence[str] | None:
     """Split names at commas. Returns () for "none", and None for "auto"."""
-    labels = group_by.split(",") if isinstance(group_by, str) else tuple(group_by)
+    labels = group_by.split(",") if isinstance(group_by, str) else group_by
     special: dict[tuple[str, ...], Sequence[str] | None] = {(AUTO,): None, (NONE,): ()}
-    return special.get(tuple(labels), labels)
+    stripped = tuple(label.strip() for label in labels)
+    return special.get(stripped, stripped)
 
 
 def read_comparison(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +11,6 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from clear_mlflow.api.bundle import is_bundle
 from clear_mlflow.api.import_ import build_records
@@ -38,7 +35,7 @@ from clear_mlflow.metrics import BUILT_IN_FAMILIES, Metric, MetricResult, load_m
 from clear_mlflow.scoring import Scores, log_results, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, is_local
-from clear_mlflow.store.client import is_server, log_tags, map_in_threads, mlflow_errors
+from clear_mlflow.store.client import is_server, map_in_threads, mlflow_errors
 from clear_mlflow.store.lease import is_being_trained, is_expired
 from clear_mlflow.store.rows import NO_ROWS, parse_rows, read_row_files, store_row
 from clear_mlflow.store.search import MissingRun, tag_project_run
@@ -105,8 +102,7 @@ def rescore_chosen_runs(
 ) -> Iterator[ScoringResult]:
     """Compute and log metrics of chosen runs, and yield a result for each run.
 
-    See :func:`clear_mlflow.evaluate` for the options. Under ``mlflow run -e evaluate``, the
-    results are also logged in the run that MLflow opened.
+    See :func:`clear_mlflow.evaluate` for the options.
     """
     added_metrics = load_metrics(metrics)
     prepare = None
@@ -118,9 +114,8 @@ def rescore_chosen_runs(
         prepare = partial(copy_foreign_rows, pattern=RowPattern(rows), options=options)
     client = open_store()
     selected_runs, are_named = choose_runs(client, runs, filter=filter, unscored_only=unscored_only)
-    project_run_id = tag_project_run(client, names.KIND_EVALUATE)
-    outcomes: list[dict[str, object]] = []
-    for result in rescore_runs(
+    tag_project_run(client, names.KIND_EVALUATE)
+    yield from rescore_runs(
         client,
         selected_runs,
         explicit=are_named,
@@ -128,12 +123,7 @@ def rescore_chosen_runs(
         metrics=added_metrics,
         jobs=jobs,
         prepare=prepare,
-    ):
-        if project_run_id:
-            outcomes.append(result.to_dict())
-        yield result
-    if project_run_id and not dry_run:
-        _log_outcomes(client, project_run_id, outcomes)
+    )
 
 
 def rescore_runs(
@@ -277,24 +267,6 @@ def _choose_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     if isinstance(first, MissingRun) or is_local(first.info.artifact_uri):
         return _JOBS_LOCAL
     return _JOBS_REMOTE
-
-
-def _log_outcomes(
-    client: MlflowClient, run_id: str, outcomes: Sequence[Mapping[str, object]]
-) -> None:
-    """Log what was done for each run as JSON, with a description, into a run.
-
-    outcomes: results of :meth:`ScoringResult.to_dict`.
-    """
-    counts = Counter(str(outcome["action"]) for outcome in outcomes)
-    summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
-    note = (
-        f"Re-scored runs from their stored rows: {summary}. The outcome for each run is in "
-        f"`{names.EVALUATED_JSON}`."
-    )
-    with mlflow_errors(f"log the outcomes into run {run_id}"):
-        client.log_text(run_id, json.dumps(outcomes, indent=2) + "\n", names.EVALUATED_JSON)
-        log_tags(client, run_id, {names.EVALUATED_TAG: str(len(outcomes)), MLFLOW_RUN_NOTE: note})
 
 
 def copy_foreign_rows(

@@ -32,7 +32,12 @@ from mlflow.utils.mlflow_tags import (
 )
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.api.compared import ComparedRuns, read_comparison, write_comparison
+from clear_mlflow.api.compared import (
+    ComparedRuns,
+    read_comparison,
+    split_group_by,
+    write_comparison,
+)
 from clear_mlflow.api.rescore import rescore_runs
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line, safe_repr
@@ -361,8 +366,8 @@ def train_and_compare(
         _train_runs(store, runs, engine, retries, should_stop, report)
         result, comparison_run = SweepResult(parent_id, tuple(runs)), None
         if not should_stop():
-            is_auto = group_by in (AUTO, (AUTO,))  # the command line passes a tuple
-            labels = grid.group_by if is_auto else _split_labels(group_by)
+            labels = split_group_by(group_by)
+            labels = grid.group_by if labels is None else labels
             result, comparison_run = store.compare(result, labels, rank_by)
         store.close_parent_run(result, comparison_run, is_stopped=should_stop())
         return result
@@ -907,13 +912,6 @@ def _build_note(result: SweepResult, comparison_run: Run | None) -> str:
         note = re.sub(r"\A### .*\n\n", "", note)
         lines = append_lines(lines, note.splitlines(), MAX_NOTE_BYTES, "more lines")
     return "\n".join(lines)
-
-
-def _split_labels(group_by: str | Sequence[str]) -> tuple[str, ...]:
-    """Split names at commas. "none" becomes an empty tuple, and a sequence a tuple."""
-    if isinstance(group_by, str):
-        return () if group_by == NONE else tuple(label.strip() for label in group_by.split(","))
-    return tuple(group_by)
 
 
 def _print_line(line: str) -> None:

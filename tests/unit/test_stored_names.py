@@ -34,7 +34,6 @@ def test_the_tags_of_stored_runs_stay():
         "SOFTWARE_TAG": "software",
         "COMMIT_TAG": "commit",
         "MODEL_ROW_TAG": "row",
-        "EVALUATED_TAG": "evaluated_runs",
         "MEMBERS_TAG": "members",
         "SWEEP_TAG": "sweep",
         "SWEEP_COMPARISON_TAG": "sweep_comparison",
