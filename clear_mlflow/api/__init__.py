@@ -1,1 +1,1 @@
-"""What a person asks for, a module per verb: Python, commands, notebooks and server call these."""
+"""The public functions, a module per verb, which Python, commands, notebooks and server call."""

@@ -230,7 +230,7 @@ def run_sweep(
     )
     states = [run.state for run in SweepStore(client, experiment_id).plan(planned)]
     num_waiting = states.count(NOT_DONE)
-    if not num_waiting or isinstance(engine, LocalEngine):  # no cluster is started in vain
+    if not num_waiting or isinstance(engine, LocalEngine):  # no cluster is started without need
         jobs = 1 if engine_options["jobs"] == AUTO else engine_options["jobs"]
         engine = LocalEngine(jobs, choose_program(num_waiting))
     # The engine is entered first: Ray takes the signals for itself when it starts.

@@ -146,7 +146,7 @@ def _format_option(name: str, value: object) -> str:
         return ",".join(f"{key}={format_argument(item)}" for key, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ",".join(map(str, value))
-    # The text of a number's default, which is what it is compared with: 0.00001 is 1e-05 elsewhere.
+    # The default as it is written in the declaration: str(0.00001) is 1e-05, which differs from it.
     default = PARAMETERS[name].default
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         with suppress(ValueError):

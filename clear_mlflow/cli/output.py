@@ -91,7 +91,7 @@ def print_run_result(outcome: RunResult) -> None:
 
     Its error, if any, is printed to standard error.
     """
-    # Whoever reads this may have gone (a pipe into head); how the run ended stays true.
+    # The reader of a pipe may have gone (head, for example); the result stays the same.
     with suppress(OSError):
         if outcome.scores is not None:
             print_scores(outcome.scores)

@@ -21,8 +21,8 @@ from clear_mlflow.process.training_process import (
     fork_training_process,
 )
 
-# What a training loads: itself, models, and what a run takes to be opened, watched, sent and drawn.
-# Nothing here starts a thread, opens a store or asks for a GPU: none of them survives a fork.
+# Modules that a training imports: training and models, and those that open, watch, upload and plot
+# a run. None of them starts a thread, opens a store or uses a GPU: none of these survives a fork.
 _PRELOADED_MODULES = [
     "clear_mlflow.cli.output",
     "clear_mlflow.learning.prepare",
@@ -36,8 +36,8 @@ _PRELOADED_MODULES = [
     "mlflow.system_metrics.system_metrics_monitor",
     "torchvision.models",
 ]
-# What ends a sweep is for the sweep to hand on; what is forked may outlive it. Blocked and not
-# ignored: a signal to what was just forked waits until that is ready to be ended by it.
+# The sweep itself passes stopping signals on to its trainings. They are blocked, not ignored: a
+# signal to a process that was just forked waits until the process can handle it.
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 

@@ -264,7 +264,7 @@ def _warn_about_missing_values(ranked: RankedGroups) -> Iterator[str]:
     if 0 < num_without < len(runs):
         yield (
             f"{num_without} of {len(runs)} runs have not logged their cost, for example runs of "
-            "earlier versions or of other programs: their cost metrics are left empty."
+            "other programs: their cost metrics are left empty."
         )
 
 

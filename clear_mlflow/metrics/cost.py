@@ -1,6 +1,6 @@
 """Costs of a run, as far as its rows contain them; lower is better, except for the last metric.
 
-Undefined if a row lacks the cost, as rows of other programs and of older versions do. Computed if
+Undefined if a row lacks the cost, as rows of other programs do. Computed if
 the rows have costs, whatever families are chosen.
 
 Source: docs/cost.md defines what is counted; Prabhu et al., arXiv:2303.11165, and arXiv:2410.15143

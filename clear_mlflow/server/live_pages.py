@@ -34,7 +34,7 @@ from clear_mlflow.store.search import search_runs
 # Runs that one page lists and compares, which bounds the cost of a request.
 MAX_RUNS = 500
 _THREADS = 8
-# Of the predictions of all rows: labels of CLEAR-100's 55,000 test images take half a megabyte,
+# For the predictions of all rows: labels of CLEAR-100's 55,000 test images take half a megabyte,
 # their probabilities 120.
 _MAX_PREDICTIONS_BYTES = 256 * 2**20
 _RUN_TEMPLATE = "clear_mlflow.server/page/run"

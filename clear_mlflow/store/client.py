@@ -264,7 +264,7 @@ def check_artifact_root(tracking_uri: str, name: str, artifact_root: str) -> Non
 
 
 def retry_on_conflict(find_or_create: Callable[[], _Result]) -> _Result:
-    """Call a function, and once more if another process created the same thing meanwhile."""
+    """Call a function, and call it again if another process has just created the same thing."""
     try:
         return find_or_create()
     except MlflowException as error:

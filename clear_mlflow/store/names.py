@@ -55,7 +55,7 @@ MLFLOW_NOTE = "mlflow.note.content"
 
 LEADER_METRICS = "leader/"
 
-# Of any score, such as test_rmse/bucket_01.
+# Metrics of single buckets, with any score: test_rmse/bucket_01.
 _BUCKET_SERIES = re.compile(r"test_[A-Za-z][A-Za-z0-9_-]*/bucket_")
 
 CURVE_LOSS = "train/loss"

@@ -103,7 +103,7 @@ def _create_database(database: Path) -> None:
     unfinished.unlink(missing_ok=True)  # left by a process that was killed
     uri = name_sqlite_driver(f"sqlite:///{quote(str(unfinished))}")
     SqlAlchemyStore(uri, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
-    # MLflow's server takes no lock: keep a database that it has created meanwhile.
+    # MLflow's server takes no lock: keep a database that it has just created.
     if database.exists():
         unfinished.unlink()
     else:

@@ -19,7 +19,6 @@ from PIL import Image
 
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
-from clear_mlflow.data.scenarios import TASK
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring import Scores
@@ -28,7 +27,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 
-# What MLflow imports to load a model; it needs no MLflow, and nothing that trains.
+# Module that MLflow imports to load a model; it imports neither MLflow nor training.
 LOADER = "clear_mlflow.learning.inference.served"
 _READY: Literal["READY"] = "READY"
 
@@ -92,14 +91,11 @@ def _log_model(
             return False
         if (description := read_description(weights)) is None:
             return False
-        scenarios = [run.data.params.get(name) for name in ("scenario", "used/scenario")]
-        if TASK in scenarios and not description.classes_by_bucket:  # stored by an earlier version
-            return False
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
             # A model that a process began and did not finish is completed.
             model = unfinished_model or client.create_logged_model(
                 run.info.experiment_id,
-                # Without what MLflow takes in no model's name.
+                # Without characters that MLflow rejects in a model's name.
                 name=re.sub(r"[/:.%\"']", "_", f"{run.info.run_name}, after {row}"),
                 source_run_id=run_id,
                 params={

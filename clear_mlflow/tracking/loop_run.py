@@ -467,12 +467,14 @@ class LoopRun:
 
     @contextmanager
     def _lock_recorder(self, item: str, items: str) -> Iterator[RunRecorder]:
-        """Yield the run's recorder, which no other thread can use meanwhile.
+        """Yield the run's recorder, which no other thread can use at the same time.
 
         Raises TrackingError if the block has ended, or in a forked process. item: what was logged,
         for the message, such as "a test inside bucket 2". items: its plural, "tests".
         """
-        if os.getpid() != self._process_id:  # before the lock, which may be locked for ever here
+        if (
+            os.getpid() != self._process_id
+        ):  # before the lock, which a fork may have copied as locked
             raise TrackingError(
                 f"{item} arrived in process {os.getpid()}, forked from process "
                 f"{self._process_id}; log {items} in the process that opened the run"

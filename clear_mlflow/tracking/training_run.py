@@ -174,8 +174,8 @@ class TrainingRun:
             missing = {f"{folder}/{row_file_name(row.row)}": record.to_json().encode()}
             warn(
                 f"row {row.row} of run {self._run_id} was measured again and differs: the device "
-                "does not repeat what it computes to the last digit; the stored row stays, the "
-                f"other is kept in {folder}, and training goes on"
+                "does not repeat its results to the last digit; the stored row is kept, the other "
+                f"one is stored in {folder}, and training continues"
             )
         self.recorder.write_missing_files(stored_row, files=missing, curve=measured.curve)
 

@@ -1,7 +1,6 @@
 """Stored weights as models of MLflow's: loaded, served, ranked, registered by MLflow alone."""
 
 import base64
-import dataclasses
 import hashlib
 import json
 import os
@@ -273,17 +272,6 @@ def test_a_task_model_asks_for_the_bucket(store, experiment_id):
             model.predict(model.input_example, params=params)
     (label,) = model.predict(model.input_example, params={"bucket": "2"})["label"]
     assert label in ("2", "3")
-
-
-def test_a_task_model_without_its_classes_is_not_offered(store, experiment_id):
-    """As earlier versions stored it."""
-    run = train_run(store, experiment_id, **{**SETTINGS["task"], **FAST}, scenario_args="times=all")
-    file = artifacts(run) / "models" / "after_005.safetensors"
-    description = dataclasses.replace(read_description(file), classes_by_bucket={})
-    save_file(load_file(file), file, description.as_metadata())
-    store.delete_logged_model(stored_models(store, run)[5].model_id)
-    score_again(store, run)
-    assert sorted(stored_models(store, run)) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "scoring": {"core", "metrics", "report", "store"},
     "journal": {"core", "store"},
     "tracking": {
-        *("core", "metrics", "report", "data", "learning", "process"),
+        *("core", "metrics", "report", "learning", "process"),
         *("store", "scoring", "journal"),
     },
     "grids": {"core", "comparison", "learning", "store"},
