@@ -5,6 +5,7 @@ In CI some N, by a seed; ``CLEAR_MLFLOW_EVERY_CALL=1`` tries all of them.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -16,7 +17,8 @@ from failing_calls import failing_files, failing_store
 from feature_streams import config, made_up, training
 from mlflow_stores import EXPERIMENT
 
-from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core import disk
+from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal import uploader
 from clear_mlflow.journal.run_folder import RunFolder, find_run_folders
@@ -171,6 +173,38 @@ def test_no_row_is_lost_by_a_call_that_the_store_refuses(train_failing, monkeypa
     _each_fails(
         train_failing, lambda n: failing_store(monkeypatch, n, lasting=lasting), 3 + lasting
     )
+
+
+def test_a_full_disk_ends_a_training_with_one_error_that_names_the_row(
+    store, monkeypatch, tmp_path
+):
+    """Neither the cache nor the working folder takes row 1. With room, a resume measures it."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    flush_into = disk.flush_into
+
+    def fail_for_row_1(file, content):
+        if "row_001" in file.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush_into(file, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "flush_into", fail_for_row_1)
+        with pytest.raises(TrackingError) as failure:
+            train_in_process(store, training(SETTINGS, STREAM), {})
+    message = str(failure.value)
+    assert "row_001.json is lost" in message
+    assert "No space left on device" in message
+    assert "\n" not in message
+    (run,) = _runs(store)
+    run_id = run.info.run_id
+    assert run.info.status == "FAILED"
+    assert list(rows_in(store, run_id)) == ["row_000.json"]
+    point = read_resume_point(store, run_id, tmp_path)
+    again = training(SETTINGS, STREAM, point.state and point.state.file)
+    with TrainingRun(store, run_id, again.config, {}, resume_point=point) as resumed:
+        resumed.track(again)
+    assert list(rows_in(store, run_id)) == [f"row_00{row}.json" for row in range(3)]
 
 
 def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, monkeypatch, tmp_path):
