@@ -140,7 +140,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> Mapping[str, MetricResult]:
-        """All metrics of the run by name: value, history, interval, or why there is no value."""
+        """All metrics by name: value, history and interval, or why the value is undefined."""
         results = self.scores.results
         if self.predictions is None or not self.matrix.score.is_accuracy:
             return results
@@ -237,8 +237,8 @@ def load(run: str | Path) -> Run:
     if others:
         first = Path(first_run.info.artifact_uri).name
         raise ConfigError(
-            f"{run} contains {len(others) + 1} bundles; name one, as {run}/{first}, or take "
-            f"them all: clear_mlflow.runs({str(run)!r})"
+            f"{run} contains {len(others) + 1} bundles; name one, for example {run}/{first}, or "
+            f"load all: clear_mlflow.runs({str(run)!r})"
         )
     return Run(client, first_run)
 
@@ -254,7 +254,7 @@ def runs(
         filter: condition in MLflow's search syntax, for example ``"tags.strategy = 'replay'"``.
 
     Raises:
-        ConfigError, RecordError: there is no bundle, or it was changed.
+        ConfigError, RecordError: the path is not a bundle, or the bundle was changed.
         TrackingError: the experiment does not exist, or the store cannot be reached.
     """
     client = open_store()

@@ -213,7 +213,7 @@ def run_sweep(
     a signal such as SIGINT ends the sweep early, and does not raise.
 
     choose_program: takes the number of runs to train, and returns the function that starts a
-    training process, as ``engines.local.start_program`` does.
+    training process, for example ``engines.local.start_program``.
     """
     if retries < 0:
         raise ConfigError(f"retries is {retries}; expected a whole number of at least 0")
@@ -767,8 +767,8 @@ class SweepStore:
     ) -> tuple[Run | None, str | None]:
         """Return the newest interrupted MLflow run to resume, or None, and a note for the user.
 
-        The note names the row to resume after, or why the training begins anew. It is None if
-        there was no interrupted run.
+        The note names the row to resume after, or why the training begins anew. It is None
+        without an interrupted run.
         """
         note = None
         for attempt in sorted(attempts, key=lambda stored: stored.info.start_time, reverse=True):

@@ -90,7 +90,7 @@ def check(folder: Path | None = None, *, dataset: str = "auto", dataset_args: st
         name, arguments = parse_dataset_arguments(dataset, root, dataset_args)
         if not is_own_stream(name) or (folder is None and needs_folder(name)):
             raise ConfigError(
-                f"dataset is {name}; expected DIR and a stream of your own, for example folder, or "
+                f"dataset is {name}; expected DIR and a custom stream, for example folder, or "
                 "no dataset for CLEAR's layouts"
             )
         with _show_steps() as report:

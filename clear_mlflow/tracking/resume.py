@@ -228,7 +228,7 @@ def check_data(point: ResumePoint, metadata: StreamMetadata) -> None:
 
 
 def describe_data(metadata: StreamMetadata) -> dict[str, Any]:
-    """Return a dataset's metadata, which a resume must not change, as JSON values."""
+    """Return a dataset's metadata, which a resume must not change, in JSON types."""
     return {
         "dataset": metadata.name,
         "digest": metadata.digest,
@@ -367,7 +367,7 @@ def _read_rows(
 
 
 def _list_reservations(run: Run) -> list[str]:
-    """Return the leases of processes that reserved a resume, as JSON texts in order."""
+    """Return the leases of processes that reserved a resume, in order and as JSON."""
     reservations = (
         run.data.params.get(f"{_RESERVATION_PREFIX}{number}", "") for number in itertools.count(1)
     )

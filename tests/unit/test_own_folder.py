@@ -256,7 +256,7 @@ def test_data_check_lists_all_files_that_are_no_images(root):
 def test_data_check_refuses_what_is_no_stream_of_ones_own(root):
     """One line, and exit code 2."""
     for arguments, message in (
-        ([root, "--dataset", "digits"], "a stream of your own"),
+        ([root, "--dataset", "digits"], "a custom stream"),
         (["--dataset", "folder"], "expected DIR"),
         ([root, "--dataset", "folder", "--dataset-args", "nope=1"], "not an argument of dataset"),
         ([root.parent / "no", "--dataset", "folder"], "cannot be read"),
