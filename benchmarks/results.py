@@ -142,7 +142,7 @@ def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str)
         for _, test in compared.verdicts().iterrows()
     }
     heads = ["score", f"against {baseline}", "p", *list(METRICS)[1:], "FLOPs"]
-    lines = [f"| strategy | {' | '.join(heads)} |", f"|:--|{'--:|' * len(heads)}"]
+    lines = [f"|strategy|{'|'.join(heads)}|", f"|:--|{'--:|' * len(heads)}"]
     for group in compared.comparison.groups:
         score = format_mean(group.metrics[METRICS["score"]])
         others = [
@@ -157,7 +157,7 @@ def write_table(compared: clear_mlflow.api.compared.ComparedRuns, baseline: str)
             if test["test"] != "paired t-test":
                 difference = f"*{difference}*"
         flops = significant(group.metrics[FLOPS].mean, 3)
-        lines.append(f"| {' | '.join([group.name, score, difference, p, *others, flops])} |")
+        lines.append(f"|{'|'.join([group.name, score, difference, p, *others, flops])}|")
     return "\n".join(lines) + "\n"
 
 

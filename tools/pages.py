@@ -51,7 +51,8 @@ def list_commands(name: str = "clear-mlflow", command: click.Command = main) -> 
     context = click.Context(command, info_name=name)
     arguments = " ".join(command.collect_usage_pieces(context)[1:])
     yield f"## `{name}`\n"
-    yield f"`{name} [OPTIONS] {arguments}`".replace(" `", "`") + "\n"
+    if arguments:
+        yield f"`{name} [OPTIONS] {arguments}`\n"
     summary = (command.help or "").split("\n\n")[0]
     yield " ".join(summary.split()).replace("<", "&lt;") + "\n"
     options = [option for option in command.params if isinstance(option, click.Option)]
@@ -77,7 +78,7 @@ def list_recipes() -> Iterator[str]:
         datasets.setdefault(tuple(recipe.items()), []).append(dataset)
     columns = list(datasets.values())
     heads = [", ".join(d if " " in d else f"`{d}`" for d in names) for names in columns]
-    yield f"| parameter | {' | '.join(heads)} | with `features=NAME` |"
+    yield f"|parameter|{'|'.join(heads)}|with `features=NAME`|"
     yield "|---" * (len(columns) + 2) + "|"
     for name in parameter_defaults():
         if values := auto_values(name):
@@ -85,7 +86,7 @@ def list_recipes() -> Iterator[str]:
             on_features = f"`{values[_FEATURES]}`" if _FEATURES in values else "as without"
             if name == "image_size":
                 on_features = "not used"
-            yield f"| `{name}` | {' | '.join(cells)} | {on_features} |"
+            yield f"|`{name}`|{'|'.join(cells)}|{on_features}|"
 
 
 def list_parameters() -> Iterator[str]:
